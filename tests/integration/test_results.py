@@ -585,3 +585,9 @@ class TestCancelling:
     def test_cancelled_job_has_no_attempt(self) -> None:
         add.enqueue(1, 2).cancel()
         assert not Attempt.objects.exists()
+
+
+@pytest.mark.django_db
+def test_repr_of_a_result_is_one_line_without_arguments() -> None:
+    result = echo.enqueue("the secret")
+    assert repr(result) == f"<Result {result.id} of tests.app.tasks.echo READY>"

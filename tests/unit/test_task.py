@@ -109,8 +109,15 @@ def test_unknown_option_is_refused_with_a_suggestion() -> None:
         task(max_atempts=5)
     with pytest.raises(InvalidTaskOption, match=r"no option 'queue'. Did you mean 'queue_name'"):
         plain.using(queue="mail")
+    with pytest.raises(InvalidTaskOption, match=r"'max_retrys'. Did you mean 'max_attempts'"):
+        plain.using(max_retrys=5)
     with pytest.raises(InvalidTaskOption, match=r"There are: .*max_attempts"):
         plain.using(zzz=1)
+
+
+def test_repr_of_a_task_is_one_short_line() -> None:
+    assert repr(plain) == f"<Task {__name__}.plain>"
+    assert repr(plain.using(priority=3)) == repr(plain)
 
 
 def test_run_after_in_the_decorator_is_refused() -> None:

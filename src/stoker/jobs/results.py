@@ -87,6 +87,9 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         for name, value in state.items():
             object.__setattr__(self, name, value)
 
+    def __repr__(self) -> str:
+        return f"<Result {self.id} of {self.task.module_path} {self.state.value}>"
+
     @property
     def state(self) -> JobState:
         """Stoker's own state. ``status`` has only Django's four values."""

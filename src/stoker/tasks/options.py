@@ -288,9 +288,10 @@ def refuse_unknown(given: Iterable[str], known: Sequence[str], where: str) -> No
         if name not in known and name in OPTIONS:
             raise InvalidTaskOption(f"{where} does not take {name!r}: it belongs into @task(...).")
         if name not in known:
-            meant = WORDS_OF_OTHERS.get(name, name)
-            near = difflib.get_close_matches(meant, known, n=1)
-            advice = f"Did you mean {near[0]!r}?" if near else f"There are: {', '.join(known)}."
+            near = difflib.get_close_matches(name, [*known, *WORDS_OF_OTHERS], n=1)
+            near = [WORDS_OF_OTHERS.get(one, one) for one in near]
+            is_known = bool(near) and near[0] in known
+            advice = f"Did you mean {near[0]!r}?" if is_known else f"There are: {', '.join(known)}."
             raise InvalidTaskOption(f"{where} has no option {name!r}. {advice}")
 
 

@@ -255,6 +255,9 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     on_finish: Any = option(None, hook)
     """Task or signature to enqueue when a job has ended, in whatever state."""
 
+    def __repr__(self) -> str:
+        return f"<Task {self.module_path}>"
+
     def __post_init__(self) -> None:
         """Check every option.
 
