@@ -76,6 +76,7 @@ ON_SQLITE = (
     "tests/contrib",
     "tests/crash",
     "tests/api",
+    "tests/progress",
     "tests/test_deploy.py",
     "tests/docs",
     "tests/test_docs.py",

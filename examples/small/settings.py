@@ -15,5 +15,9 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 TIME_ZONE = "UTC"
 USE_TZ = True
 TASKS = {
-    "default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"WORKERS": 2}},
+    "default": {
+        "BACKEND": "stoker.backend.StokerBackend",
+        "QUEUES": [],  # any name
+        "OPTIONS": {"WORKERS": 2},
+    },
 }

@@ -2,13 +2,21 @@
 
 from collections.abc import Callable
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import Permission, User
 from django.test import Client
+from django.utils import timezone
 
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
+from stoker.conf import settings_for
 from stoker.dashboard import figures
+from stoker.models import Cluster
+from stoker.store.clock import DatabaseNow
 
+from tests.app import tasks
 from tests.dashboard.project import SETTINGS
 
 PREFIX = "/stoker/"
@@ -46,3 +54,22 @@ def signed_in(user: User) -> Client:
     client = Client()
     client.force_login(user)
     return client
+
+
+def running_job() -> str:
+    """Create a job that runs according to its cluster's last heartbeat."""
+    cluster_id, job = uuid4(), tasks.add.using(queue_name="busy").enqueue(1, 2)
+    broker_for(settings_for()).claim(
+        ClaimRequest(1, holder=cluster_id, lease_seconds=600, queues=["busy"])
+    )
+    running = [{"job": job.id, "seconds": 1.0}]
+    Cluster.objects.create(
+        id=cluster_id,
+        name=settings_for().cluster,
+        host="one",
+        pid=7,
+        heartbeat_us=DatabaseNow(),
+        started_at=timezone.now(),
+        info={"workers": [{"number": 0, "pid": 8, "jobs_done": 3, "running": running}]},
+    )
+    return job.id

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -16,18 +16,15 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker import chain, dead_letters, every, group, queues, schedules
-from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.inspect import stats
-from stoker.models import Cluster, DeadLetter, Tally
+from stoker.models import DeadLetter, Tally
 from stoker.operations import wording as words
-from stoker.store.clock import DatabaseNow
 from stoker.testing import drain
 from stoker.why import why
 
 from tests.app import flows, frail, tasks
-from tests.dashboard.conftest import PREFIX
+from tests.dashboard.conftest import PREFIX, running_job
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 
@@ -73,25 +70,6 @@ def ids() -> dict[str, Any]:
         "schedule": row.pk,
         "letter": letter.pk,
     }
-
-
-def running_job() -> str:
-    """Create a job that runs according to its cluster's last heartbeat."""
-    cluster_id, job = uuid4(), tasks.add.using(queue_name="busy").enqueue(1, 2)
-    broker_for(settings_for()).claim(
-        ClaimRequest(1, holder=cluster_id, lease_seconds=600, queues=["busy"])
-    )
-    running = [{"job": job.id, "seconds": 1.0}]
-    Cluster.objects.create(
-        id=cluster_id,
-        name=settings_for().cluster,
-        host="one",
-        pid=7,
-        heartbeat_us=DatabaseNow(),
-        started_at=timezone.now(),
-        info={"workers": [{"number": 0, "pid": 8, "jobs_done": 3, "running": running}]},
-    )
-    return job.id
 
 
 PAGES = (

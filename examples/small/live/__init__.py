@@ -1,0 +1,1 @@
+"""A page that shows the progress of a job while it runs, with htmx."""

@@ -1,0 +1,5 @@
+"""URLs of a project whose pages show the progress of jobs."""
+
+from django.urls import include, path
+
+urlpatterns = [path("progress/", include("stoker.progress.urls"))]
