@@ -263,6 +263,9 @@ def surroundings() -> dict[str, str]:
         ("media", ["Metropolis is published in 6 files"]),
         ("limits", ["12 clicks on the button again.", "12 calls, at most 5 of them"]),
         ("onboarding", ["Sent by 3 clusters", "welcome, first steps, how is it going?."]),
+        ("tenants", ["that ran side by side: 0.", "alice got kettle, bob got teapot."]),
+        ("from_celery", ["sent to alice by try 2", "paid at attempt", "total: 50"]),
+        ("from_django_q", ["had left: 20.", "the group: [20, 30]", "hook got 30", "chain: [1, 2]"]),
     ],
 )
 def test_small_project_shows_what_it_is_for(name: str, lines: list[str], tmp_path: Path) -> None:

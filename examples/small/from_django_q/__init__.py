@@ -1,0 +1,1 @@
+"""A project that comes from Django Q: the same code, with another import."""

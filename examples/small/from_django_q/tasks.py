@@ -1,0 +1,13 @@
+"""The functions of the project. Django Q's need no decorator, and get none here."""
+
+from stoker.contrib.django_q.models import Task  # was: from django_q.models import Task
+
+
+def price_of(item: str) -> int:
+    """Return a price."""
+    return {"kettle": 30, "teapot": 20}[item]
+
+
+def thank(task: Task) -> None:
+    """Greet: a hook."""
+    print(f"The hook got {task.result} of {task.name}.", flush=True)
