@@ -1,4 +1,11 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from django.db import models
+
+if TYPE_CHECKING:
+    from .states import ImportState
 
 
 class Feed(models.Model):
@@ -8,6 +15,9 @@ class Feed(models.Model):
     imported_at = models.DateTimeField(null=True, blank=True)
     job_id = models.CharField(max_length=64, blank=True, editable=False)
     """Of its import. How that is going is for Stoker to tell: it is not kept here a second time."""
+
+    state: ImportState
+    """Of the import, for the page. The view sets it."""
 
     def __str__(self) -> str:
         return self.title or self.url

@@ -47,7 +47,7 @@ def entry_from(item: FeedParserDict, url: str) -> Entry:
 
 def guid_of(item: FeedParserDict) -> str:
     """What tells this entry from the feed's others, each time the feed is read."""
-    guid = item.get("id") or item.get("link")
+    guid: str = item.get("id") or item.get("link") or ""
     if guid and len(guid) <= 255:
         return guid
     words = guid or item.get("title", "") + item.get("summary", "")

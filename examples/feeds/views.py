@@ -9,7 +9,7 @@ from .states import ImportState, state_of
 from .tasks import import_feed
 
 
-class FeedForm(forms.ModelForm):
+class FeedForm(forms.ModelForm):  # type: ignore[type-arg] # generic in the stubs only
     url = forms.URLField(
         label="Address of a feed",
         max_length=500,
@@ -45,7 +45,9 @@ def add(form: FeedForm) -> None:
 def newest_feeds() -> list[Feed]:
     latest = Entry.objects.order_by(F("published").desc(nulls_last=True), "pk")[:5]
     newest = Feed.objects.annotate(entry_count=Count("entries")).order_by("-pk")
-    feeds = list(newest.prefetch_related(Prefetch("entries", latest, to_attr="latest"))[:50])
+    feeds: list[Feed] = list(
+        newest.prefetch_related(Prefetch("entries", latest, to_attr="latest"))[:50]
+    )
     for feed in feeds:
         feed.state = ImportState("imported") if feed.imported_at else state_of(feed)
     return feeds

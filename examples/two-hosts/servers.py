@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import ServerUnavailableError
@@ -28,6 +29,6 @@ class Postgres(PrivatePostgres):
 @contextmanager
 def servers(addresses: list[str]) -> Iterator[tuple[Postgres, PrivateRedis]]:
     """Start both, to be reached at these addresses."""
-    options = {"bind": " ".join(addresses), "protected-mode": "no"}
+    options: dict[str, Any] = {"bind": " ".join(addresses), "protected-mode": "no"}
     with Postgres(addresses) as postgres, PrivateRedis(is_durable=True, **options) as redis:
         yield postgres, redis
