@@ -47,7 +47,6 @@ SLICES = {
     "cluster/crew.py": "the processes of a cluster, without the decisions of its sentinel",
     "cluster/pusher/adoption.py": "what a new pusher does once: the others have over 400 lines",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
-    "cluster/worker/workload.py": "jobs and reports under one lock: with the worker 690 lines",
     "contrib/django_q/models/sealed.py": "named by a migration",
     "contrib/django_q/tasks.py": "the public module of Django Q",
     "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",

@@ -40,10 +40,14 @@ from stoker.tasks.arguments import SECRETS
 from stoker.tasks.dead_letters import DeadLetters, letter_policies
 from stoker.tasks.schedules import Scheduled, schedules_by_name
 
+DISTINGUISHING = ("BROKER", "CLUSTER")
+"""Options that are hashed, besides the alias: caches compute the hash for each job."""
+
 
 def option(key: str, default: Any, check: Check, doc: str) -> Any:
     """Define a dataclass field with its key under ``OPTIONS``, its check and its documentation."""
-    return field(default=default, metadata={"key": key, "check": check, "doc": doc})
+    metadata = {"key": key, "check": check, "doc": doc}
+    return field(default=default, hash=key in DISTINGUISHING, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Settings:
     """The checked options of one backend in ``TASKS``."""
 
     alias: str = "default"
-    queues: tuple[str, ...] = ("default",)
+    queues: tuple[str, ...] = field(default=("default",), hash=False)
     """``QUEUES`` of the backend; empty = any queue name is accepted."""
 
     broker: str = option(
@@ -228,21 +232,22 @@ class Settings:
         "'database is locked'.",
     )  # fmt: skip
 
-    def __hash__(self) -> int:
-        """Hash only the fields that distinguish backends, because caches compute it for each
-        job."""
-        return hash((self.alias, self.broker, self.cluster))
+    database: str = field(init=False, hash=False)
+    """Alias in ``DATABASES`` of the store, which holds jobs, results and dead letters."""
+    results_cache: str | None = field(init=False, hash=False)
+    """Alias of the cache that holds results; None = the store holds them."""
+    keeps_successes: bool = field(init=False, hash=False)
+    """Whether results of jobs that succeeded are kept at all."""
 
-    @property
-    def database(self) -> str:
-        """Alias in ``DATABASES`` of the store, which holds jobs, results and dead letters."""
+    def __post_init__(self) -> None:
         scheme, _, rest = self.broker.partition("://")
-        return rest.strip("/") or "default" if scheme == "orm" else self.store
-
-    @property
-    def results_cache(self) -> str | None:
-        """Alias of the cache that holds results; None = the store holds them."""
-        return self.results.partition(":")[2] or None
+        database = rest.strip("/") or "default" if scheme == "orm" else self.store
+        kept = self.keep_results
+        object.__setattr__(self, "database", database)
+        object.__setattr__(self, "results_cache", self.results.partition(":")[2] or None)
+        object.__setattr__(
+            self, "keeps_successes", kept.successful_seconds != 0 and kept.successful_count != 0
+        )
 
 
 def option_fields() -> dict[str, Field[Any]]:

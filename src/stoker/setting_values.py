@@ -138,10 +138,6 @@ class Retention:
     failed_seconds: float | None = 90 * 86400.0
     failed_count: int | None = None
 
-    @property
-    def keeps_successes(self) -> bool:
-        return self.successful_seconds != 0 and self.successful_count != 0
-
 
 def retention(value: Any) -> Retention:
     if isinstance(value, Retention):

@@ -12,6 +12,7 @@ from django.db import connection, transaction
 
 from stoker.models import Job
 from stoker.models.job import Calls, Endings
+from stoker.store.engines import engine_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
@@ -21,7 +22,7 @@ TASK, QUEUE = "tests.app.tasks.nothing", "default"
 
 def succeeded(job_ids: Sequence[uuid.UUID]) -> int:
     count = len(job_ids)
-    known = Job.objects.add_ended(
+    known = engine_of("default").insert_ended(
         calls(count),
         Endings(
             job_ids=[one.hex for one in job_ids],
@@ -38,7 +39,7 @@ def succeeded(job_ids: Sequence[uuid.UUID]) -> int:
 
 
 def failed(job_ids: Sequence[uuid.UUID]) -> int:
-    Job.objects.ensure([one.hex for one in job_ids], calls(len(job_ids)))
+    engine_of("default").ensure_jobs([one.hex for one in job_ids], calls(len(job_ids)))
     return 0
 
 

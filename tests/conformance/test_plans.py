@@ -14,9 +14,9 @@ from django.db import connection
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.brokers.patience import set_deadlines
-from stoker.models import Job
 from stoker.models.job import Endings
 from stoker.store import prepared as kept
+from stoker.store.engines import engine_of
 
 from tests.conformance.stands import OrmStand, message
 
@@ -178,7 +178,7 @@ def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], objec
     yield "extend", lambda: stand.broker.extend(leases, lease_seconds=60)
     yield (
         "finish",
-        lambda: Job.objects.finish(
+        engine_of("default").finish_jobs(
             Endings(
                 job_ids=[lease.job_id.hex for lease in leases],
                 statuses=["SUCCESSFUL"] * len(leases),

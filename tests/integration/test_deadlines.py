@@ -15,6 +15,7 @@ from stoker.conf import settings_for
 from stoker.models import Job
 from stoker.models.job import Calls
 from stoker.store import prepared
+from stoker.store.engines import engine_of
 from stoker.values.ids import new_job_id
 
 from tests.servers.proxy import Proxy
@@ -52,7 +53,9 @@ def test_cluster_runs_with_a_connection_pool(pool: object) -> None:
 
 def test_cluster_commits_though_project_disables_autocommit() -> None:
     with cluster_of_a_project(AUTOCOMMIT=False):
-        Job.objects.ensure([new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0]))
+        engine_of("default").ensure_jobs(
+            [new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0])
+        )
     assert Job.objects.count() == 1
 
 
@@ -114,7 +117,9 @@ def test_call_to_silent_server_raises_after_its_deadline(moment: str) -> None:
 def add_job(moment: str, then: Callable[[], None]) -> None:
     """Add a job in a transaction, and call ``then`` before the given statement."""
     with transaction.atomic():
-        Job.objects.ensure([new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0]))
+        engine_of("default").ensure_jobs(
+            [new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0])
+        )
         then()
         if moment == "query":
             Job.objects.count()

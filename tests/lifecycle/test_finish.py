@@ -26,6 +26,7 @@ from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
 from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
 from stoker.signals import dead_lettered
+from stoker.store.engines import engine_of
 
 from tests.app import tasks
 
@@ -181,7 +182,7 @@ def test_outcome_that_cannot_be_recorded_is_not_acked(
     def refuse() -> None:
         raise DatabaseError("no room")
 
-    monkeypatch.setattr("stoker.models.job.JobQuerySet.finishing", lambda *_: refuse)
+    monkeypatch.setattr(engine_of("default"), "finish_jobs", lambda _: refuse)
     with pytest.raises(DatabaseError):
         finish(settings, broker, [attempted(delivery, DONE)])
     assert left_of(delivery) == Left("claimed", (1, 0))

@@ -93,25 +93,18 @@ class Lease(NamedTuple):
     lease_id: LeaseId
 
 
+@dataclass(slots=True, eq=False)
 class Leases(Sequence[Lease]):
-    """Many leases as two columns: an object for each would cost more than what is done with it.
+    """Many leases as two columns: an object for each would cost more than what is done with it."""
 
-    Args:
-        job_ids: the 32 digits of each job's id.
-        lease_ids: theirs, in the same order.
-    """
-
-    __slots__ = ("job_ids", "lease_ids")
-
-    def __init__(self, job_ids: Sequence[str], lease_ids: Sequence[LeaseId]) -> None:
-        self.job_ids = job_ids
-        self.lease_ids = lease_ids
+    job_ids: Sequence[str]
+    """The 32 digits of each job's id."""
+    lease_ids: Sequence[LeaseId]
+    """Theirs, in the same order."""
 
     @classmethod
     def of(cls, leases: Sequence[Lease]) -> Leases:
-        """The columns of these leases; the argument itself if it has them already."""
-        if isinstance(leases, cls):
-            return leases
+        """The columns of these leases."""
         return cls([one.job_id.hex for one in leases], [one.lease_id for one in leases])
 
     def __len__(self) -> int:

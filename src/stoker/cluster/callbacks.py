@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stoker.cluster.worker.connections import tidy_connections
+from stoker.cluster.worker.workload import tidy_connections
 from stoker.signals import tell
 
 LIMIT_SECONDS = 30.0

@@ -41,8 +41,6 @@ def resolve(alias: str, succeeded: Sequence[str]) -> None:
         succeeded: the 32 digits of each job's id.
     """
     known = Requeue.objects.using(alias).identities(succeeded)
-    if not known:
-        return
     letters = DeadLetter.objects.using(alias)
     by_identity = {
         one.identity: one for one in letters.unclosed().filter(identity__in=known.values())

@@ -384,7 +384,7 @@ class _Intake:
             )
 
     def _refuse_guards(self) -> None:
-        if is_guarded(self.task) and not self.broker.capabilities.guards:
+        if not self.broker.capabilities.guards and is_guarded(self.task):
             raise InvalidTask(
                 f"{self.task.module_path} has a guard (unique, lock, limit, rate or sequence), and "
                 f"{self.broker.info()['broker']} keeps none: let BROKER be the database."

@@ -23,6 +23,8 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.db import transaction
+
 from stoker.brokers.contract import Lease, Leases, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
@@ -30,6 +32,8 @@ from stoker.dead_letters.entries import bury, resolve
 from stoker.exceptions import PackageError
 from stoker.models import Attempt, DeadLetter, Job, Step
 from stoker.models.job import moment
+from stoker.signals import post_execute
+from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key, with_keys
 from stoker.values.ids import is_step
 from stoker.workflows.deliver import Ended
@@ -107,6 +111,7 @@ class Recorder:
     ) -> None:
         self._settings = settings
         self._alias = settings.database
+        self._engine = engine_of(settings.database)
         self._broker = broker
         self._tallies = tallies
         self._settle_outside = settle or self._settle
@@ -190,7 +195,7 @@ class Recorder:
         over = batch.over()
         if rowless:
             over = over.where(lambda place: over.job_ids[place] not in rowless)
-        return Job.objects.using(self._alias).finishing(over.endings())
+        return self._engine.finish_jobs(over.endings()) if len(over) else lambda: None
 
     # -- leases of a broker outside the store -----------------------------------------------------
 
@@ -232,13 +237,14 @@ class Recorder:
     def _add(self, batch: Batch, rowless: Collection[str]) -> Batch:
         """Insert the jobs that have no row, each with its end: for plain successes one statement is
         all there is. Returns the other jobs."""
-        jobs = Job.objects.using(self._alias)
-        if not jobs.adds_ended:
+        if not self._engine.inserts_ended:
             return batch
         rows = batch.where(lambda place: batch.job_ids[place] not in rowless) if rowless else batch
         own = nullcontext() if rows.is_plain else self._transaction(rows)
         with own:
-            known = jobs.add_ended(rows.calls(), rows.endings())
+            known: set[str] = set()
+            if len(rows):
+                known = self._engine.insert_ended(rows.calls(), rows.endings())
             new = rows.where(lambda place: rows.job_ids[place] not in known) if known else rows
             # Those that carry on a dead letter have not been added.
             entries = self._carry_on(new, (), resolves=False)
@@ -248,12 +254,12 @@ class Recorder:
     def _record_known(self, batch: Batch, rowless: Collection[str]) -> None:
         """Record jobs that the store may know: by an attempt before, or because this one was
         recorded by somebody who died before the broker heard of it."""
-        jobs = Job.objects.using(self._alias)
         needed = {job_id for job_id in batch.job_ids if job_id not in rowless}
         needed.update(batch.job_ids[place] for place in batch.marked)
         with self._transaction(batch):
             rows = batch.among(needed)
-            jobs.ensure(rows.job_ids, rows.calls())
+            if len(rows):
+                self._engine.ensure_jobs(rows.job_ids, rows.calls())
             batch = batch.without(self._known(batch))
             entries = self._carry_on(batch, rowless)
             self._finishing(batch, rowless)()
@@ -278,11 +284,13 @@ class Recorder:
     # -- all of them ------------------------------------------------------------------------------
 
     def _transaction(self, batch: Batch) -> AbstractContextManager[Any]:
+        if not batch.marked:
+            return transaction.atomic(using=self._alias)
         return transaction_for(self._alias, batch.ids(batch.marked))
 
     def _rowless(self, batch: Batch) -> set[str]:
         """Return the jobs whose rows are deleted: results are not kept, or a cache keeps them."""
-        if not self._settings.keep_results.keeps_successes:
+        if not self._settings.keeps_successes:
             return set(batch.succeeded().job_ids)
         if self._settings.results_cache is None:
             return set()
@@ -307,8 +315,9 @@ class Recorder:
             resolves: whether a success may close a dead letter.
         """
         entries = self._record_troubles(batch) if batch.decided else []
-        if resolves:
-            resolve(self._alias, batch.succeeded().job_ids)
+        succeeded = batch.succeeded().job_ids if resolves else ()
+        if succeeded and self._engine.find_by_key("requeue_identities", succeeded):
+            resolve(self._alias, succeeded)
         again = batch.again
         if marked := [place for place in batch.marked if place not in again]:
             follow(self._settings, [as_ended(one) for one in batch.verdicts(marked)])
@@ -334,7 +343,8 @@ class Recorder:
 
     def _tell(self, batch: Batch, entries: Sequence[DeadLetter]) -> None:
         """Send signals and log events. They are not sent again if freeing the leases fails."""
-        announce(self._settings, batch, entries)
+        if batch.decided or entries or post_execute.receivers:
+            announce(self._settings, batch, entries)
         if self._tallies is not None:
             self._tallies.add(batch)
 

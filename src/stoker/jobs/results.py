@@ -21,7 +21,7 @@ from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, Result
 from stoker.models import Job, Note
 from stoker.models.job import moment
 from stoker.models.note import ProgressReport
-from stoker.store.transactions import sees_later_commits
+from stoker.store.engines.sessions import sees_later_commits
 from stoker.values.ids import parse_job_id
 from stoker.values.serializers import copied
 

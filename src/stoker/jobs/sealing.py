@@ -263,6 +263,10 @@ class Sealing:
         self._sealer = sealer_for(settings)
         self._options = _checked(settings, task, backend)
         self._hooks = hooks_of(settings, task)
+        is_unique = getattr(task, "unique", None) is not None
+        self._stays_in_store = is_unique or bool(getattr(task, "atomic", False))
+        """Whether the jobs must wait in the store: because of their unique key, or because atomic
+        tasks need the store's transaction."""
 
     def seal(self, calls: Sequence[Call], like: JobOptions | None = None) -> list[Newcomer]:
         """Check and seal these calls.
@@ -325,13 +329,13 @@ class Sealing:
             package=self._sealer.seal(package),
             run_after=None if task.run_after is None else as_timestamp(task.run_after),
             needs=needs_of_step(task, args, signature.kwargs, receives),
-            stays_in_store=_stays_in_store(task),
+            stays_in_store=self._stays_in_store,
         )
         return stored.write(message, getattr(task, "run_after_seconds", None))
 
     def _run_after_and_options(self, now: float) -> tuple[float | None, JobOptions]:
         run_after = self._run_after(now)
-        expires = expires_at(self._task, now)
+        expires = expires_at(self._task, now) if self._options.may_expire else None
         if expires is not None and expires <= self._earliest_start(now, run_after):
             raise InvalidTaskOption(
                 f"A job of {self._task.module_path} would expire before it may start: "
@@ -406,7 +410,9 @@ class Sealing:
             calls_of(positional, options.each, options.receives) if is_step else [positional]
         ):
             refuse_wrong_arguments(task, one, named)
-        claim = None if is_step else unique_of(task, positional, named)
+        claim = None
+        if self._options.is_guarded and not is_step:
+            claim = unique_of(task, positional, named)
         # A job may later be changed to another call, which has hooks.
         may_change = claim is not None and claim.on_conflict in CHANGES
         if claim is not None:
@@ -423,6 +429,9 @@ class Sealing:
             options=options,
             metadata=self._metadata(job_id, positional, named),
         )
+        needs: tuple[NewNeed, ...] = ()
+        if self._options.is_guarded:
+            needs = needs_of_step(task, positional, named, options.receives)
         message = Message(
             job_id=package.job_id,
             task=package.task,
@@ -431,9 +440,9 @@ class Sealing:
             package=self._sealer.seal(package),
             run_after=run_after,
             enqueued_at=now,
-            needs=needs_of_step(task, positional, named, options.receives),
+            needs=needs,
             is_fresh=True,
-            stays_in_store=_stays_in_store(task),
+            stays_in_store=self._stays_in_store,
         )
         return Newcomer(package, message, self.result(package, run_after), claim)
 
@@ -483,9 +492,3 @@ def _refuse_script(task: Any) -> None:
             f"No worker finds {task.module_path}: it is of the program that runs now. "
             "Move the function into a module of an app."
         )
-
-
-def _stays_in_store(task: Any) -> bool:
-    """Return whether the job must wait in the store: because of its unique key, or because atomic
-    tasks need the store's transaction."""
-    return getattr(task, "unique", None) is not None or bool(getattr(task, "atomic", False))

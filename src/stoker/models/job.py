@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
@@ -12,7 +12,6 @@ from django.conf import settings
 from django.db import models
 from django.utils import timezone
 
-from stoker.store.engines import engine_of
 from stoker.store.statements import with_keys
 
 from .need import NewNeed
@@ -33,47 +32,6 @@ class NewJob:
 
 
 class JobQuerySet(models.QuerySet["Job"]):
-    def ensure(self, job_ids: Sequence[str], calls: Calls) -> None:
-        """Insert the rows of jobs that wait nowhere in the store. An id that is there is left
-        alone.
-
-        Args:
-            job_ids: the 32 digits of each.
-            calls: what was called, in the same order.
-        """
-        if job_ids:
-            engine_of(self.db).ensure_jobs(job_ids, calls)
-
-    @property
-    def adds_ended(self) -> bool:
-        """Whether this database has the statement of ``add_ended``."""
-        return engine_of(self.db).inserts_ended
-
-    def add_ended(self, calls: Calls, endings: Endings) -> set[str]:
-        """Insert the rows of jobs that a broker outside the database has delivered, together with
-        how they ended. A row that is new says that nobody has recorded anything of the job before.
-
-        Returns:
-            The 32 digits of those jobs for which nothing was done: they have a row, or carry on a
-            dead letter.
-        """
-        return engine_of(self.db).insert_ended(calls, endings) if endings.job_ids else set()
-
-    def finish(self, endings: Endings) -> None:
-        """Write how jobs ended."""
-        self.finishing(endings)()
-
-    def finishing(self, endings: Endings) -> Callable[[], object]:
-        """Prepare to write how these jobs ended. Where one process writes at a time, the others
-        should not have to wait for the preparation as well.
-
-        Returns:
-            What writes it.
-        """
-        if not endings.job_ids:
-            return lambda: None
-        return engine_of(self.db).finish_jobs(endings)
-
     def packages(self, job_ids: Sequence[UUID]) -> Mapping[UUID, bytes]:
         """Return job id -> package."""
         rows = with_keys(self, job_ids).values_list("pk", "package")

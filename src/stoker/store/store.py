@@ -29,7 +29,6 @@ from .clock import DatabaseNow, database_now_us
 from .engines import engine_of
 from .places import PLACES, WAITING, whereabouts
 from .statements import delete_returning_guards, lock_by_key, update_by_key, with_keys
-from .transactions import deciding
 from .turns import free, leave
 from .written import as_uuid
 
@@ -179,7 +178,7 @@ class Store:
             again: jobs that go back to ready, or with a delay to deferred.
             failed: those of the ended ones that became dead letters.
         """
-        with deciding(self.alias):
+        with self.engine.deciding():
             ended = self.engine.end_leases(self._leases, job_ids, lease_ids) if job_ids else []
             returned = self.engine.give_back(self._leases, again) if again else []
             guards_over = {as_uuid(job_id): count for job_id, _, count in ended if count}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 from django.db import connections, transaction
@@ -11,27 +11,9 @@ from django.db import connections, transaction
 from .engines import engine_of
 
 
-def sees_later_commits(connection: Any) -> bool:
-    """Return whether the connection's isolation level lets later statements see new commits. SQLite
-    has no isolation levels, and never does."""
-    isolation = getattr(connection, "isolation_level", None)
-    name = str(getattr(isolation, "name", isolation)).upper().replace(" ", "_")
-    return name in {"READ_COMMITTED", "READ_UNCOMMITTED"}
-
-
-@contextmanager
-def deciding(alias: str) -> Iterator[None]:
-    """Open a transaction that, after waiting for a lock, sees what the lock's last holder
-    committed. Inside another transaction it joins that one, whatever its isolation level."""
-    connection = connections[alias]
-    has_levels = engine_of(alias).has_isolation_levels
-    is_blind = has_levels and not sees_later_commits(connection)
-    is_ours = not connection.in_atomic_block
-    with transaction.atomic(using=alias, savepoint=False):
-        if is_ours and is_blind:
-            with connection.cursor() as cursor:
-                cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        yield
+def deciding(alias: str) -> AbstractContextManager[None]:
+    """Open a transaction that decides, see ``Sessions.deciding``."""
+    return engine_of(alias).deciding()
 
 
 POSTGRES = {"40001", "40P01"}

@@ -89,6 +89,8 @@ class TaskOptions:
     give_up_on: tuple[type[BaseException], ...]
     expires_seconds: float | None
     """Seconds after the enqueue; None also if the task has a fixed moment (see ``expires_at``)."""
+    may_expire: bool
+    is_guarded: bool
 
 
 def options_of(task: Any, settings: Settings) -> TaskOptions:
@@ -110,6 +112,8 @@ def options_of(task: Any, settings: Settings) -> TaskOptions:
         expires_seconds=None
         if expires is None or isinstance(expires, datetime)
         else float(expires),
+        may_expire=expires is not None,
+        is_guarded=is_guarded(task),
     )
 
 

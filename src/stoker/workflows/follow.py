@@ -16,6 +16,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.models import Attempt, Job, Step, Workflow
 from stoker.models.job import Endings
+from stoker.store.engines import engine_of
 from stoker.store.transactions import after_commit, deciding
 from stoker.values.ids import is_linked, is_step
 
@@ -141,7 +142,7 @@ def record_cancelled(settings: Settings, job_ids: Collection[UUID], reason: str)
     if not job_ids:
         return
     endings = _endings(settings.database, job_ids, reason)
-    Job.objects.using(settings.database).finish(endings)
+    engine_of(settings.database).finish_jobs(endings)()
     attempts = zip(job_ids, endings.attempts, strict=True)
     status = Job.Status.CANCELLED
     follow(settings, [Ended(one, status, count, None, "", reason) for one, count in attempts])
@@ -153,7 +154,7 @@ def record_taken_back(settings: Settings, job_id: UUID, failed_job_id: UUID, rea
     The workflow returns to the state after the failure. Hooks are not called again.
     """
     alias = settings.database
-    Job.objects.using(alias).finish(_endings(alias, [job_id], reason))
+    engine_of(alias).finish_jobs(_endings(alias, [job_id], reason))()
     if not is_step(job_id):
         return
     stopped = Advance(settings).record({job_id: Ended(job_id, Job.Status.FAILED, 0)})

@@ -226,8 +226,8 @@ MISTAKES = (
         "a transaction left open goes on into the next job",
         [
             Change(
-                "cluster.worker.connections:roll_back_open_transactions",
-                replace("alias != besides and _is_open(connection)", "not connection"),
+                "cluster.worker.workload:roll_back_open_transactions",
+                replace("alias != besides and is_open", "not connection"),
             )
         ],
         "tests/cluster/test_transactions.py",

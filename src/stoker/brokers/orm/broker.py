@@ -334,11 +334,11 @@ class OrmBroker(Broker):
         if again:
             self._marks.forget()
         with explained(self.alias):
-            ended = Leases.of(over)
+            ended = over if isinstance(over, Leases) else Leases.of(over)
             returned = given_back(again)
             freed = self.store.settle(ended.job_ids, ended.lease_ids, returned, failed)
         self._call(freed.queues)
-        if len(freed.rows) == len(over) + len(again):  # nearly always
+        if len(freed.rows) == len(ended.job_ids) + len(again):  # nearly always
             return set()
         leases = [*over, *(back.lease for back in again)]
         valid = freed.valid

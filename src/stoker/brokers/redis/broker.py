@@ -284,7 +284,7 @@ def _leasing(request: ClaimRequest, lease_id: str) -> list[Any]:
 def named(leases: Sequence[Lease]) -> str:
     """Return the leases as a single script argument. One argument per lease would cost more time
     than the script needs."""
-    columns = Leases.of(leases)
+    columns = leases if isinstance(leases, Leases) else Leases.of(leases)
     pairs = zip(columns.job_ids, columns.lease_ids, strict=True)
     return "".join([f"{job_id},{lease_id};" for job_id, lease_id in pairs])
 

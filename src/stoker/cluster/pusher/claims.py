@@ -22,6 +22,7 @@ from stoker.models import Cancellation, Cluster, PausedQueue
 from stoker.signals import tell
 from stoker.store.locked_jobs import locked_jobs
 from stoker.store.prepared import Compiled
+from stoker.store.written import as_uuid
 
 CLAIM_AT_ONCE = 500
 MUCH_BYTES = CLAIM_BYTES // 4
@@ -403,7 +404,8 @@ class Cancels:
     """
 
     def __init__(self, settings: Settings, flights: Flights, say: Callable[..., None]) -> None:
-        self._requests = Cancellation.objects.using(settings.database)
+        requests = Cancellation.objects.using(settings.database)
+        self._requests = Compiled(requests.values_list("job_id", "reason"))
         self._flights = flights
         self._say = say
         self._look_at = 0.0
@@ -417,11 +419,12 @@ class Cancels:
         if time.monotonic() < self.next_look():
             return
         self._look_at = time.monotonic() + CANCELS_SECONDS
-        answer = patience.call(self._requests.all().reasons)
+        answer = patience.call(self._requests.fetch)
         if answer is None or not answer.value:
             return
+        reasons = {as_uuid(job_id): reason for job_id, reason in answer.value}
         for flight in self._flights:
-            reason = answer.value.get(flight.delivery.job_id)
+            reason = reasons.get(flight.delivery.job_id)
             if reason is not None:
                 self._cancel(flight, reason)
 

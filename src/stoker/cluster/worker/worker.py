@@ -31,13 +31,15 @@ from stoker.cluster.wire import (
     permit_of,
     take_stream,
 )
-from stoker.cluster.worker.connections import (
+from stoker.cluster.worker.workload import (
+    FLUSH_SECONDS,
     JOB_THREADS,
+    BegunJob,
     WorkerAftercare,
+    Workload,
     tidy_broken_connections,
     tidy_connections,
 )
-from stoker.cluster.worker.workload import FLUSH_SECONDS, BegunJob, Workload
 from stoker.jobs import interruption
 from stoker.jobs.execute import Executor, Opened
 from stoker.jobs.outcomes import Attempted

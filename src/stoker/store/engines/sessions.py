@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from django.db import connections
+from django.db import connections, transaction
 
 from stoker.conf import Settings
 from stoker.store.wake import NoWake, Wake
@@ -91,6 +92,19 @@ class Sessions:
         """Return whether the session is in a transaction."""
         return self.may_be_in_transaction(connection)
 
+    @contextmanager
+    def deciding(self) -> Iterator[None]:
+        """Open a transaction that, after waiting for a lock, sees what the lock's last holder
+        committed. Inside another transaction it joins that one, whatever its isolation level."""
+        connection = self.connection
+        is_blind = self.has_isolation_levels and not sees_later_commits(connection)
+        is_ours = not connection.in_atomic_block
+        with transaction.atomic(using=self.alias, savepoint=False):
+            if is_ours and is_blind:
+                with connection.cursor() as cursor:
+                    cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            yield
+
     def refuse_too_large(self, value: bytes) -> None:
         """Refuse a value that is too large for the database.
 
@@ -116,6 +130,14 @@ class Sessions:
             Table -> number of rows that have died so far.
         """
         return dead
+
+
+def sees_later_commits(connection: Any) -> bool:
+    """Return whether the connection's isolation level lets later statements see new commits. SQLite
+    has no isolation levels, and never does."""
+    isolation = getattr(connection, "isolation_level", None)
+    name = str(getattr(isolation, "name", isolation)).upper().replace(" ", "_")
+    return name in {"READ_COMMITTED", "READ_UNCOMMITTED"}
 
 
 def lock_seconds(settings: Settings) -> float:
