@@ -31,5 +31,6 @@ class GroupScheduling(LoadScopeScheduling):
         return group_of(nodeid)
 
 
+@pytest.hookimpl(optionalhook=True)  # `-p no:xdist` is allowed
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
     return GroupScheduling(config, log)

@@ -238,7 +238,7 @@ class CarriedStand(OrmStand):
 
 
 class DisqueStand(CarriedStand):
-    """The clock of the stand-in server can be advanced."""
+    """Its own jobs on the stand-in server can be made older: other tests use the server, too."""
 
     url = "disque://"
 
@@ -254,7 +254,7 @@ class DisqueStand(CarriedStand):
         OrmStand.advance(self, seconds)
         parts = urlsplit(self.settings.broker)
         with Redis(parts.hostname or "", parts.port or 7711, protocol=2) as client:
-            client.execute_command("STANDIN", "ADVANCE", seconds)
+            client.execute_command("STANDIN", "ADVANCE", seconds, self.transport._prefix)
         self._lead += seconds
 
     def clear(self) -> None:
@@ -264,7 +264,7 @@ class DisqueStand(CarriedStand):
 
 
 class IronmqStand(CarriedStand):
-    """The clock of the stand-in server can be advanced."""
+    """Its own messages on the stand-in server can be made older: other tests use it, too."""
 
     url = "ironmq://"
 
@@ -279,7 +279,8 @@ class IronmqStand(CarriedStand):
     def advance(self, seconds: float) -> None:
         OrmStand.advance(self, seconds)
         host = urlsplit(self.settings.broker).netloc.rpartition("@")[2]
-        httpx.post(f"http://{host}/standin/advance", json={"seconds": seconds}).raise_for_status()
+        wish = {"seconds": seconds, "prefix": self.transport._prefix}
+        httpx.post(f"http://{host}/standin/advance", json=wish).raise_for_status()
         self._lead += seconds
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Mutation testing: python -m tests.planted.mutation TARGET [--all | --most N] [--seed N]
+"""Mutation testing: python -m tests.planted.mutation TARGET [--most N] [--seed N] [--again FILE]
 
 Makes small changes (operators, constants, conditions, statements), one at a time, in every function
 of a target's modules, and runs the tests that call this function. A mutant that no test notices has
@@ -38,6 +38,8 @@ TARGETS = {
             "tests/conformance/test_guards.py",
             "tests/conformance/test_rates.py",
             "tests/conformance/test_guard_turns.py",
+            "tests/conformance/test_guard_writes.py",
+            "tests/conformance/test_guard_model.py",
             "tests/conformance/test_guard_sweep.py",
             "tests/integration/test_dead_letters.py",
             "tests/integration/test_undo_requeue.py",
@@ -98,6 +100,10 @@ class Mutant:
     """The code of the function with the change."""
     unchanged: CodeType
     """The code of the function without it."""
+
+    def __str__(self) -> str:
+        path = Path(self.place[0]).relative_to(SOURCE)
+        return f"{path}:{self.line} {self.place[1]}: {self.what}"
 
 
 # -- the mutants ----------------------------------------------------------------------------------
@@ -218,8 +224,7 @@ class Runner:
 
     def _note(self, mutant: Mutant, why: str) -> None:
         self.survivors.append(mutant)
-        path = Path(mutant.place[0]).relative_to(SOURCE)
-        print(f"{path}:{mutant.line} {mutant.place[1]}: {mutant.what} ({why})", flush=True)
+        print(f"{mutant} ({why})", flush=True)
 
     def _callers(self, session: pytest.Session) -> dict[tuple[str, str], list[tuple[int, float]]]:
         """Return function -> the tests that call it, with their seconds."""
@@ -316,6 +321,9 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=None, help="a sample of so many mutants")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="what the path of a module ends with")
+    parser.add_argument(
+        "--again", type=Path, help="output of a run: only the mutants that survived"
+    )
     chosen = parser.parse_args()
     modules, tests = TARGETS[chosen.target]
     paths = [
@@ -329,6 +337,9 @@ def main() -> int:
         mutants = sorted(
             random.Random(chosen.seed).sample(mutants, chosen.most), key=lambda one: one.place
         )
+    if chosen.again:
+        survived = chosen.again.read_text()
+        mutants = [mutant for mutant in mutants if f"{mutant} (" in survived]
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "tests.settings.sqlite")
     os.environ["STOKER_TEST_WAIT_SECONDS"] = "20"
     runner = Runner(mutants)

@@ -58,9 +58,15 @@ class Node:
         """Return the seconds of a clock that can be advanced."""
         return time.monotonic() + self._lead
 
-    def advance(self, seconds: float) -> None:
-        """Advance the clock."""
-        self._lead += seconds
+    def advance(self, seconds: float, prefix: bytes = b"") -> None:
+        """Advance the clock, or only make the jobs of queues with this prefix that much older."""
+        if not prefix:
+            self._lead += seconds
+            return
+        for job in [one for one in self.jobs.values() if one.queue.startswith(prefix)]:
+            job.due -= seconds
+            job.ends -= seconds
+            heapq.heappush(self._timers, (job.due, job.id))
 
     # -- jobs -------------------------------------------------------------------------------------
 

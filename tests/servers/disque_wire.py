@@ -2,8 +2,9 @@
 
     python -m tests.servers.disque_wire PORT [PORT OF ANOTHER NODE]...
 
-Besides Disque's commands it knows `STANDIN ADVANCE seconds`, which turns its clock, and the nodes
-tell one another `PEER port kind ...`, to which nobody replies.
+Besides Disque's commands it knows `STANDIN ADVANCE seconds [prefix]`, which turns its clock, or
+only makes the jobs of such queues older, and the nodes tell one another `PEER port kind ...`, to
+which nobody replies.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ class Wire:
         return [1, self.node.id, *([Node(port, print).id, HOST, port, 1] for port in known)]
 
     async def _standin(self, words: list[bytes]) -> Any:
-        self.node.advance(float(words[1]))
+        self.node.advance(float(words[1]), *words[2:])
         self.node.run_timers()
         return "OK"
 

@@ -3,7 +3,8 @@
     python -m tests.servers.ironmq_stand_in PORT
 
 Written after the API's documentation. In addition, `POST /standin/advance {"seconds": n}` advances
-its clock, and `POST /standin/busy {"times": n}` makes it answer the next requests with 503.
+its clock, or with a `"prefix"` makes only the messages of such queues older, and `POST
+/standin/busy {"times": n}` makes it answer the next requests with 503.
 """
 
 from __future__ import annotations
@@ -109,7 +110,11 @@ class Service:
         raise Refusal(404, "Not found")
 
     def _standin(self, verb: str, what: Any) -> Any:
-        if verb == "advance":
+        if verb == "advance" and "prefix" in what:
+            for name in [name for name in self.queues if name.startswith(what["prefix"])]:
+                for message in self.queues[name].messages.values():
+                    message.due -= what["seconds"]
+        elif verb == "advance":
             self._lead += what["seconds"]
         else:
             self.busy = what["times"]
