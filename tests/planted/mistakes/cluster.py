@@ -137,7 +137,7 @@ MISTAKES = (
         [
             Change(
                 "cluster.pusher.roster:Roster._note",
-                replace("return is_noted", "return True"),
+                replace("not is_noted", "False"),
             )
         ],
         "tests/unit/cluster/test_roster.py",

@@ -10,7 +10,11 @@ import pytest
 from stoker.brokers.contract import Delivery, Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
-from stoker.cluster.pusher.flights import PREFETCH_SECONDS, Flights, RunTimes
+from stoker.cluster.pusher.flights import (
+    PREFETCH_SECONDS,
+    Flights,
+    RunTimes,
+)
 from stoker.cluster.pusher.roster import (
     BEHIND_SECONDS,
     LOST_REPORT,
@@ -380,7 +384,7 @@ def test_last_tries_go_to_free_slots_only_and_are_noted_first(
     roster: Roster, flights: Flights, arrive: Callable[[int], Stream]
 ) -> None:
     arrive(0)
-    let_jobs_take(0.001, TASK, roster, flights)
+    let_jobs_take(0.002, TASK, roster, flights)
     unnoted, *claimed = last_tries(3)
     flights.add([unnoted, *claimed], 1.0)
     roster.note_handed_out = lambda _: False
@@ -393,9 +397,26 @@ def test_last_tries_go_to_free_slots_only_and_are_noted_first(
     assert [one.delivery for one in flights.with_worker(0).values()] == claimed[:1]
     assert noted == [[claimed[0].lease]]
     (number,) = flights.with_worker(0)
-    roster.reported(0, [make_report(number, 0.001)])
+    roster.reported(0, [make_report(number, 0.002)])
     roster.hand_out()
     assert [one.delivery for one in flights.with_worker(0).values()] == claimed[1:]
+
+
+def test_last_tries_of_very_short_jobs_are_noted_together(
+    roster: Roster, flights: Flights, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    arrive(1)
+    let_jobs_take(0.00001, TASK, roster, flights)
+    roster.times.mean_seconds = 0.00001
+    claimed = last_tries(50)
+    flights.add(claimed, 1.0)
+    noted: list[Sequence[Lease]] = []
+    roster.note_handed_out = lambda leases: noted.append(leases) is None
+    roster.hand_out()
+    held = [one for worker in (0, 1) for one in flights.with_worker(worker).values()]
+    assert len(held) == 22, "one for each slot, and PREFETCH"
+    assert [{one.delivery.lease for one in held}] == [set(leases) for leases in noted]
 
 
 @pytest.mark.parametrize(

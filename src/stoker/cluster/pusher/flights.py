@@ -201,13 +201,6 @@ class Flights:
         self.remove(flight.number)
         self._hand_in([flight])
 
-    def give_back_unsent(self, flight: Flight) -> None:
-        """Release a waiting flight."""
-        for waiting in (self.waiting, self.permitted):
-            if flight in waiting:
-                waiting.remove(flight)
-        self.give_back(flight)
-
     def give_back_waiting(self) -> None:
         for waiting in (self.waiting, self.permitted):
             while waiting:
@@ -359,6 +352,9 @@ class Permits:
         self._used.append(min(asked_seconds - left_seconds, 2 * asked_seconds))
 
 
+LAST_TRY_WEIGHT, LAST_TRY_SECONDS = 25, 0.0001
+"""A job in its last try counts as so many times as long, and as at least so long before that. A
+worker gets 20 of these for each slot at most, and one if they take 2 ms or more."""
 LONGEST_SECONDS = 1.0
 """Longer times count as this, so that a few short jobs outweigh a very long one."""
 WEIGHT = 0.3
@@ -390,8 +386,8 @@ class RunTimes:
 
     def estimate(self, delivery: Delivery) -> tuple[float, bool]:
         """Return for how many seconds this job will occupy its slot, at most PREFETCH_SECONDS, and
-        whether it would be a dead letter if its worker died. If it would, it counts as a long one:
-        when the host is lost, all that workers have been sent counts as started."""
+        whether it would be a dead letter if its worker died. If it would, it counts as a longer
+        one: when the host is lost, all that workers have been sent counts as started."""
         package, (call, limits, answer) = delivery.package, self._last
         # There is one call for each job, and nearly all are like the one before.
         if (
@@ -405,10 +401,12 @@ class RunTimes:
 
     def _look_at(self, delivery: Delivery) -> tuple[float, bool]:
         name, max_attempts, max_crashes, call = outline(self._sealer, delivery.package)
-        if delivery.attempt >= max_attempts or delivery.crashes + 1 >= max_crashes:
-            return PREFETCH_SECONDS, True
-        answer = self._expected.get(name, PREFETCH_SECONDS), False
-        if call:
+        is_last_try = delivery.attempt >= max_attempts or delivery.crashes + 1 >= max_crashes
+        seconds = self._expected.get(name, PREFETCH_SECONDS)
+        if is_last_try:
+            seconds = min(LAST_TRY_WEIGHT * max(seconds, LAST_TRY_SECONDS), PREFETCH_SECONDS)
+        answer = seconds, is_last_try
+        if call and delivery.attempt == 1 and not delivery.crashes:
             self._last = call, b",[%d,%d," % (max_attempts, max_crashes), answer
         return answer
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -98,26 +98,31 @@ class Roster:
         return room - len(self._flights.permitted)
 
     def hand_out(self) -> None:
-        """Queue frames of waiting jobs for the workers with the least to do."""
-        self._hand_out_permitted()
+        """Queue frames of waiting jobs for the workers with the least to do. Before that, have the
+        broker know which last tries workers may start from now on, by one call for all of them."""
+        frames = [*self._permitted_frames(), *self._waiting_frames()]
+        self._note([flight for _, flights in frames for flight in flights])
+        for worker, flights in frames:
+            if jobs := [flight.job for flight in flights if flight.worker is not None]:
+                self.links[worker].queue(("jobs", jobs))
+
+    def _waiting_frames(self) -> Iterator[tuple[int, list[Flight]]]:
         while self._flights.waiting and (takers := self._takers()):
             worker = max(takers, key=self._spare_seconds)
             share = -(-len(self._flights.waiting) // len(takers))
             count = self._fitting(worker, min(share, FRAME_JOBS))
-            if not count or not self._note(islice(self._flights.waiting, count)):
+            if not count:
                 break
-            self._queue(worker, self._flights.send(worker, count))
+            yield worker, self._flights.send(worker, count)
 
-    def _hand_out_permitted(self) -> None:
+    def _permitted_frames(self) -> Iterator[tuple[int, list[Flight]]]:
         while self._flights.permitted and (takers := self._takers()):
             worker = max(takers, key=self._spare_seconds)
             if not self._room(worker, PROMPT_SECONDS) and not self._is_low(worker):
                 break
             first = self._flights.permitted[0]
             first.expected_seconds, first.is_last_try = self.times.estimate(first.delivery)
-            if not self._note([first]):
-                break
-            self._queue(worker, self._flights.send_permitted(worker, 1))
+            yield worker, self._flights.send_permitted(worker, 1)
 
     def _fitting(self, worker: int, most: int) -> int:
         """Return how many of the waiting jobs this worker may be sent: one for each free slot, and
@@ -135,19 +140,15 @@ class Roster:
             count += 1
         return count
 
-    def _note(self, flights: Iterable[Flight]) -> bool:
-        """Have the broker know which last tries workers may start from now on. If it cannot be
-        told, release them, so that they hold up no other job, and return False."""
+    def _note(self, flights: Iterable[Flight]) -> None:
+        """Have the broker know which last tries are handed out. If it cannot be told, release them,
+        so that they hold up no other job."""
         unnoted = [one for one in flights if one.is_last_try and not one.is_noted]
         is_noted = not unnoted or self.note_handed_out([one.delivery.lease for one in unnoted])
         for flight in unnoted:
             flight.is_noted = is_noted
             if not is_noted:
-                self._flights.give_back_unsent(flight)
-        return is_noted
-
-    def _queue(self, worker: int, flights: Iterable[Flight]) -> None:
-        self.links[worker].queue(("jobs", [flight.job for flight in flights]))
+                self._flights.give_back(flight)
 
     def _is_low(self, worker: int) -> bool:
         """Whether a worker will soon be idle."""
