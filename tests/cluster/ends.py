@@ -48,7 +48,10 @@ def value_of(result: Any, cluster: ProcessCluster) -> Any:
 
 
 def let_it_prefetch(
-    cluster: ProcessCluster, task: Any = tasks.add, arguments: tuple[Any, ...] = (1, 2)
+    cluster: ProcessCluster,
+    task: Any = tasks.add,
+    arguments: tuple[Any, ...] = (1, 2),
+    short: timedelta = SHORT,
 ) -> None:
     """Run short jobs until the cluster prefetches; it does not prefetch after long jobs. On a busy
     machine short jobs may take long, so more of them follow."""
@@ -59,7 +62,7 @@ def let_it_prefetch(
         wait_for(lambda: jobs.count() == len(results), cluster.tail)
         last = sorted(jobs.values_list("finished_at", "started_at"))[-100:]
         took = [end - start for end, start in last]
-        return sum(took, timedelta()) < len(took) * SHORT and max(took) < LONGEST
+        return sum(took, timedelta()) < len(took) * short and max(took) < LONGEST
 
     wait_for(were_short, lambda: f"short jobs take long\n{cluster.tail()}")
 
@@ -79,14 +82,16 @@ class Line:
         return [one for one in self.short if one.id in seen]
 
 
-def put_behind_long_jobs(cluster: ProcessCluster, may_end: Path, **options: Any) -> Line:
-    """Let the two workers of a cluster run a long job each while it holds short ones. Those that it
-    cannot start it releases after half a second."""
+def put_behind_long_jobs(
+    cluster: ProcessCluster, may_end: Path, seconds: float = 0.0, **options: Any
+) -> Line:
+    """Let the two workers of a cluster run a long job each while it holds short ones, which take
+    that many seconds. Those that it cannot start it releases after half a second."""
     beats = may_end.with_name("beats")
     task = chaos.beat.using(**options)
-    let_it_prefetch(cluster, task, (str(beats), 0.0))
+    let_it_prefetch(cluster, task, (str(beats), seconds), SHORT + timedelta(seconds=seconds))
     long = ((str(beats), 10 * WAIT_SECONDS, str(may_end)), {})
-    results = task.enqueue_many([long, long, *[((str(beats), 0.0), {})] * 60])
+    results = task.enqueue_many([long, long, *[((str(beats), seconds), {})] * 60])
     line = Line(beats, results[:2], results[2:])
     wait_for(lambda: {one.id for one in line.long} <= set(spans(beats)), cluster.tail)
     return line

@@ -10,7 +10,7 @@ import pytest
 from stoker.brokers.contract import Delivery, Lease, Return
 from stoker.values.ids import new_job_id, new_lease_id
 
-from tests.conformance.stands import LEASE_SECONDS, Stand
+from tests.conformance.stands import LEASE_SECONDS, MemoryStand, Stand
 
 Use = Callable[[Stand, list[Lease]], set[Lease]]
 
@@ -59,6 +59,26 @@ def test_ack_with_an_old_and_a_new_lease_accepts_only_the_new(
     leases = [late.lease, now.lease] if is_late_first else [now.lease, late.lease]
     assert stand.broker.settle([*leases, other.lease]) == {late.lease, other.lease}
     assert (stand.where(late.job_id), stand.where(other.job_id)) == (None, "running")
+
+
+def test_job_is_kept_from_its_claim_until_it_is_handed_out(stand: Stand) -> None:
+    if isinstance(stand, MemoryStand):
+        pytest.skip("its jobs are lost with its process")
+    stand.put(3)
+    first, second, third = stand.claim()
+    job_ids = [first.job_id, second.job_id, third.job_id]
+    assert stand.broker.kept(job_ids) == set(job_ids)
+    stand.broker.note_handed_out([first.lease, third.lease])
+    assert stand.broker.kept(job_ids) == {second.job_id}
+    stand.broker.settle(again=[Return(third.lease)])
+    assert stand.broker.kept(job_ids) == {second.job_id}
+    assert [one.job_id for one in stand.claim()] == [third.job_id]
+    assert stand.broker.kept(job_ids) == {second.job_id, third.job_id}
+    stand.advance(LEASE_SECONDS + 1)
+    assert {one.job_id for one in stand.rescue()} == set(job_ids)
+    assert stand.broker.kept(job_ids) == {second.job_id, third.job_id}
+    stand.broker.note_handed_out([second.lease])
+    assert second.job_id in stand.broker.kept(job_ids), "the lease is stale"
 
 
 def test_released_job_waits_again(stand: Stand) -> None:

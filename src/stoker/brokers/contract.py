@@ -231,6 +231,14 @@ class Broker(ABC):
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         """Let each lease end ``lease_seconds`` from now. Returns the stale ones."""
 
+    def note_handed_out(self, leases: Sequence[Lease]) -> None:
+        """Record that workers get these jobs now: until then ``kept`` may return them."""
+
+    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Filter leased jobs: return the ones that had not started if this is their last attempt.
+        A broker that cannot know returns none."""
+        return set()
+
     @abstractmethod
     def settle(
         self,

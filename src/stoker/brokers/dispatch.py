@@ -322,16 +322,14 @@ class Dispatch:
         return Extension(stale, locked)
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
-        """Record that workers get these jobs now: until then ``kept`` may return them. Only the
-        store knows."""
-        inside = [one for one in leases if self.is_inside(one.lease_id)]
-        if inside and self.store is not None:
-            self.store.note_handed_out(inside)
+        """Record that workers get these jobs now, see ``Broker.note_handed_out``."""
+        for place, theirs in self._by_lessor(leases):
+            place.note_handed_out(theirs)
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Filter leased jobs: return those in the store that had not started if this is their last
+        """Filter leased jobs: return the ones that had not started if this is their last
         attempt."""
-        return set() if self.store is None else self.store.kept(job_ids)
+        return {job_id for place in self._lessors for job_id in place.kept(job_ids)}
 
     def settle(
         self,

@@ -5,7 +5,7 @@ expected state or lease. The server's clock (``$$NOW``) decides about leases and
 
     ready     queue, rank (minus the priority), package, bytes (its length), attempts, crashes
     deferred  the same, and due
-    running   the same, and lease, holder, until
+    running   the same, and lease, holder, until, kept (see ``Broker.kept``)
     over      only the time: a job that was relayed from an outbox, remembered for a day
 
 The broker uses no transactions. If the connection is lost during an enqueue of several jobs, only
@@ -143,7 +143,7 @@ class MongodbBroker(Broker):
             "until": in_seconds(request.lease_seconds),
         }
         if still["state"] == "ready":
-            change["attempts"] = {"$add": ["$attempts", 1]}
+            change |= {"attempts": {"$add": ["$attempts", 1]}, "kept": True}
         jobs = self._collection()
         if not jobs.update_many({"_id": {"$in": ids}, **still}, [{"$set": change}]).matched_count:
             return []
@@ -168,6 +168,19 @@ class MongodbBroker(Broker):
             }
         return distinct - known
 
+    def note_handed_out(self, leases: Sequence[Lease]) -> None:
+        handed_out = [{"$set": {"kept": False}}]
+        with self._asked() as jobs:
+            jobs.bulk_write([UpdateMany(one, handed_out) for one in selections(leases)])
+
+    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        found: set[UUID] = set()
+        with self._asked() as jobs:
+            for some in batches(job_ids):
+                wanted = {"_id": {"$in": some}, "state": "running", "kept": True}
+                found |= {one["_id"] for one in jobs.find(wanted, {"_id": 1})}
+        return found
+
     def settle(
         self,
         over: Sequence[Lease] = (),
@@ -190,7 +203,7 @@ class MongodbBroker(Broker):
                 change |= {"state": "deferred", "due": in_seconds(delay_seconds)}
             waits: list[dict[str, Any]] = [
                 {"$set": change},
-                {"$unset": ["lease", "holder", "until"]},
+                {"$unset": ["lease", "holder", "until", "kept"]},
             ]
             changes += [UpdateMany(one, waits) for one in selections(some - stale)]
         if changes:

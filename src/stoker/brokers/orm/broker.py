@@ -314,13 +314,10 @@ class OrmBroker(Broker):
         )
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
-        """Record that workers get these jobs now: until then ``kept`` may return them."""
         with explained(self.alias):
             Claimed.objects.using(self.alias).note_handed_out(lease_keys(leases))
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Filter leased jobs: return the ones that had not started if this is their last
-        attempt."""
         with explained(self.alias):
             return Claimed.objects.using(self.alias).kept(job_ids)
 

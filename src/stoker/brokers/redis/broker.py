@@ -121,6 +121,16 @@ class RedisBroker(Broker):
         arguments = [microseconds(lease_seconds), named(leases)]
         return {leases[place] for place in self._run("extend", arguments)}
 
+    def note_handed_out(self, leases: Sequence[Lease]) -> None:
+        self._run("hand_out", [named(leases)])
+
+    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        found = set()
+        for some in batches(job_ids):
+            known = self._run("look", [job_id.hex for job_id in some])
+            found |= {job_id for job_id, one in zip(some, known, strict=True) if one and one[6]}
+        return found
+
     def settle(
         self,
         over: Sequence[Lease] = (),
@@ -317,7 +327,7 @@ def delivery(row: Sequence[Any]) -> Delivery:
 def state(known: Sequence[Any]) -> str:
     if known[4]:
         return "running"
-    return "deferred" if known[6] else "ready"
+    return "deferred" if known[7] else "ready"
 
 
 AT_ONCE = 500

@@ -54,5 +54,6 @@ local jobs_found, records = read_or_make_up(ids, function(i)
 end)
 for i = 1, #records do
     records[i][ATTEMPTS] = records[i][ATTEMPTS] + 1
+    records[i][KEPT] = 1
 end
 return lease(jobs_found, records, lease_id, holder, lease_us)

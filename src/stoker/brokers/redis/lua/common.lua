@@ -11,10 +11,11 @@
 --      {prefix}:ready:QUEUE  zset   job id by rank (minus the priority), then by id: newer ids sort
 --                                   later
 --
--- A record is {queue, rank, attempts, crashes, lease, holder}; lease and holder are "" while it waits.
+-- A record is {queue, rank, attempts, crashes, lease, holder, kept}; lease and holder are "" while it
+-- waits. kept is 1 from the claim until the job is handed to a worker, if this is its last attempt.
 local jobs, packages, deferred, leases, queues = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local ready_prefix = string.sub(jobs, 1, -4) .. 'ready:'
-local QUEUE, RANK, ATTEMPTS, CRASHES, LEASE, HOLDER = 1, 2, 3, 4, 5, 6
+local QUEUE, RANK, ATTEMPTS, CRASHES, LEASE, HOLDER, KEPT = 1, 2, 3, 4, 5, 6, 7
 local CHUNK = 1000
 local MOST_BYTES = 16777216
 

@@ -1,11 +1,12 @@
--- Look up jobs. ARGV: ids. Returns for each job: queue, rank, attempts, crashes, lease, holder, and
--- 1 if it is deferred, else 0. Returns an empty list for a job that does not exist.
+-- Look up jobs. ARGV: ids. Returns for each job: queue, rank, attempts, crashes, lease, holder, 1 if it
+-- is kept, else 0, and 1 if it is deferred, else 0. Returns an empty list for a job that does not exist.
 local records = read(ARGV)
 local found = {}
 for i = 1, #ARGV do
     local record = records[i]
     if record then
-        record[7] = redis.call('ZSCORE', deferred, ARGV[i]) and 1 or 0
+        record[KEPT] = record[KEPT] or 0
+        record[8] = redis.call('ZSCORE', deferred, ARGV[i]) and 1 or 0
         found[i] = record
     else
         found[i] = {}
