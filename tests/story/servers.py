@@ -3,31 +3,45 @@
 import json
 import os
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 from django.core.management import call_command
-from django.db import connection
+from django.db import Error, connection
 
+from stoker.exceptions import BrokerUnavailable
+
+from tests.servers.mariadb import PrivateMariadb
 from tests.servers.postgres import PrivatePostgres
+from tests.story.ledgers import unfinished
 
 CHUNK_BYTES = 1 << 16
+NAME = "postgres"
+"""Of the default database on a private server. A new PostgreSQL has it."""
 
 
 @contextmanager
-def on_server(server: PrivatePostgres) -> Iterator[dict[str, str]]:
+def on_server(server: PrivatePostgres | PrivateMariadb) -> Iterator[dict[str, str]]:
     """Move the default database to this server. Yield the environment for other processes."""
     usual = dict(connection.settings_dict)
     parts = urlsplit(server.url)
     connection.close()
     connection.settings_dict.update(
-        HOST=parts.hostname, PORT=str(parts.port), USER="postgres", PASSWORD="", NAME="postgres"
+        HOST=parts.hostname, PORT=str(parts.port), USER=parts.username, PASSWORD=""
     )
     try:
+        if isinstance(server, PrivateMariadb):
+            connection.settings_dict.update(NAME="mysql")
+            with connection.cursor() as cursor:
+                cursor.execute(f"CREATE DATABASE {NAME} CHARACTER SET utf8mb4")
+            connection.close()
+        connection.settings_dict.update(NAME=NAME)
         call_command("migrate", verbosity=0)
         yield environment_for(server.url)
     finally:
@@ -36,9 +50,10 @@ def on_server(server: PrivatePostgres) -> Iterator[dict[str, str]]:
 
 
 def environment_for(url: str) -> dict[str, str]:
+    kind = "MARIADB" if url.startswith("mysql:") else "POSTGRES"
     return {
-        "STOKER_TEST_POSTGRES_URL": url,
-        "STOKER_TEST_DATABASES": json.dumps({"default": "postgres"}),
+        f"STOKER_TEST_{kind}_URL": url,
+        "STOKER_TEST_DATABASES": json.dumps({"default": NAME}),
     }
 
 
@@ -51,6 +66,48 @@ def private_database(
         for name, value in environment.items():
             monkeypatch.setitem(os.environ, name, value)
         yield private_postgres
+
+
+def is_over() -> bool:
+    """Return whether no job waits or runs; False while the database is down."""
+    try:
+        return not unfinished()
+    except (Error, BrokerUnavailable):
+        connection.close()
+        return False
+
+
+@contextmanager
+def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
+    """Mount a file system of that size, which only root can do."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m,mode=777", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(command, check=False, capture_output=True).returncode:
+        pytest.skip("only root can mount a small disk")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Write a file until the disk is full."""
+    path = folder / "filler"
+    with suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    return path
+
+
+def refreshed(result: Any) -> Any:
+    """Read the result from the store again, and return it."""
+    result.refresh()
+    return result
+
+
+def has_said(text: str, role: str, what: str) -> bool:
+    """Return whether a process of this role has logged that."""
+    return any(f"[{role}]" in line and what in line for line in text.splitlines())
 
 
 class Line:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
-import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -25,8 +23,17 @@ from tests.cluster.clusters import running_cluster, wait_for
 from tests.servers.postgres import PrivatePostgres
 from tests.servers.private import NotInstalledError
 from tests.servers.proxy import Proxy
-from tests.story.ledgers import assert_all_recorded_once, assert_no_overlap, unfinished
-from tests.story.servers import environment_for, on_server, private_database
+from tests.story.ledgers import assert_all_recorded_once, assert_no_overlap
+from tests.story.servers import (
+    environment_for,
+    fill,
+    has_said,
+    is_over,
+    on_server,
+    private_database,
+    refreshed,
+    small_disk,
+)
 
 DISK_MIB = 96
 LARGE_BYTES = 200_000
@@ -41,41 +48,10 @@ pytestmark = [
 __all__ = ["private_database"]
 
 
-def is_over() -> bool:
-    """Return whether no job waits or runs; False while the database is down."""
-    try:
-        return not unfinished()
-    except (Error, BrokerUnavailable):
-        connection.close()
-        return False
-
-
-@contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """Mount a file system of ``DISK_MIB``, which only root can do."""
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=777", "tmpfs", str(folder)]
-    if os.geteuid() or subprocess.run(command, check=False, capture_output=True).returncode:
-        pytest.skip("only root can mount a small disk")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def fill(folder: Path) -> Path:
-    """Write a file until the disk is full."""
-    path = folder / "filler"
-    with suppress(OSError), path.open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-    return path
-
-
 def test_outcomes_are_recorded_when_a_full_disk_has_room_again(
     private_postgres: PrivatePostgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with small_disk(private_postgres.folder / "disk") as disk, ExitStack() as stack:
+    with small_disk(private_postgres.folder / "disk", DISK_MIB) as disk, ExitStack() as stack:
         (disk / "space").mkdir(mode=0o777)
         os.chown(disk / "space", *_owner(private_postgres))
         private_postgres.run(
@@ -90,18 +66,18 @@ def test_outcomes_are_recorded_when_a_full_disk_has_room_again(
             large = return_much_after.using(max_attempts=1)
             results = [large.enqueue(str(over), LARGE_BYTES) for _ in range(2)]
             for result in results:
-                wait_for(lambda one=result: str(_refreshed(one).state) == "RUNNING", cluster.tail)  # type: ignore[misc]
+                wait_for(lambda one=result: str(refreshed(one).state) == "RUNNING", cluster.tail)  # type: ignore[misc]
             filler = fill(disk)
             with pytest.raises((BrokerUnavailable, Error), match="No space left"):
                 echo.enqueue_many([((secrets.token_hex(LARGE_BYTES),), {})] * 20)
             over.touch()
-            wait_for(lambda: _has_said(cluster.text(), "monitor", "No space left"), cluster.tail)
+            wait_for(lambda: has_said(cluster.text(), "monitor", "No space left"), cluster.tail)
             filler.unlink()
             wait_for(is_over, cluster.tail)
             assert cluster.stop() == 0
             assert "Traceback" not in cluster.text()
         for result in results:
-            assert len(_refreshed(result).return_value) == LARGE_BYTES
+            assert len(refreshed(result).return_value) == LARGE_BYTES
             assert result.attempts == 1
         assert not Attempt.objects.exists()
         connection.close()
@@ -126,7 +102,7 @@ def test_cluster_continues_when_the_server_has_free_connections_again(
     with running_cluster(tmp_path, DATABASE_SECONDS=3) as cluster, ExitStack() as stack:
         cluster.wait_for_crew()
         long = run_until.using(max_attempts=1).enqueue(str(over))
-        wait_for(lambda: str(_refreshed(long).state) == "RUNNING", cluster.tail)
+        wait_for(lambda: str(refreshed(long).state) == "RUNNING", cluster.tail)
         taken = take_connections(private_database, stack)
         cluster.sentinel.suspend()
         for role in ("pusher", "monitor"):
@@ -146,7 +122,7 @@ def test_cluster_continues_when_the_server_has_free_connections_again(
         over.touch()
         wait_for(is_over, cluster.tail)
         for result in [*results, long]:
-            assert str(_refreshed(result).state) == "SUCCESSFUL"
+            assert str(refreshed(result).state) == "SUCCESSFUL"
         assert cluster.stop() == 0
 
 
@@ -160,7 +136,7 @@ def test_stalled_server_costs_no_running_job(
         crew = cluster.wait_for_crew()
         long = run_until.using(max_attempts=1).enqueue(str(over))
         results = nothing.enqueue_many([((), {})] * 200)
-        wait_for(lambda: str(_refreshed(long).state) == "RUNNING", cluster.tail)
+        wait_for(lambda: str(refreshed(long).state) == "RUNNING", cluster.tail)
         eldest = psutil.Process(int((private_database.folder / "server.pid").read_text()))
         frozen = [eldest, *eldest.children(recursive=True)]
         for process in frozen:
@@ -168,7 +144,7 @@ def test_stalled_server_costs_no_running_job(
         try:
             for role in ("pusher", "scheduler"):
                 wait_for(
-                    lambda role=role: _has_said(cluster.text(), role, "not answer"), cluster.tail
+                    lambda role=role: has_said(cluster.text(), role, "not answer"), cluster.tail
                 )  # type: ignore[misc]
         finally:
             for process in frozen:
@@ -177,7 +153,7 @@ def test_stalled_server_costs_no_running_job(
         over.touch()
         wait_for(is_over, cluster.tail)
         for result in [*results, long]:
-            assert str(_refreshed(result).state) == "SUCCESSFUL"
+            assert str(refreshed(result).state) == "SUCCESSFUL"
         assert cluster.crew()["worker"] == crew["worker"], cluster.text()
         assert cluster.stop() == 0
 
@@ -222,15 +198,6 @@ def test_every_job_is_recorded_once_though_a_replica_takes_over(
         assert_all_recorded_once(job_ids)
         assert_no_overlap()
         connection.close()
-
-
-def _refreshed(result: Any) -> Any:
-    result.refresh()
-    return result
-
-
-def _has_said(text: str, role: str, what: str) -> bool:
-    return any(f"[{role}]" in line and what in line for line in text.splitlines())
 
 
 def _owner(server: PrivatePostgres) -> tuple[int, int]:
