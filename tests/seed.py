@@ -15,7 +15,7 @@ from stoker import Cron, schedules
 from stoker.conf import settings_for
 from stoker.jobs.package import Package, sealer_for
 from stoker.models import Cluster, Job
-from stoker.store.clock import DatabaseNow
+from stoker.store.written import DatabaseNow
 from stoker.values.ids import new_job_id
 
 from tests.app import tasks

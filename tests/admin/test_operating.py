@@ -12,7 +12,7 @@ from django.utils import timezone
 from stoker import Cron, every, queues, schedules
 from stoker.models import Cluster, Job, PausedQueue, Schedule, Tally
 from stoker.operations.wording import since
-from stoker.store.clock import DatabaseNow
+from stoker.store.written import DatabaseNow
 
 from tests.admin.conftest import Visitor
 from tests.app import tasks

@@ -11,7 +11,7 @@ from django.test import AsyncClient
 from django.utils import timezone
 
 from stoker.models import Cluster, Job, PausedQueue
-from stoker.store.clock import DatabaseNow
+from stoker.store.written import DatabaseNow
 
 from tests.api.conftest import Caller
 from tests.app.tasks import add

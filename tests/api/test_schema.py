@@ -23,7 +23,7 @@ from schemathesis.specs.openapi import checks
 from stoker import every, schedules
 from stoker.api.urls import api, document_of
 from stoker.models import Cluster, DeadLetter, PausedQueue
-from stoker.store.clock import DatabaseNow
+from stoker.store.written import DatabaseNow
 
 from tests.api.test_operating import sign_on
 from tests.app import frail

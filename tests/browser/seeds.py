@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from stoker.models import Sample, Schedule, Tally, Tick
 from stoker.models.metrics import Sums, TaskInQueue
-from stoker.store.clock import MICROSECONDS
+from stoker.store.written import MICROSECONDS
 from stoker.values.histogram import class_of
 
 TASKS = (

@@ -16,7 +16,7 @@ from stoker.cluster.board import Board, Occupied, board_path
 from stoker.cluster.plan import Plan
 from stoker.conf import settings_for
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Deferred, Job, Ready
-from stoker.store.clock import DatabaseNow
+from stoker.store.written import DatabaseNow
 
 from tests.app import chaos, tasks
 from tests.app.models import Ledger

@@ -16,7 +16,7 @@ from django.db import connection
 from django.utils import timezone
 
 from stoker.models import Attempt, Cluster, Job, Ready
-from stoker.store.clock import DatabaseNow
+from stoker.store.written import DatabaseNow
 
 from tests.app.chaos import run_until
 from tests.app.mischief import open_files

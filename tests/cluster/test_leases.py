@@ -12,7 +12,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, Delivery, Return
 from stoker.conf import settings_for
 from stoker.models import Attempt, Claimed, Cluster, Job
-from stoker.store.clock import database_now_us
+from stoker.store.written import database_now_us
 
 from tests.app import chaos, tasks
 from tests.app.models import Ledger

@@ -14,7 +14,7 @@ from stoker import every, schedules
 from stoker.conf import settings_for
 from stoker.jobs.package import Package, sealer_for
 from stoker.models import Schedule, Tick
-from stoker.store.clock import database_now_us
+from stoker.store.written import database_now_us
 
 from tests.app.guarded import count_the_till, pay_with_lost_database
 from tests.app.models import Ledger

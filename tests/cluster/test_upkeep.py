@@ -23,7 +23,7 @@ from stoker.conf import Retention, settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Attempt, Claimed, Cluster, Job, Lock
 from stoker.signals import event
-from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.written import DatabaseNow, microseconds
 
 from tests.app import tasks
 

@@ -32,7 +32,7 @@ from stoker.brokers.sqs.transport import SqsTransport
 from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
 from stoker.models import Claimed, Deferred
-from stoker.store.clock import MICROSECONDS, database_now_us, microseconds
+from stoker.store.written import MICROSECONDS, database_now_us, microseconds
 from stoker.values.ids import new_job_id
 
 from tests.conformance.memory_transport import MemoryTransport

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.db import connection
 
-from stoker.store.clock import MICROSECONDS, NOW_ON_MYSQL, database_now_us
+from stoker.store.written import MICROSECONDS, NOW_ON_MYSQL, database_now_us
 
 from tests.servers.mariadb import PrivateMariadb
 

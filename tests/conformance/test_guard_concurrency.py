@@ -22,7 +22,8 @@ from stoker.brokers.orm import broker as orm
 from stoker.guards.sweep import sweep_keys
 from stoker.models import GuardKey
 from stoker.models.need import NewNeed
-from stoker.store.transactions import deciding, is_conflict
+from stoker.store.statements import deciding
+from stoker.store.transactions import is_conflict
 
 from tests.conformance.overlaps import Overlaps
 from tests.conformance.stands import OrmStand, message

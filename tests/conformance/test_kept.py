@@ -11,10 +11,10 @@ from django.db import DataError, OperationalError, connection, connections, tran
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from stoker.brokers.contract import Delivery, Return
-from stoker.brokers.patience import set_deadlines
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Ready
 from stoker.store import prepared as kept
+from stoker.store.statements import set_deadlines
 
 from tests.conformance.stands import OrmStand, message
 

@@ -13,10 +13,10 @@ import pytest
 from django.db import connection
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
-from stoker.brokers.patience import set_deadlines
 from stoker.models.job import Endings
 from stoker.store import prepared as kept
 from stoker.store.engines import engine_of
+from stoker.store.statements import set_deadlines
 
 from tests.conformance.stands import OrmStand, message
 

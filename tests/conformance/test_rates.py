@@ -13,7 +13,7 @@ from stoker.guards.sweep import call_due, sweep_keys
 from stoker.models import GuardKey
 from stoker.models.guard_key import GuardKeyQuerySet
 from stoker.models.need import NewNeed
-from stoker.store.clock import MICROSECONDS, microseconds
+from stoker.store.written import MICROSECONDS, microseconds
 
 from tests.conformance.stands import Stand
 

@@ -11,7 +11,7 @@ import pytest
 
 from stoker.brokers.contract import Broker, ClaimRequest, Lease, Return
 from stoker.models import Claimed
-from stoker.store.clock import MICROSECONDS
+from stoker.store.written import MICROSECONDS
 
 from tests.conformance.stands import LEASE_SECONDS, OrmStand, Stand, message
 from tests.conformance.threads import together

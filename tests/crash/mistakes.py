@@ -172,7 +172,7 @@ def ticks_twice() -> None:
     from stoker.models import Schedule
     from stoker.models.schedule import ScheduleQuerySet
     from stoker.schedules import fire as firing
-    from stoker.store.clock import database_now_us
+    from stoker.store.written import database_now_us
 
     @replace(ScheduleQuerySet, "hold")
     def hold(_right: Any, self: Any, schedule_id: Any) -> Any:
@@ -218,6 +218,6 @@ def no_rescue() -> None:
 
 @mistake("a cluster waits for half a minute after an error of the database", "stalled")
 def long_waits() -> None:
-    from stoker.brokers import patience
+    from stoker.store.engines import sessions
 
-    patience.FIRST_PAUSE_SECONDS = patience.LONGEST_PAUSE_SECONDS = 30.0
+    sessions.FIRST_PAUSE_SECONDS = sessions.LONGEST_PAUSE_SECONDS = 30.0

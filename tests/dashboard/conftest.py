@@ -14,7 +14,7 @@ from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.dashboard import figures
 from stoker.models import Cluster
-from stoker.store.clock import DatabaseNow
+from stoker.store.written import DatabaseNow
 
 from tests.app import tasks
 from tests.dashboard.project import SETTINGS

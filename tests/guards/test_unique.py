@@ -24,7 +24,7 @@ from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.results import Result
 from stoker.jobs.states import JobState
 from stoker.models import Blocked, DeadLetter, Deferred, Job, Need, Ready, UniqueKey
-from stoker.store.clock import MICROSECONDS, database_now_us
+from stoker.store.written import MICROSECONDS, database_now_us
 
 from tests.app.tasks import add, echo, fail
 from tests.integration.work import work_off

@@ -15,7 +15,7 @@ from stoker.conf import settings_for
 from stoker.locks import sweep as leftovers_module
 from stoker.locks.sweep import Leftovers
 from stoker.models import Job, UniqueKey
-from stoker.store.clock import database_now_us
+from stoker.store.written import database_now_us
 
 from tests.app.tasks import echo
 from tests.integration.work import claim, work_off

@@ -27,7 +27,7 @@ from stoker.exceptions import DeadLetterNotFound
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Job, Ready, Requeue
 from stoker.models.dead_letter import DeadLetterQuerySet
 from stoker.signals import dead_lettered, post_execute_in_worker, pre_execute
-from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.written import DatabaseNow, microseconds
 from stoker.testing import drain
 from stoker.values.ids import new_job_id
 

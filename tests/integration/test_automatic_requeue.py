@@ -16,7 +16,7 @@ from stoker.conf import Settings, settings_for
 from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.models import Attempt, DeadLetter, Deferred, Job, Ready, Requeue
 from stoker.setting_values import LetterRetention
-from stoker.store.clock import MICROSECONDS, database_now_us
+from stoker.store.written import MICROSECONDS, database_now_us
 
 from tests.app import frail
 from tests.integration.letters import at_once, dead

@@ -10,12 +10,12 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.backends.signals import connection_created
 
-from stoker.brokers.patience import set_deadlines
 from stoker.conf import settings_for
 from stoker.models import Job
 from stoker.models.job import Calls
 from stoker.store import prepared
 from stoker.store.engines import engine_of
+from stoker.store.statements import set_deadlines
 from stoker.values.ids import new_job_id
 
 from tests.servers.proxy import Proxy

@@ -44,7 +44,7 @@ from stoker.models import (
     Need,
     Ready,
 )
-from stoker.store.clock import DatabaseNow
+from stoker.store.written import DatabaseNow
 from stoker.tasks.decorator import AbsentTask
 
 from tests.app.cancelling import work_locked

@@ -21,7 +21,7 @@ from stoker.exceptions import (
 )
 from stoker.models import Schedule, Tick
 from stoker.schedules.fire import Fired, Firing
-from stoker.store.clock import database_now_us
+from stoker.store.written import database_now_us
 from stoker.testing import drain, enqueued
 
 from tests.app.tasks import add, echo, nothing, tell_moment

@@ -19,8 +19,8 @@ from stoker.inspect import queue_depths, stats
 from stoker.inspect.stats import QueueDepth
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Job, Ready
 from stoker.store import counting
-from stoker.store.clock import DatabaseNow, microseconds
 from stoker.store.store import Store
+from stoker.store.written import DatabaseNow, microseconds
 from stoker.values.ids import new_job_id
 
 from tests.app.tasks import add, nothing

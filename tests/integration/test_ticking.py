@@ -11,7 +11,7 @@ from stoker.conf import settings_for
 from stoker.models import Cluster, Schedule
 from stoker.schedules import ticking
 from stoker.schedules.ticking import Ticks, Trouble
-from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.written import DatabaseNow, microseconds
 
 from tests.app.tasks import nothing
 

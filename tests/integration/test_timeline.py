@@ -22,7 +22,7 @@ from stoker.jobs.faults import plain_fault
 from stoker.jobs.outcomes import Attempted, Outcome
 from stoker.jobs.record import finish
 from stoker.models import Attempt, Cluster, Deferred, Job, Note
-from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.written import DatabaseNow, microseconds
 from stoker.tasks.schedules import Cron
 
 from tests.app import frail, guarded, tasks

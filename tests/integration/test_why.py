@@ -26,7 +26,7 @@ from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
 from stoker.models import Claimed, Cluster, Deferred, Job, Ready, Tally
 from stoker.models.metrics import FINEST_SECONDS, Sums, TaskInQueue
-from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.written import DatabaseNow, microseconds
 from stoker.why import Answer, Kind, why
 
 from tests.app import guarded

@@ -31,7 +31,7 @@ from stoker.jobs.record import Recorder, finish
 from stoker.jobs.tallies import Tallies
 from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Need, Requeue, Tally
 from stoker.signals import post_execute
-from stoker.store.clock import instant_us, instants_us
+from stoker.store.written import instant_us, instants_us
 
 from tests.app import tasks
 

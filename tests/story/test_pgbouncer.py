@@ -10,9 +10,9 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.backends.signals import connection_created
 
-from stoker.brokers.patience import set_deadlines
 from stoker.conf import settings_for
 from stoker.models import Job
+from stoker.store.statements import set_deadlines
 
 from tests.app.tasks import nothing
 from tests.cluster.clusters import run_command, running_cluster, wait_for

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from stoker import every, schedules
 from stoker.models import Job, Schedule, Tick
-from stoker.store.clock import database_now_us
+from stoker.store.written import database_now_us
 
 from tests.app.tasks import tell_moment
 from tests.cluster.clusters import ProcessCluster, end_family, wait_for, wait_while_it_goes_on

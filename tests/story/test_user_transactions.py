@@ -14,7 +14,7 @@ from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.conf import settings_for
 from stoker.models import DeadLetter, Deferred, GuardKey, Job, Ready
-from stoker.store.clock import MICROSECONDS
+from stoker.store.written import MICROSECONDS
 
 from tests.app.chaos import run_until
 from tests.app.models import Ledger

@@ -21,8 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.values import codec
-from stoker.values.codec import MOST_LEVELS, NotEncodable
-from stoker.values.serializers import value_as_json
+from stoker.values.codec import MOST_LEVELS, NotEncodable, value_as_json
 
 pytestmark = pytest.mark.unit
 

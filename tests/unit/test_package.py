@@ -39,7 +39,7 @@ from stoker.jobs.package import (
     sealer_for,
 )
 from stoker.values import codec
-from stoker.values.serializers import nothing_unpickled
+from stoker.values.pickles import nothing_unpickled
 
 pytestmark = pytest.mark.unit
 

@@ -26,7 +26,7 @@ from stoker.jobs.states import explained
 from stoker.operations.operation import NOT_FOUND, Done, Operation
 from stoker.operations.request_context import RequestContext
 from stoker.tasks.decorator import own_backends
-from stoker.values.serializers import nothing_unpickled
+from stoker.values.pickles import nothing_unpickled
 
 
 class AdminContext(RequestContext):

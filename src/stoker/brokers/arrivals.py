@@ -31,8 +31,7 @@ from stoker.exceptions import BrokerUnavailable, RowsLocked
 from stoker.models import Job, Relayed
 from stoker.models.outbox import RELAYED_SECONDS
 from stoker.signals import tell
-from stoker.store.statements import with_keys
-from stoker.store.transactions import deciding
+from stoker.store.statements import deciding, with_keys
 from stoker.store.wake import Wake
 from stoker.values.ids import seconds_of
 

@@ -20,7 +20,6 @@ from django.db import DatabaseError, InterfaceError, OperationalError
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Lease, LeaseId, Leases, Return
 from stoker.brokers.dispatch import Dispatch
-from stoker.brokers.patience import Patience, set_deadlines
 from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
 from stoker.jobs.failures import tell_failure
 from stoker.jobs.faults import fault_of
@@ -28,7 +27,9 @@ from stoker.jobs.outcomes import Failed, Succeeded
 from stoker.jobs.record import Recorder
 from stoker.jobs.tallies import Tallies
 from stoker.signals import call_project_with, tell
+from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs
+from stoker.store.statements import set_deadlines
 from stoker.store.transactions import is_conflict, is_locked_out, is_session_ended
 from stoker.values.ids import id_of
 

@@ -12,13 +12,13 @@ from copy import deepcopy
 from django.db import connections
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.patience import set_deadlines
 from stoker.cluster.wire import is_readable
 from stoker.conf import Settings
 from stoker.jobs.relay import relay_from
 from stoker.schedules.ticking import LOOK_SECONDS, Ticks
 from stoker.signals import call_project_with, tell
 from stoker.store.engines import engine_for
+from stoker.store.statements import set_deadlines
 
 from . import board as place
 from .callbacks import Callbacks

@@ -53,10 +53,10 @@ from stoker.models import (
 )
 from stoker.models.metrics import FOLDS, PEAKS, SAMPLE_SECONDS, fold_oldest, forget_before
 from stoker.signals import tell
-from stoker.store.clock import MICROSECONDS, database_now_us
 from stoker.store.engines import engine_of
 from stoker.store.locked_jobs import locked_jobs
 from stoker.store.transactions import is_locked_out
+from stoker.store.written import MICROSECONDS, database_now_us
 from stoker.workflows.sweep import WorkflowSweep
 
 from .board import Board, board_path, job_lease

@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from stoker.models import Schedule, Tick
 from stoker.schedules import service as schedules
-from stoker.store.clock import MICROSECONDS
+from stoker.store.written import MICROSECONDS
 
 DAYS = 7
 DAYS_TO_COME = 2

@@ -22,7 +22,7 @@ from stoker.conf import settings_for
 from stoker.exceptions import StokerError
 from stoker.operations.operation import Done, Operation
 from stoker.tasks.decorator import own_backends
-from stoker.values.serializers import nothing_unpickled
+from stoker.values.pickles import nothing_unpickled
 
 from .context import PAGES, DashboardContext
 

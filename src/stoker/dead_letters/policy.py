@@ -10,7 +10,7 @@ from stoker.conf import Settings
 from stoker.exceptions import UnknownTask
 from stoker.models import DeadLetter
 from stoker.signals import call_project, tell
-from stoker.store.clock import microseconds
+from stoker.store.written import microseconds
 from stoker.tasks.dead_letters import DeadLetters
 from stoker.tasks.registry import find_task
 

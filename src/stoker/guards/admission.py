@@ -17,9 +17,9 @@ from stoker.models.deferred import Deferred
 from stoker.models.guard_key import GuardKey
 from stoker.models.need import Need, StatedNeed
 from stoker.models.ready import Place, Ready
-from stoker.store.clock import MICROSECONDS, database_now_us
 from stoker.store.statements import delete_by_key, update_by_key, update_each
 from stoker.store.turns import LOOK_AGAIN_US, call_all
+from stoker.store.written import MICROSECONDS, database_now_us
 from stoker.values import rates as rate_window
 
 ALREADY_RUNNING = "already running"

@@ -12,9 +12,9 @@ from stoker.conf import settings_for
 from stoker.exceptions import ConfigurationError
 from stoker.jobs.states import explained
 from stoker.models import GuardKey, Need
-from stoker.store.clock import database_now_us
 from stoker.store.transactions import after_commit
 from stoker.store.turns import call_next
+from stoker.store.written import database_now_us
 from stoker.tasks.task import Task
 
 from .keys import id_and_name

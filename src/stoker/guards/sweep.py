@@ -14,10 +14,9 @@ from stoker.models.dead_letter import DeadLetter
 from stoker.models.guard_key import GuardKey
 from stoker.models.job import Job
 from stoker.models.need import Need
-from stoker.store.clock import DatabaseNow, database_now_us
-from stoker.store.statements import update_by_key, with_keys
-from stoker.store.transactions import deciding
+from stoker.store.statements import deciding, update_by_key, with_keys
 from stoker.store.turns import LOOK_AGAIN_US, call_all, call_next
+from stoker.store.written import DatabaseNow, database_now_us
 from stoker.values import rates as rate_window
 
 KEYS_AT_ONCE = 200

@@ -32,7 +32,7 @@ from stoker.models import (
 )
 from stoker.models.job import moment
 from stoker.schedules.fire import NAME
-from stoker.store.clock import MICROSECONDS
+from stoker.store.written import MICROSECONDS
 from stoker.values.ids import is_step
 
 

@@ -21,9 +21,10 @@ from stoker.models import Deferred, Job, Need
 from stoker.models.job import NewJob
 from stoker.models.need import NewNeed, StatedNeed
 from stoker.store import waiting
-from stoker.store.clock import MICROSECONDS
-from stoker.store.transactions import after_commit, deciding
+from stoker.store.statements import deciding
+from stoker.store.transactions import after_commit
 from stoker.store.waiting import Held
+from stoker.store.written import MICROSECONDS
 from stoker.tasks.registry import task_of
 
 from .package import Package, sealer_for

@@ -32,8 +32,8 @@ from stoker.store.engines import engine_of
 from stoker.store.transactions import after_commit, is_conflict
 from stoker.tasks.options import is_guarded
 from stoker.values import codec
+from stoker.values.codec import copied
 from stoker.values.ids import LINKED, new_job_numbers
-from stoker.values.serializers import copied
 
 from . import relay as outbox
 from .intake import Newcomers

@@ -19,8 +19,8 @@ from stoker.guards.keys import UniqueClaim
 from stoker.guards.unique import CHANGES, Decision, Fate, WantedKeys
 from stoker.models import Job
 from stoker.store import waiting as waiting_jobs
-from stoker.store.clock import MICROSECONDS
-from stoker.store.transactions import deciding
+from stoker.store.statements import deciding
+from stoker.store.written import MICROSECONDS
 
 from .results import Result, fetch_many, result_of
 from .sealing import Newcomer, Sealing

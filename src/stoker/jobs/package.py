@@ -33,15 +33,14 @@ from stoker.exceptions import (
     UnreadablePackage,
 )
 from stoker.values import codec
+from stoker.values.codec import job_as_json, value_as_json
 from stoker.values.ids import id_of
-from stoker.values.serializers import (
+from stoker.values.pickles import (
     head_from_pickle,
-    job_as_json,
     job_as_pickle,
     job_from_pickle,
     refuse_to_unpickle,
     told,
-    value_as_json,
     value_as_pickle,
     value_from_pickle,
 )

@@ -33,7 +33,7 @@ from stoker.guards.keys import UniqueClaim
 from stoker.guards.sweep import look_after
 from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.signals import tell
-from stoker.store.transactions import deciding
+from stoker.store.statements import deciding
 from stoker.tasks.registry import task_of
 
 from .intake import Newcomers

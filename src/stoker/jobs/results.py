@@ -22,8 +22,8 @@ from stoker.models import Job, Note
 from stoker.models.job import moment
 from stoker.models.note import ProgressReport
 from stoker.store.engines.sessions import sees_later_commits
+from stoker.values.codec import copied
 from stoker.values.ids import parse_job_id
-from stoker.values.serializers import copied
 
 from .cancel import cancel
 from .package import sealer_for

@@ -109,7 +109,7 @@ def _found(plan: Plan) -> StoreCheck:
     from django.db import DatabaseError, InterfaceError
 
     from stoker.brokers.adapters import broker_for
-    from stoker.brokers.patience import set_deadlines
+    from stoker.store.statements import set_deadlines
 
     try:
         broker = broker_for(plan.settings)  # a wrong setting comes before missing tables

@@ -284,7 +284,7 @@ def within_deadlines(settings: Settings) -> Settings:
 
     A program that uses ``call_command`` keeps its connections as they are.
     """
-    from stoker.brokers.patience import set_deadlines  # needs Django to be set up
+    from stoker.store.statements import set_deadlines
 
     if has_own_process.get():
         set_deadlines(settings, is_cluster=False)

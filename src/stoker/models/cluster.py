@@ -9,7 +9,7 @@ from uuid import UUID
 
 from django.db import models
 
-from stoker.store.clock import MICROSECONDS, DatabaseNow, microseconds
+from stoker.store.written import MICROSECONDS, DatabaseNow, microseconds
 
 from .claimed import Claimed
 from .job import moment

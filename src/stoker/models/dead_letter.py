@@ -20,8 +20,8 @@ from django.db import models
 from django.db.models import F
 from django.db.models.functions import Now
 
-from stoker.store.clock import DatabaseNow, database_now_us
 from stoker.store.engines import engine_of
+from stoker.store.written import DatabaseNow, database_now_us
 from stoker.values.text import stored_text
 
 from .requeue import Requeue

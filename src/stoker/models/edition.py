@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from django.db import IntegrityError, models, transaction
 
-from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.written import DatabaseNow, microseconds
 
 
 class EditionQuerySet(models.QuerySet["Edition"]):

@@ -7,7 +7,7 @@ from uuid import UUID
 from django.db import IntegrityError, models, transaction
 from django.db.models import F, Q
 
-from stoker.store.clock import DatabaseNow, microseconds
+from stoker.store.written import DatabaseNow, microseconds
 
 NOBODY = UUID(int=0)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from django.db import models
 
-from stoker.store.clock import MICROSECONDS, database_now_us
+from stoker.store.written import MICROSECONDS, database_now_us
 from stoker.values.text import stored_text
 
 from .job import moment

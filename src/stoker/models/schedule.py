@@ -12,10 +12,9 @@ from django.db import connections, models, transaction
 from django.db.models import Exists, OuterRef
 from django.db.models.functions import Now
 
-from stoker.store.clock import DatabaseNow, microseconds
 from stoker.store.engines import engine_of
 from stoker.store.prepared import Compiled
-from stoker.store.written import Written
+from stoker.store.written import DatabaseNow, Written, microseconds
 from stoker.tasks.schedules import as_sentence
 from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule, in_words, zone_named
 from stoker.values.ticks import Course, Misfire, as_moment

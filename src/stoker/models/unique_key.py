@@ -12,10 +12,9 @@ from uuid import UUID
 
 from django.db import models, transaction
 
-from stoker.store.clock import database_now_us
 from stoker.store.engines import engine_of
 from stoker.store.statements import delete_by_key, with_keys
-from stoker.store.written import as_uuid
+from stoker.store.written import as_uuid, database_now_us
 
 from .dead_letter import UNCLOSED
 from .job import Job, NewJob

@@ -19,7 +19,7 @@ from stoker.conf import Settings
 from stoker.exceptions import StokerError
 from stoker.models import Edition, Schedule, Tick
 from stoker.signals import tell
-from stoker.store.clock import database_now_us
+from stoker.store.written import database_now_us
 from stoker.tasks.schedules import Scheduled, declared_tasks
 from stoker.values.ids import new_job_id
 

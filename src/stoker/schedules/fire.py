@@ -26,7 +26,7 @@ from stoker.jobs.sealing import carrying
 from stoker.models import Job, Schedule, Tick
 from stoker.models.tick import insert_ticks
 from stoker.signals import call_project, post_tick, tell
-from stoker.store.clock import DatabaseNow, database_now_us
+from stoker.store.written import DatabaseNow, database_now_us
 from stoker.tasks.registry import task_of
 from stoker.values.cron import zone_named
 from stoker.values.ticks import Course, as_moment, plan

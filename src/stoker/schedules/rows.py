@@ -22,7 +22,7 @@ from stoker.exceptions import BadSignature, InvalidSchedule, StokerError
 from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.jobs.sealing import refuse_wrong_arguments
 from stoker.models import Schedule
-from stoker.store.clock import microseconds
+from stoker.store.written import microseconds
 from stoker.tasks.registry import find_task
 from stoker.tasks.schedules import LONGEST_NAME, Cron, Every, Once, Scheduled, as_sentence, is_name
 from stoker.values import codec

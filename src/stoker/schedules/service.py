@@ -29,7 +29,7 @@ from stoker.jobs.results import Result
 from stoker.jobs.states import explained
 from stoker.models import Schedule, Tick
 from stoker.models.schedule import ScheduleQuerySet
-from stoker.store.clock import database_now_us
+from stoker.store.written import database_now_us
 from stoker.tasks.registry import task_of
 from stoker.tasks.schedules import Scheduled
 from stoker.values.cron import in_words, zone_named

@@ -18,7 +18,6 @@ from zlib import crc32
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from stoker.brokers.dispatch import Dispatch
-from stoker.brokers.patience import Patience
 from stoker.conf import Settings
 from stoker.exceptions import (
     BrokerError,
@@ -31,9 +30,9 @@ from stoker.exceptions import (
 from stoker.models import Cluster, Schedule
 from stoker.models.schedule import ScheduleQuerySet
 from stoker.signals import tell
-from stoker.store.clock import DatabaseNow, microseconds
 from stoker.store.engines import engine_of
-from stoker.store.written import as_uuid
+from stoker.store.engines.sessions import Patience
+from stoker.store.written import DatabaseNow, as_uuid, microseconds
 
 from .declare import Declaring, find_declared
 from .fire import Firing

@@ -15,8 +15,7 @@ from typing import Any
 
 from django.db import connections
 
-from .clock import MICROSECONDS, instant_us, microseconds
-from .written import statement
+from .written import MICROSECONDS, instant_us, microseconds, statement
 
 BEGINNING = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 END = struct.pack(">h", -1)

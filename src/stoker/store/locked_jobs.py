@@ -22,8 +22,7 @@ from stoker.models.step import Step
 from stoker.models.workflow import Workflow
 
 from .engines import engine_of
-from .statements import lock_by_key, with_keys
-from .transactions import deciding
+from .statements import deciding, lock_by_key, with_keys
 
 
 def locked_jobs(alias: str, job_ids: Collection[UUID]) -> set[UUID]:

@@ -1,12 +1,16 @@
-"""Statements on rows given by primary key. Each function calls the engine of the rows' database."""
+"""Calls of a database's engine, for modules without a ``Store``: statements on rows given by
+primary key, transactions that decide, deadlines."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
 
-from django.db import models, transaction
+from django.db import connections, models, transaction
+
+from stoker.conf import Settings
 
 from .engines import engine_of
 
@@ -61,3 +65,35 @@ def delete_returning_guards(
         gone = {row.job_id: row.guards for row in locked}
         delete_by_key(rows, gone.keys())
         return gone
+
+
+def deciding(alias: str) -> AbstractContextManager[None]:
+    """Open a transaction that decides, see ``Sessions.deciding``."""
+    return engine_of(alias).deciding()
+
+
+def set_deadlines(
+    settings: Settings, *, keeps_statements: bool = False, is_cluster: bool = True
+) -> None:
+    """Set a deadline for every call of this process to the store's database. Never call this in a
+    worker: its connections belong to user code.
+
+    Args:
+        settings: the backend's.
+        keeps_statements: whether to keep prepared statements, for a process that repeats its calls.
+        is_cluster: whether this is a process of a cluster. Its lock waits are short, and the server
+            ends a transaction whose process has gone silent. A command waits longer, as nobody
+            retries it.
+    """
+    connection = connections[settings.database]
+    options: dict[str, Any] = connection.settings_dict.setdefault("OPTIONS", {})
+    options.pop("isolation_level", None)  # guards decide on what others have committed by then
+    engine = engine_of(settings.database)
+    session = engine.limit_sessions(
+        settings, keeps_statements=keeps_statements, is_cluster=is_cluster
+    )
+    engine.limit_calls(connection, settings.database_seconds, session)
+    connection.settings_dict["CONN_MAX_AGE"] = None
+    connection.settings_dict["CONN_HEALTH_CHECKS"] = True  # after a long pause, see Patience
+    connection.settings_dict["AUTOCOMMIT"] = True  # nobody commits by hand here
+    connection.close()

@@ -25,12 +25,11 @@ from stoker.models.job import NewJob
 from stoker.models.need import Need
 from stoker.models.ready import Place, Ready
 
-from .clock import DatabaseNow, database_now_us
 from .engines import engine_of
 from .places import PLACES, WAITING, whereabouts
 from .statements import delete_returning_guards, lock_by_key, update_by_key, with_keys
 from .turns import free, leave
-from .written import as_uuid
+from .written import DatabaseNow, as_uuid, database_now_us
 
 PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, None, None)
 """After each look at jobs that another transaction holds. The last looks wait for it."""

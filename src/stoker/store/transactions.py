@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.db import connections, transaction
-
-from .engines import engine_of
-
-
-def deciding(alias: str) -> AbstractContextManager[None]:
-    """Open a transaction that decides, see ``Sessions.deciding``."""
-    return engine_of(alias).deciding()
-
 
 POSTGRES = {"40001", "40P01"}
 """serialization_failure, deadlock_detected"""

@@ -12,8 +12,8 @@ from uuid import UUID
 from stoker.models.blocked import Blocked
 from stoker.models.guard_key import GuardKey
 from stoker.models.need import Need
+from stoker.store.written import MICROSECONDS, database_now_us
 
-from .clock import MICROSECONDS, database_now_us
 from .statements import update_by_key
 
 LOOK_AGAIN_US = 1 * MICROSECONDS

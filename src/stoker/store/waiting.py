@@ -18,11 +18,10 @@ from stoker.models.job import Job, NewJob, moment
 from stoker.models.need import Need, NewNeed, StatedNeed, need_ids
 from stoker.models.ready import Place, Ready
 
-from .clock import microseconds
 from .engines import engine_of
 from .engines.base import PLACE
 from .statements import delete_by_key, update_by_key
-from .written import as_uuid
+from .written import as_uuid, microseconds
 
 TABLES: Mapping[str, type[Ready | Deferred | Blocked]] = {
     "ready": Ready,

@@ -11,24 +11,33 @@
     int of 600 digits        {"$int": "0x..."}
     {1: 2}, {"$tuple": 3}    {"$dict": [[1, 2]]}: keys that aren't str, or look like a tag
 
-Plain JSON values are written unchanged.
+Plain JSON values are written unchanged. A job is its head (id, task, queue, ...: plain values),
+then args, kwargs and metadata. A value that cannot be written raises an error that says what to
+pass instead.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from base64 import b64decode
 from binascii import b2a_base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
+from dataclasses import is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
+from enum import Enum
+from functools import partial
 from math import isfinite
+from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from django.utils.datastructures import MultiValueDict
+
+from stoker.exceptions import NotSerializable
 
 MOST_LEVELS = 100
 """Maximum nesting of values, so that a worker can read everything that a web process can write."""
@@ -313,3 +322,152 @@ with suppress(AttributeError, TypeError):  # it makes this anew for each value, 
 _UNTAGGED: Any = json.JSONDecoder()
 _TAGGED: Any = json.JSONDecoder(object_hook=_decode_tagged)
 _PATIENT = json.JSONDecoder(object_hook=_decode_tagged, parse_int=_patient_int)
+
+
+MOST_STEPS = 5
+"""Number of keys shown of the path to a refused value."""
+
+Arguments = tuple[list[Any], dict[str, Any], Mapping[str, str]]
+
+
+def job_as_json(task: str, head: Sequence[Any], arguments: Arguments) -> bytes:
+    """Return the job as JSON. Raises NotSerializable, naming the argument."""
+    if all(map(is_plain, arguments)):
+        with suppress(ValueError):  # found below, where it gets a name
+            return write([*head, *arguments])
+    args, kwargs, metadata = arguments
+    encoded = [
+        _encode_or_name(args, "args", lambda steps: name_argument(steps, task)),
+        _encode_or_name(kwargs, "kwargs", lambda steps: name_argument(steps, task)),
+        _encode_or_name(metadata, "metadata", lambda _: f"The metadata of {task}"),
+    ]
+    try:
+        return write([*head, *encoded])
+    except ValueError as error:
+        raise NotSerializable(
+            f"The options of {task} can't be written as JSON: {error}."
+        ) from error
+
+
+def value_as_json(value: Any) -> bytes:
+    """Return a return value as JSON. Raises NotSerializable."""
+    if is_plain(value):
+        try:
+            return write(value)
+        except ValueError:
+            pass  # found below, where it gets a name
+    return write(_encode_or_name(value, "result", lambda _: "The return value"))
+
+
+def _encode_or_name(value: Any, root: str, owner: Callable[[list[Any]], str]) -> Any:
+    """Return the value in JSON's own types. Raises NotSerializable.
+
+    ``owner`` receives the path to the refused value, returns the name of its owner, and removes the
+    steps that the name covers.
+    """
+    try:
+        return encode(value)
+    except NotEncodable as refusal:
+        subject = owner(steps := refusal.path)
+        if steps:
+            subject += f", at {root}{_subscripts(refusal.path)},"
+        raise NotSerializable(f"{subject} {refusal.problem or _describe(refusal)}.") from None
+
+
+def name_argument(steps: list[Any], task: str) -> str:
+    """Name an argument by its position, counted from 1, or its keyword. Removes that step from the
+    path."""
+    if not steps:
+        return f"The arguments of {task}"
+    place = steps.pop(0)
+    return f"Argument {place + 1 if isinstance(place, int) else repr(str(place))} of {task}"
+
+
+def _subscripts(path: Sequence[Any]) -> str:
+    """Return the path as Python subscripts, as in ``[1]["when"]``, shortened if it is long."""
+    shown = "".join(f"[{_subscript(step)}]" for step in path[:MOST_STEPS])
+    return shown + "..." if len(path) > MOST_STEPS else shown
+
+
+def _subscript(step: Any) -> str:
+    return f'"{step[:60]}"' if isinstance(step, str) else repr(step)[:60]
+
+
+def _describe(refusal: NotEncodable) -> str:
+    value = refusal.value
+    kind = with_article(type(value))
+    return (
+        f"is {kind}, which cannot be serialised as JSON: {_hint(value)}. "
+        f"Unsupported type: {type(value)}"  # as Django says it
+    )
+
+
+def with_article(kind: type) -> str:
+    name = kind.__qualname__
+    return f"an {name}" if name[:1].lower() in "aeiou" else f"a {name}"
+
+
+def _hint(value: Any) -> str:
+    """Return advice on what to pass instead of this value."""
+    for kinds, hint in (*_hints_of_django(), *_HINTS):
+        if isinstance(value, kinds):
+            return hint
+    if is_dataclass(value) and not isinstance(value, type):
+        return "pass dataclasses.asdict(...) of it, and build it again inside the task"
+    if hasattr(value, "tolist"):
+        return "pass .tolist() of it"
+    return (
+        "pass plain values instead (str, int, list, dict, datetime, Decimal, UUID, bytes, ...), "
+        'or set SERIALIZER to "pickle"'
+    )
+
+
+Kinds = type | tuple[type, ...]
+
+
+_HINTS: tuple[tuple[Kinds, str], ...] = (
+    (Set, "pass a list of it, such as sorted(...)"),
+    (type, "pass its dotted path as a str"),
+    (
+        (FunctionType, MethodType, BuiltinFunctionType, partial),
+        "call it first and pass what it returns, or pass its dotted path as a str",
+    ),
+    (Enum, "pass its .value"),
+    (io.IOBase, "store the file, and pass its name, or its content as bytes"),
+    (BaseException, "pass str(...) of it"),
+    (Coroutine, "await it first and pass what it returns"),
+    (Iterator, "pass list(...) of it"),
+)
+
+
+def _hints_of_django() -> tuple[tuple[Kinds, str], ...]:
+    """Return hints for Django's types. Imported late, because models need the app registry."""
+    from django.core.files import File
+    from django.db.models import Manager, Model, QuerySet
+    from django.http import HttpRequest
+    from django.utils.datastructures import MultiValueDict
+    from django.utils.functional import Promise
+
+    return (
+        (Model, "pass its primary key instead, and fetch it again inside the task"),
+        (
+            (QuerySet, Manager),
+            'pass its primary keys, list(....values_list("pk", flat=True)), or what it filters by',
+        ),
+        (Promise, "pass str(...) of this lazy text"),
+        (MultiValueDict, "pass .dict() of it, or dict(....lists()) to keep every value of a key"),
+        (HttpRequest, "pass what the task needs of it, such as the user's primary key"),
+        (File, "store the file, and pass its name, or its content as bytes"),
+    )
+
+
+def copied(value: Any) -> Any:
+    """Copy plain containers, so that later changes by the caller do not affect a stored result."""
+    kind = type(value)
+    if kind is list:
+        return [copied(item) for item in value]
+    if kind is dict:
+        return {key: copied(item) for key, item in value.items()}
+    if kind is tuple:
+        return tuple(copied(item) for item in value)
+    return value

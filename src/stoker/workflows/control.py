@@ -18,7 +18,7 @@ from stoker.jobs.sealing import needs_of_step
 from stoker.jobs.states import explained
 from stoker.models import Cancellation, DeadLetter, Job, Step, Workflow
 from stoker.models.step import GROUPS, OPEN
-from stoker.store.transactions import deciding
+from stoker.store.statements import deciding
 from stoker.tasks.registry import task_of
 from stoker.values.ids import following_job_id
 

@@ -17,7 +17,8 @@ from stoker.conf import Settings
 from stoker.models import Attempt, Job, Step, Workflow
 from stoker.models.job import Endings
 from stoker.store.engines import engine_of
-from stoker.store.transactions import after_commit, deciding
+from stoker.store.statements import deciding
+from stoker.store.transactions import after_commit
 from stoker.values.ids import is_linked, is_step
 
 from .advance import REASON, Advance

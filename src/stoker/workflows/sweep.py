@@ -16,8 +16,7 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.models import Job, Step, Workflow
 from stoker.signals import tell
-from stoker.store.statements import update_by_key
-from stoker.store.transactions import deciding
+from stoker.store.statements import deciding, update_by_key
 
 from .deliver import Ended
 from .follow import follow

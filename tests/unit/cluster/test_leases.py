@@ -8,13 +8,13 @@ import pytest
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Extension, Lease, Message
 from stoker.brokers.memory import MemoryBroker
-from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.claims import HeldLeases
 from stoker.cluster.pusher.flights import Flights
 from stoker.exceptions import BrokerUnavailable
+from stoker.store.engines.sessions import Patience
 from stoker.values.ids import new_job_id
 
 from tests.unit.cluster.parts import Clock

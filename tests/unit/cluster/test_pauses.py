@@ -8,12 +8,12 @@ import pytest
 
 from stoker.brokers.contract import Delivery
 from stoker.brokers.memory import MemoryBroker
-from stoker.brokers.patience import Patience
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.claims import PAUSES_SECONDS, Pauses
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import Recall
 from stoker.exceptions import BrokerUnavailable
+from stoker.store.engines.sessions import Patience
 
 from tests.unit.cluster.parts import Clock
 
@@ -45,7 +45,7 @@ def table() -> Table:
 @pytest.fixture
 def patience(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Patience:
     monkeypatch.setattr(
-        "stoker.brokers.patience.connections", {"default": SimpleNamespace(close=int)}
+        "stoker.store.engines.sessions.connections", {"default": SimpleNamespace(close=int)}
     )
     return Patience(plan.settings, MemoryBroker(replace(plan.settings, broker="memory://")))
 

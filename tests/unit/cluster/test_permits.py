@@ -12,7 +12,6 @@ import pytest
 from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.memory import MemoryBroker
-from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
@@ -22,6 +21,7 @@ from stoker.cluster.pusher.flights import REMEMBERED, Flights, Permits
 from stoker.cluster.pusher.roster import Recall, Roster
 from stoker.cluster.wire import Job, Stream, is_over, pack_job, permit_of, socket_pair
 from stoker.cluster.worker.worker import Worker
+from stoker.store.engines.sessions import Patience
 
 from tests.unit.cluster.parts import Clock, make_delivery, make_report
 

@@ -43,11 +43,11 @@ from stoker.models import Attempt, Claimed, Job
 from stoker.models.claimed import Claim, GivenBack, Leasing
 from stoker.models.job import NewJob
 from stoker.signals import tell
-from stoker.store.clock import microseconds
 from stoker.store.places import WAITING
 from stoker.store.store import Store
 from stoker.store.transactions import after_commit, is_locked_out
 from stoker.store.wake import Wake
+from stoker.store.written import microseconds
 from stoker.values.ids import new_lease_id
 
 from .claim import Claiming, Watermarks, read_long, what_is_due

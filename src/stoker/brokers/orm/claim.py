@@ -17,11 +17,9 @@ from stoker.models.claimed import Claim, Leasing
 from stoker.models.need import Need
 from stoker.models.paused_queue import PausedQueue
 from stoker.models.ready import Place, Ready
-from stoker.store.clock import MICROSECONDS, database_now_us
 from stoker.store.engines import engine_of
-from stoker.store.statements import delete_by_key, with_keys
-from stoker.store.transactions import deciding
-from stoker.store.written import Written
+from stoker.store.statements import deciding, delete_by_key, with_keys
+from stoker.store.written import MICROSECONDS, Written, database_now_us
 
 T = TypeVar("T")
 

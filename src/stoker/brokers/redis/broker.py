@@ -29,8 +29,8 @@ from stoker.brokers.contract import (
 )
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
-from stoker.store.clock import MICROSECONDS, microseconds
 from stoker.store.wake import Wake
+from stoker.store.written import MICROSECONDS, microseconds
 from stoker.values.ids import id_of, new_lease_id
 
 from .connection import (

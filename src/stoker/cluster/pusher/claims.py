@@ -11,7 +11,6 @@ from uuid import UUID
 
 from stoker.brokers.contract import CLAIM_BYTES, ClaimRequest, Delivery, Extension, Lease, Return
 from stoker.brokers.dispatch import Dispatch
-from stoker.brokers.patience import Patience
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, fence_margin_ns, job_lease, lease_clock
 from stoker.cluster.plan import Plan
@@ -20,6 +19,7 @@ from stoker.cluster.pusher.roster import Recall
 from stoker.conf import Settings
 from stoker.models import Cancellation, Cluster, PausedQueue
 from stoker.signals import tell
+from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs
 from stoker.store.prepared import Compiled
 from stoker.store.written import as_uuid

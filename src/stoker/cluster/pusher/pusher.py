@@ -13,7 +13,6 @@ from typing import Any
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.patience import Patience, set_deadlines
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, is_fenced
 from stoker.cluster.plan import Plan
@@ -31,7 +30,9 @@ from stoker.cluster.wire import (
 )
 from stoker.models import Cluster
 from stoker.signals import tell
-from stoker.store.clock import DatabaseNow
+from stoker.store.engines.sessions import Patience
+from stoker.store.statements import set_deadlines
+from stoker.store.written import DatabaseNow
 
 from .adoption import Adoption
 from .claims import Cancels, Claims, Pauses, Requests

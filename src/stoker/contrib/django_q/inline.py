@@ -23,8 +23,8 @@ from stoker.jobs.record import finish
 from stoker.jobs.results import Commitment
 from stoker.jobs.sealing import Sealing
 from stoker.models import Claimed, Job, Ready
-from stoker.store.clock import database_now_us
 from stoker.store.statements import delete_returning_guards
+from stoker.store.written import database_now_us
 from stoker.values.ids import new_lease_id
 
 from . import conf

@@ -15,7 +15,7 @@ from stoker.inspect.stats import dead_letters
 from stoker.jobs.states import explained
 from stoker.models import Cluster
 from stoker.operations.clusters import longest_silence
-from stoker.store.clock import MICROSECONDS, DatabaseNow
+from stoker.store.written import MICROSECONDS, DatabaseNow
 
 TASKS = 10
 QUEUES = 12

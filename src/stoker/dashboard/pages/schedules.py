@@ -22,7 +22,7 @@ from stoker.operations.schedules import (
     tick_text,
 )
 from stoker.schedules import service as schedules
-from stoker.store.clock import MICROSECONDS
+from stoker.store.written import MICROSECONDS
 
 ON_A_PAGE = 100
 TICKS = 30

@@ -36,10 +36,9 @@ from stoker.models import (
     Ready,
 )
 from stoker.models.ready import Place
-from stoker.store.clock import DatabaseNow, microseconds
 from stoker.store.places import WAITING
-from stoker.store.statements import delete_by_key, lock_by_key, update_by_key, with_keys
-from stoker.store.transactions import deciding
+from stoker.store.statements import deciding, delete_by_key, lock_by_key, update_by_key, with_keys
+from stoker.store.written import DatabaseNow, microseconds
 
 from .looks import (
     AT_ONCE,

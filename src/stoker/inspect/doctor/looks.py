@@ -16,11 +16,10 @@ from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
 from stoker.models import Attempt, Claimed, DeadLetter, Job, Need, Ready, Requeue, Step, UniqueKey
 from stoker.models.ready import Place
-from stoker.store.clock import database_now_us
 from stoker.store.places import PLACES, WAITING
-from stoker.store.statements import delete_by_key, lock_by_key, with_keys
+from stoker.store.statements import deciding, delete_by_key, lock_by_key, with_keys
 from stoker.store.store import Store
-from stoker.store.transactions import deciding
+from stoker.store.written import database_now_us
 from stoker.values.progress import come_so_far
 
 AT_ONCE = 500

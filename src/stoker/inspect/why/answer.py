@@ -20,7 +20,7 @@ from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.states import JobState, Progress
 from stoker.models import Job
 from stoker.models.job import moment
-from stoker.store.clock import MICROSECONDS, database_now_us
+from stoker.store.written import MICROSECONDS, database_now_us
 from stoker.tasks.registry import find_task, task_of
 
 

@@ -29,7 +29,7 @@ from stoker.models import (
     Step,
 )
 from stoker.models.job import moment
-from stoker.store.clock import MICROSECONDS
+from stoker.store.written import MICROSECONDS
 from stoker.values.durations import in_words
 
 from .answer import Answer, Asked, Kind, at, when

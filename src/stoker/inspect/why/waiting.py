@@ -26,10 +26,10 @@ from stoker.models import (
     Workflow,
 )
 from stoker.models.step import GROUPS, OPEN
-from stoker.store.clock import MICROSECONDS
 from stoker.store.counting import Number, count_of
 from stoker.store.places import whereabouts
 from stoker.store.statements import with_keys
+from stoker.store.written import MICROSECONDS
 from stoker.values.durations import in_words
 
 from .answer import Answer, Asked, Kind, at, when

@@ -17,8 +17,14 @@ from django.db import models, transaction
 from django.db.models.constants import OnConflict
 from django.utils import timezone
 
-from stoker.store.clock import DatabaseNow, database_now_us, microseconds
-from stoker.store.written import Written, as_uuid, statement
+from stoker.store.written import (
+    DatabaseNow,
+    Written,
+    as_uuid,
+    database_now_us,
+    microseconds,
+    statement,
+)
 
 from .rows import KeyRows
 

@@ -16,8 +16,7 @@ from django.db.backends.signals import connection_created
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageTooLarge
-from stoker.store.clock import NOW_ON_MYSQL
-from stoker.store.written import Written, statement
+from stoker.store.written import NOW_ON_MYSQL, Written, statement
 
 from .base import Engine
 from .sessions import CHECK_AFTER_SECONDS, idle_seconds, lock_seconds

@@ -15,9 +15,15 @@ from django.db.models.expressions import RawSQL
 
 from stoker.conf import Settings
 from stoker.store import prepared, wake
-from stoker.store.clock import NOW_ON_POSTGRESQL, instant_us, instants_us, microseconds
 from stoker.store.prepared import array_literal, list_literal, send_past_cursor
-from stoker.store.written import columns, statement
+from stoker.store.written import (
+    NOW_ON_POSTGRESQL,
+    columns,
+    instant_us,
+    instants_us,
+    microseconds,
+    statement,
+)
 
 from .base import Engine, aware
 from .sessions import idle_seconds, lock_seconds

@@ -11,8 +11,7 @@ from uuid import UUID
 
 from django.db import IntegrityError, models
 
-from stoker.store.clock import database_now_us
-from stoker.store.written import Written, statement
+from stoker.store.written import Written, database_now_us, statement
 
 from .sessions import Sessions
 

@@ -22,10 +22,9 @@ from uuid import UUID
 from django.db import OperationalError, models, transaction
 from django.db.models.expressions import RawSQL
 
-from stoker.store.clock import NOW_ON_SQLITE
 from stoker.store.prepared import needs_no_cursor
 from stoker.store.wake import DataVersion, Wake
-from stoker.store.written import hexes
+from stoker.store.written import NOW_ON_SQLITE, hexes
 from stoker.values.ids import id_of
 
 from .base import PLACE, Engine

@@ -23,7 +23,7 @@ from stoker.contrib.django_q.spec import Spec, packed, spec_of
 from stoker.exceptions import InvalidSchedule
 from stoker.models import Schedule as OwnSchedule
 from stoker.schedules import service as schedules
-from stoker.store.clock import database_now_us
+from stoker.store.written import database_now_us
 from stoker.tasks.schedules import Cron, Every, Once, Scheduled
 from stoker.values.cron import zone_named
 from stoker.values.ticks import as_moment, as_us
