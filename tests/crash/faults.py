@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 
+from tests.crash.ledger import now
 from tests.crash.stage import LEASE_SECONDS, OPTIONS, ROLES, START_SECONDS, Cluster, Server, Stage
 
 SHORT = (0.2, 1.5)
@@ -122,9 +123,9 @@ class Faults:
         self.healings: list[Healing] = []
         self.counts: dict[str, int] = {}
         self.is_server_down = False
-        self.killed: set[int] = set()
-        """Process ids of workers that a fault killed, not their own cluster."""
-        self.interrupted: set[int] = set()
+        self.killed: dict[int, float] = {}
+        """Process id -> when a fault, and not its own cluster, killed it last (boot clock)."""
+        self.interrupted: set[psutil.Process] = set()
         """Workers of clusters that were told to stop, which may kill them at any moment."""
         self.workers_lost = 0
         """Workers that may have been killed between "this job starts" and its first line."""
@@ -164,9 +165,8 @@ class Faults:
         if "sentinel" in fault.roles:
             self._impair_until_complete(cluster)
             self._lose_workers(cluster)
-            self.killed |= {one.pid for one in cluster.having("worker")}
-        self.killed |= {one.pid for _, one in victims}
-        self.killed -= self.interrupted
+            self._note_killed(cluster.having("worker"))
+        self._note_killed(one for _, one in victims)
         self.workers_lost += fault.roles.count("worker")
         return _names(victims, cluster.send(signal.SIGKILL, [one for _, one in victims]))
 
@@ -195,7 +195,7 @@ class Faults:
         members = cluster.members()
         cluster.send(signal.SIGSTOP, [one for _, one in members])
         count = cluster.send(signal.SIGKILL, [one for _, one in members])
-        self.killed |= {one.pid for _, one in members} - self.interrupted
+        self._note_killed(one for _, one in members)
         cluster.move_to_another_host()
         self._lose_workers(cluster)
         self._impair_until_complete(cluster)
@@ -205,7 +205,7 @@ class Faults:
         """Stop the cluster with SIGTERM."""
         cluster = self.stage.clusters[fault.cluster]
         sentinels = cluster.having("sentinel")
-        self.interrupted |= {one.pid for one in cluster.having("worker")}
+        self.interrupted |= set(cluster.having("worker"))
         self._impair_until_complete(cluster)
         return _names(
             [("sentinel", one) for one in sentinels], cluster.send(signal.SIGTERM, sentinels)
@@ -363,6 +363,11 @@ class Faults:
                 if all(process.pid != one.pid for _, one in chosen):
                     chosen.append((role, process))
         return chosen
+
+    def _note_killed(self, processes: Iterable[psutil.Process]) -> None:
+        for one in processes:
+            if one not in self.interrupted:
+                self.killed[one.pid] = now()
 
     def _lose_workers(self, cluster: Cluster) -> None:
         self.workers_lost += max(len(cluster.having("worker")), OPTIONS["WORKERS"])

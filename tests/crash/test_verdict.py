@@ -149,8 +149,15 @@ def test_killed_attempt_that_runs_again_is_miscounted(story: Story) -> None:
     story.enqueue("a")
     story.run("a", 2, None)
     story.end("a", story.run("a", 4, 5), attempts=1)
-    findings = Judge(story.facts, story.ends, killed={1}).findings()
+    findings = Judge(story.facts, story.ends, killed={1: 3.0}).findings()
     assert {finding.kind for finding in findings} == {"miscounted"}
+
+
+def test_kill_of_an_earlier_process_with_the_same_id_does_not_count(story: Story) -> None:
+    story.enqueue("a")
+    story.run("a", 102, None)
+    story.end("a", story.run("a", 104, 105), attempts=1)
+    assert not list(Judge(story.facts, story.ends, killed={1: 3.0}).findings())
 
 
 def test_attempt_that_never_started_is_counted_apart(story: Story) -> None:

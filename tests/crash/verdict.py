@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -18,6 +18,8 @@ LIMIT = 2
 RATE_PER_SECOND = 10
 CLOCK_SECONDS = 0.005
 """The tolerance for times: the clock of leases has microseconds, those of tests are coarser."""
+DEATH_SECONDS = 5.0
+"""How long a worker may live after its sentinel was killed."""
 
 
 @dataclass(frozen=True)
@@ -195,11 +197,13 @@ class Facts:
 class Judge:
     """Checks every promise."""
 
-    def __init__(self, facts: Facts, ends: dict[str, End], killed: Collection[int] = ()) -> None:
+    def __init__(
+        self, facts: Facts, ends: dict[str, End], killed: Mapping[int, float] | None = None
+    ) -> None:
         self.facts = facts
         self.ends = ends
-        self.killed = killed
-        """Process ids of the workers that faults killed."""
+        self.killed = killed or {}
+        """Process id -> when a fault killed it last. Ids are used again in long runs."""
         self.by_job = facts.by_job()
         self.phantoms: Counter[str] = Counter()
         """Kind of job -> attempts that were counted but whose start is not in the ledger."""
@@ -342,7 +346,8 @@ class Judge:
         One that its own cluster interrupted, to stop or because it could not extend the lease, is
         released uncounted.
         """
-        is_cut_off_by_its_cluster = not one.how and one.pid not in self.killed
+        was_killed = self.killed.get(one.pid, -math.inf) >= one.began - DEATH_SECONDS
+        is_cut_off_by_its_cluster = not one.how and not was_killed
         return one.how != "interrupted" and not is_cut_off_by_its_cluster
 
     def phantom_findings(self, workers_lost: int) -> Iterator[Finding]:
