@@ -14,12 +14,17 @@ pytestmark = pytest.mark.unit
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
 import os
+import time
+from pathlib import Path
 import pytest
 
 @pytest.mark.parametrize("number", range(6))
 def test_worker(number):
-    with open("workers of " + __name__, "a") as file:
+    names = Path("workers of " + __name__)
+    with names.open("a") as file:
         file.write(os.environ["PYTEST_XDIST_WORKER"] + "\\n")
+    while len(set(names.read_text().split())) < WORKERS:
+        time.sleep(0.01)
 """
 
 
@@ -38,11 +43,11 @@ def test_group_is_found_by_the_path(nodeid: str, group: str) -> None:
 
 
 def test_tests_of_a_group_run_in_one_process(tmp_path: Path) -> None:
-    """Others are spread over both."""
-    for folder in ("cluster", "unit"):
+    """Others are spread over both: they wait for each other."""
+    for folder, workers_of_module in (("cluster", 1), ("unit", 2)):
         module = tmp_path / "tests" / folder / f"test_{folder}.py"
         module.parent.mkdir(parents=True)
-        module.write_text(TESTS)
+        module.write_text(f"{TESTS}\nWORKERS = {workers_of_module}\n")
     (tmp_path / "pytest.ini").touch()
     command = [sys.executable, "-m", "pytest", "-n2", "-p", "tests.groups", "-p", "no:django"]
     done = subprocess.run(
