@@ -51,7 +51,6 @@ SLICES = {
     "contrib/django_q/tasks.py": "the public module of Django Q",
     "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",
     "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
-    "jobs/announce.py": "what follows a commit, without the record",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",
     "locks/stores/database.py": "one of the stores of locks",
     "operations/": "the operations on one concept, which the table lists",

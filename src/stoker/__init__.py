@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from stoker.jobs.current import fencing_number as fencing_number
     from stoker.jobs.current import job as job
     from stoker.jobs.results import Result as Result
-    from stoker.jobs.running import fencing_number as fencing_number
     from stoker.jobs.states import JobState as JobState
     from stoker.locks.lock import lock as lock
     from stoker.schedules.fire import scheduled_moment as scheduled_moment
@@ -99,7 +99,7 @@ _HOMES = {
     "every": "tasks.schedules",
     "current_workflow": "workflows.current",
     "exponential": "tasks.backoff",
-    "fencing_number": "jobs.running",
+    "fencing_number": "jobs.current",
     "job": "jobs.current",
     "get_workflow": "workflows.results",
     "group": "tasks.signatures",

@@ -13,21 +13,21 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.cluster.upkeep import History
 from stoker.conf import Settings, settings_for
-from stoker.jobs.batch import Batch
+from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import (
     Attempted,
+    Batch,
     Cancelled,
     Crashed,
     Failed,
-    Fault,
     Outcome,
     Retry,
     Snoozed,
     Succeeded,
+    Tallies,
 )
 from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
-from stoker.jobs.tallies import Tallies
 from stoker.metrics import Figures, by_queue, by_task, finest_step, history, totals
 from stoker.models import Job, Sample, Tally
 from stoker.models.metrics import FINEST_SECONDS, FOLDS, Sums, TaskInQueue, fold_oldest

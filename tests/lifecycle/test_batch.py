@@ -25,10 +25,10 @@ from stoker.cluster.wire import (
 )
 from stoker.conf import Settings, settings_for
 from stoker.jobs.execute import Executor
-from stoker.jobs.outcomes import Attempted, Failed, Fault, Outcome, Succeeded
+from stoker.jobs.faults import Fault
+from stoker.jobs.outcomes import Attempted, Failed, Outcome, Succeeded, Tallies
 from stoker.jobs.package import sealer_for
 from stoker.jobs.record import Recorder, finish
-from stoker.jobs.tallies import Tallies
 from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Need, Requeue, Tally
 from stoker.signals import post_execute
 from stoker.store.written import instant_us, instants_us

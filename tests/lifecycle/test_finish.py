@@ -10,12 +10,12 @@ from django.db import DatabaseError
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
 from stoker.conf import Retention, Settings, settings_for
+from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import (
     Attempted,
     Cancelled,
     Crashed,
     Failed,
-    Fault,
     Outcome,
     Retry,
     Snoozed,

@@ -23,9 +23,8 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
 from stoker.jobs.failures import tell_failure
 from stoker.jobs.faults import fault_of
-from stoker.jobs.outcomes import Failed, Succeeded
+from stoker.jobs.outcomes import Failed, Succeeded, Tallies
 from stoker.jobs.record import Recorder
-from stoker.jobs.tallies import Tallies
 from stoker.signals import call_project_with, tell
 from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs

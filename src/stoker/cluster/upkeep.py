@@ -20,6 +20,7 @@ from django.utils import timezone
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.brokers.dispatch import Dispatch
+from stoker.cluster.pusher.flights import outline
 from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
 from stoker.dead_letters.sweep import DeadLetterSweep
@@ -27,13 +28,11 @@ from stoker.exceptions import StokerError
 from stoker.guards.sweeping import GuardSweep
 from stoker.inspect.queue_depths import queues
 from stoker.jobs.cancel import sweep_requests
-from stoker.jobs.outcomes import Attempted, Crashed, Outcome, Snoozed
-from stoker.jobs.outline import outline
+from stoker.jobs.outcomes import Attempted, Crashed, Outcome, Snoozed, Tallies
 from stoker.jobs.package import JobOptions, sealer_for
 from stoker.jobs.record import finish
 from stoker.jobs.relay import relay_from
 from stoker.jobs.retries import is_out_of_attempts
-from stoker.jobs.tallies import Tallies
 from stoker.locks.sweep import Leftovers
 from stoker.models import (
     Attempt,

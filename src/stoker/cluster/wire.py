@@ -43,8 +43,7 @@ from typing import Any
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import lease_clock_ns
-from stoker.jobs.batch import Batch
-from stoker.jobs.outcomes import Attempted, Failed, open_outcome, pack_outcome
+from stoker.jobs.outcomes import Attempted, Batch, Failed, open_outcome, pack_outcome
 from stoker.values.ids import id_of
 
 HEADER = struct.Struct("!I")

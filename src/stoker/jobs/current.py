@@ -154,3 +154,16 @@ def _write(running: Running, **values: Any) -> None:
                 "extend its lease: nothing was noted."
             )
         notes.write(running.job_id, **values)
+
+
+def fencing_number() -> int:
+    """Return the fencing number of the running attempt.
+
+    It increases with each attempt that gets a place under the same key. Store it with the task's
+    writes and refuse lower numbers, which come from attempts that have lost their place.
+
+    Returns:
+        0 outside of a job, and for tasks without lock, limit, rate and sequence.
+    """
+    running = current.get()
+    return 0 if running is None else running.fence

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -14,7 +13,7 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import InterfaceError, OperationalError, connections, transaction
+from django.db import connections, transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Delivery, Lease
@@ -29,6 +28,7 @@ from stoker.exceptions import (
     TransactionLeftOpen,
     UnknownTask,
 )
+from stoker.jobs.failures import tell_failure
 from stoker.models.job import moment
 from stoker.signals import post_execute_in_worker, pre_execute
 from stoker.store.engines import LARGE_BYTES, engine_of
@@ -38,17 +38,25 @@ from stoker.tasks.registry import task_of
 
 from . import outcomes
 from .aftercare import Aftercare
-from .failures import tell_failure
 from .faults import fault_of, plain_fault
-from .interruption import Interruption, message, time_limit
 from .once import is_once, note_begin
 from .outcomes import Attempted, Outcome
 from .package import Package, sealer_for
 from .received import each_of, with_received
 from .record import finish
 from .results import Result
-from .retries import crash_delay_seconds, decide, is_out_of_attempts
-from .running import Running, conclude, current, running_result, somebody_listens
+from .retries import decide, unprepared
+from .running import (
+    Interruption,
+    Running,
+    conclude,
+    current,
+    is_ctrl_c,
+    message,
+    running_result,
+    somebody_listens,
+    time_limit,
+)
 
 
 @dataclass(slots=True)
@@ -77,9 +85,6 @@ class Opened:
 UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
 """Delays of a job whose task is unknown here. They grow with the age of the job."""
 
-UNREAD_DELAY_SECONDS = 5.0
-"""Delay of a job that could not be prepared because the store was unreachable."""
-
 
 def unopened(
     settings: Settings, error: Exception, enqueued_at: float | None, delivery: Delivery
@@ -96,16 +101,6 @@ def unopened(
             step = min(int(age_seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
             return outcomes.Snoozed(UNKNOWN_TASK_DELAYS_SECONDS[step], str(error))
     return outcomes.Failed(fault_of(error), reason)
-
-
-def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
-    """Return the outcome for an attempt that failed before its task was called."""
-    if isinstance(error, OperationalError | InterfaceError):
-        return outcomes.Snoozed(UNREAD_DELAY_SECONDS, "what it is given could not be read")
-    fault = fault_of(error)
-    if is_out_of_attempts(package.options, delivery.attempt):
-        return outcomes.Failed(fault)
-    return outcomes.Retry(fault, crash_delay_seconds(delivery.attempt))
 
 
 def expired(late_seconds: float) -> Outcome:
@@ -236,7 +231,7 @@ class Executor:
         try:
             value, outcome = self._complete(opened) if opened.is_atomic else self._try(opened)
         except BaseException as error:  # an error of the task is its outcome, whatever its class
-            if _is_ctrl_c(error):
+            if is_ctrl_c(error):
                 raise
             return self._raised(opened, error)
         else:
@@ -258,7 +253,7 @@ class Executor:
                 await sync_to_async(refuse)(sealed)
             outcome: Outcome = outcomes.Succeeded(sealed)
         except BaseException as error:  # an error of the task is its outcome, whatever its class
-            if _is_ctrl_c(error):
+            if is_ctrl_c(error):
                 raise
             return self._raised(opened, error)
         else:
@@ -487,14 +482,7 @@ class Executor:
     def _not_run(
         self, delivery: Delivery, at: float, outcome: Outcome, package: Package | None = None
     ) -> Attempted:
-        task = package.task if package is not None else ""
+        task = "" if package is None else package.task
         attempted = Attempted(delivery, outcome, self.worker_id, at, time.time(), task=task)
         tell_failure(self.settings, attempted, package)
         return attempted
-
-
-def _is_ctrl_c(error: BaseException) -> bool:
-    """Return whether SIGINT may have raised the error. In a worker SIGINT has another handler, so a
-    KeyboardInterrupt comes from the task."""
-    handler = signal.getsignal(signal.SIGINT)
-    return isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import traceback
+from dataclasses import dataclass
 from types import TracebackType
-
-from .outcomes import Fault
 
 MESSAGE_LIMIT = 10_000
 TRACEBACK_LIMIT = 64_000
@@ -62,3 +61,19 @@ def _location(trace: TracebackType | None) -> str:
         trace = trace.tb_next
     frame = trace.tb_frame
     return f"{frame.f_globals.get('__name__', '?')}:{frame.f_code.co_qualname}"[:255]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """An error as it is kept: by name and text, readable without the code that raised it."""
+
+    exception_class: str
+    """Dotted path of the exception's class."""
+    message: str
+    traceback: str
+    location: str = ""
+    """Where it was raised, ``module:function``: with the class, the fingerprint of the fault."""
+
+    @property
+    def in_one_line(self) -> str:
+        return f"{self.exception_class}: {self.message.partition(chr(10))[0]}"

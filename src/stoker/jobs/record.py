@@ -40,15 +40,13 @@ from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
 
 from . import outcomes
-from .announce import announce
-from .batch import Batch, Verdict
 from .cached_results import keep
-from .faults import plain_fault
+from .failures import announce
+from .faults import Fault, plain_fault
 from .once import has_not_begun
-from .outcomes import Attempted, Failed, Fault, Outcome
+from .outcomes import Attempted, Batch, Failed, Outcome, Tallies, Verdict
 from .package import JobOptions, Package, sealer_for
 from .retries import crash_delay_seconds, is_out_of_attempts
-from .tallies import Tallies
 
 CHECKED_SHARE = 0.25
 """Of a lease: with less of it left, the broker is asked whether it is still valid."""

@@ -6,17 +6,29 @@ import logging
 from datetime import timedelta
 from typing import Any
 
-from stoker.exceptions import Cancel, Retry, Snooze, TaskTimeout, as_seconds
+from django.db import InterfaceError, OperationalError
+
+from stoker.brokers.contract import Delivery
+from stoker.exceptions import (
+    Cancel,
+    Retry,
+    Snooze,
+    TaskTimeout,
+    as_seconds,
+)
+from stoker.jobs.outcomes import Outcome
 from stoker.tasks.backoff import exponential
 from stoker.tasks.options import TaskOptions
 from stoker.values.text import stored_text
 
 from . import outcomes
 from .faults import MESSAGE_LIMIT, fault_of
-from .package import JobOptions
+from .package import JobOptions, Package
 
 logger = logging.getLogger("stoker")
 
+UNREAD_DELAY_SECONDS = 5.0
+"""Delay of a job that could not be prepared because the store was unreachable."""
 CRASH_DELAY_CAP_SECONDS = 600.0
 
 
@@ -79,3 +91,13 @@ def crash_delay_seconds(times: int) -> float:
     """Return the delay after an attempt without an exception, for which the task's own ``backoff``
     cannot be called."""
     return min(CRASH_DELAY_CAP_SECONDS, float(2 ** min(times, 20)))
+
+
+def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
+    """Return the outcome for an attempt that failed before its task was called."""
+    if isinstance(error, OperationalError | InterfaceError):
+        return outcomes.Snoozed(UNREAD_DELAY_SECONDS, "what it is given could not be read")
+    fault = fault_of(error)
+    if is_out_of_attempts(package.options, delivery.attempt):
+        return outcomes.Failed(fault)
+    return outcomes.Retry(fault, crash_delay_seconds(delivery.attempt))

@@ -1,9 +1,27 @@
-"""The running job, for log records, reporters and the task's own code."""
+"""The running attempt: its end on request or at its time-out, and its record for log lines,
+signals, reporters and the task's own code.
+
+A request to end reaches a task in one of three ways::
+
+    sync, in the main thread      a signal, whose handler raises TaskCancelled; it also ends a wait
+    sync, in another thread       TaskCancelled is raised when that thread next runs Python code
+    async                         the asyncio task is cancelled: CancelledError
+
+It is a request, like the soft time-out. If a task swallows it, or is busy in C code, the sentinel
+kills the worker.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import heapq
 import logging
-from collections.abc import Mapping
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,16 +32,286 @@ from django.db import DatabaseError, InterfaceError
 from django.dispatch import Signal
 
 from stoker.brokers.contract import Delivery, LeaseId
-from stoker.compat import TASKS_APP, TaskError, TaskResultStatus, task_signals
+from stoker.compat import (
+    TASKS_APP,
+    TaskError,
+    TaskResultStatus,
+    task_signals,
+)
 from stoker.conf import Settings
+from stoker.exceptions import (
+    TaskCancelled,
+    TaskTimeout,
+)
+from stoker.jobs import outcomes
+from stoker.jobs.outcomes import Outcome
+from stoker.jobs.package import Package
+from stoker.jobs.results import Result
 from stoker.models import Attempt
 from stoker.models.job import moment
 from stoker.signals import post_execute_in_worker, pre_execute, tell
 
-from . import outcomes
-from .outcomes import Outcome
-from .package import Package
-from .results import Result
+SIGNAL = getattr(signal, "SIGURG", None)
+"""A signal that is ignored by default, so that a late one does no harm."""
+
+
+class Interruption:
+    """The interruption of one attempt. Around a sync task it targets the task's thread.
+
+    Initial values are class attributes, because there is one object for each job and few are used.
+    """
+
+    reason: str | None = None
+    """Why the attempt has to end. None: it does not have to."""
+    _deliver: Callable[[], object] | None = None
+    _aim: Aim | None = None
+    _is_raised = False
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the attempt from another thread. If it has not started it never will; if it has
+        ended nothing happens."""
+        self.reason = reason
+        if self._aim is not None:
+            self._aim.error = _with_reason(reason)
+        deliver = self._deliver
+        if deliver is not None:
+            deliver()
+
+    def remind(self) -> bool:
+        """Send the signal again, and return whether that was necessary. Called repeatedly, because
+        a signal that arrives just before a wait begins does not end the wait."""
+        if self.reason is None or self._is_raised or self._deliver is not _signal_main_thread:
+            return False
+        _signal_main_thread()
+        return True
+
+    def check(self) -> None:
+        """Raise TaskCancelled if the interruption came before the task began."""
+        if self.reason is not None:
+            raise TaskCancelled(self.reason)
+
+    def is_behind(self, error: BaseException) -> bool:
+        """Return whether the attempt ended with this error because it was interrupted."""
+        return self.reason is not None and isinstance(error, TaskCancelled | asyncio.CancelledError)
+
+    def __enter__(self) -> None:
+        if threading.get_ident() == _main.thread_id:
+            _main.interruption = self
+            self._deliver = _signal_main_thread
+        else:
+            self._aim = Aim(TaskCancelled)
+            self._deliver = self._aim.fire
+
+    def __exit__(self, *_: object) -> None:
+        if self._aim is not None:
+            self._aim.leave()
+        else:
+            _main.interruption = None
+        self._deliver = None
+
+    @contextmanager
+    def of_coroutine(self) -> Iterator[None]:
+        """Target the current asyncio task."""
+        loop, tasks = asyncio.get_running_loop(), [asyncio.current_task()]
+
+        def cancel() -> None:
+            for one in tasks:
+                assert one is not None
+                one.cancel()
+
+        def call_loop() -> None:
+            with suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(cancel)
+
+        self._deliver = call_loop
+        try:
+            self.check()
+            yield
+        finally:
+            self._deliver = None
+            tasks.clear()
+
+    def ring(self) -> None:
+        """Raise TaskCancelled if requested. Called in the main thread by the signal's handler."""
+        if self.reason is not None and not self._is_raised:
+            self._is_raised = True
+            raise TaskCancelled(self.reason)
+
+
+def _with_reason(reason: str) -> type[TaskCancelled]:
+    """Return an exception class with this reason, because only classes can be raised in another
+    thread."""
+
+    class Told(TaskCancelled):
+        def __init__(self) -> None:
+            super().__init__(reason)
+
+    Told.__name__ = Told.__qualname__ = TaskCancelled.__name__
+    Told.__module__ = TaskCancelled.__module__
+    return Told
+
+
+class _MainThread:
+    """State of the main thread: whether it handles the signal, and the interruption that runs in
+    it."""
+
+    thread_id: int | None = None
+    interruption: Interruption | None = None
+
+
+_main = _MainThread()
+
+
+def listen() -> None:
+    """Install the signal handler. Called once per process, in the main thread."""
+    if SIGNAL is not None:
+        signal.signal(SIGNAL, _hear)
+        _main.thread_id = threading.get_ident()
+
+
+def _hear(_signal: int, _frame: Any) -> None:
+    if _main.interruption is not None:
+        _main.interruption.ring()
+
+
+def _signal_main_thread() -> None:
+    if SIGNAL is not None and _main.thread_id is not None:
+        signal.pthread_kill(_main.thread_id, SIGNAL)
+
+
+NO_LIMIT = nullcontext()
+
+
+def time_limit(seconds: float | None) -> AbstractContextManager[None]:
+    """Raise TaskTimeout in the block if it takes longer than ``seconds``. None: no limit."""
+    if seconds is None:
+        return NO_LIMIT
+    if threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer"):
+        return _alarm(seconds)
+    return _watchdog.watch(seconds)
+
+
+def message(seconds: float) -> str:
+    return f"the task ran longer than its time-out of {seconds:g} s"
+
+
+@contextmanager
+def _alarm(seconds: float) -> Iterator[None]:
+    def ring(_signal: int, _frame: Any) -> None:
+        raise TaskTimeout(message(seconds))
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Aim:
+    """A block of the current thread in which another thread may raise one error.
+
+    The target thread takes no lock when it leaves the block, because the error may be raised at any
+    point, even between acquiring a lock and recording that.
+    """
+
+    __slots__ = ("error", "fired", "is_being_decided", "is_over", "thread_id")
+
+    def __init__(self, error: type[BaseException]) -> None:
+        self.error = error
+        self.thread_id = threading.get_ident()
+        self.is_over = False
+        self.is_being_decided = False
+        self.fired = False
+
+    def fire(self) -> None:
+        """Raise the error in the target thread. Called by another thread."""
+        self.is_being_decided = True
+        if not self.is_over and not self.fired:
+            self.fired = True
+            _raise_in(self.thread_id, self.error)
+        self.is_being_decided = False
+
+    def leave(self) -> None:
+        """End the block. Called by the target thread; the error is not raised after this
+        returns."""
+        while True:
+            try:
+                self.is_over = True
+                while self.is_being_decided:
+                    time.sleep(0)
+                if self.fired:
+                    _raise_in(self.thread_id, None)
+                return
+            except self.error:  # the error was raised just now, and it is raised only once
+                continue
+
+
+class _Watch(Aim):
+    """A block with a deadline."""
+
+    __slots__ = ("deadline",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(TaskTimeout)
+        self.deadline = time.monotonic() + seconds
+
+    def __lt__(self, other: _Watch) -> bool:
+        return self.deadline < other.deadline
+
+
+class _Watchdog:
+    """A thread that raises TaskTimeout in other threads when their deadline has passed."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._watches: list[_Watch] = []
+        self._thread: threading.Thread | None = None
+
+    @contextmanager
+    def watch(self, seconds: float) -> Iterator[None]:
+        watch = _Watch(seconds)
+        with self._condition:
+            heapq.heappush(self._watches, watch)
+            self._start()
+            self._condition.notify()
+        try:
+            yield
+        except TaskTimeout as error:
+            if error.args:
+                raise
+            raise TaskTimeout(message(seconds)) from None
+        finally:
+            watch.leave()
+
+    def _start(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="stoker-watchdog", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        with self._condition:
+            while True:
+                while self._watches and self._watches[0].is_over:
+                    heapq.heappop(self._watches)
+                if not self._watches:
+                    self._condition.wait()
+                    continue
+                wait_seconds = self._watches[0].deadline - time.monotonic()
+                if wait_seconds > 0:
+                    self._condition.wait(wait_seconds)
+                    continue
+                heapq.heappop(self._watches).fire()
+
+
+def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
+    pending = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), pending)
+
+
+_watchdog = _Watchdog()
+
 
 logger = logging.getLogger("stoker")
 
@@ -97,19 +385,6 @@ _last_found: tuple[tuple[Any, ...], bool] = ((), False)
 """Cache of somebody_listens: receivers, and the answer."""
 
 current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
-
-
-def fencing_number() -> int:
-    """Return the fencing number of the running attempt.
-
-    It increases with each attempt that gets a place under the same key. Store it with the task's
-    writes and refuse lower numbers, which come from attempts that have lost their place.
-
-    Returns:
-        0 outside of a job, and for tasks without lock, limit, rate and sequence.
-    """
-    running = current.get()
-    return 0 if running is None else running.fence
 
 
 def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
@@ -200,3 +475,10 @@ def _earlier(settings: Settings, delivery: Delivery) -> tuple[list[str], list[Ta
         if row.exception_class
     ]
     return worker_ids, errors
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Return whether SIGINT may have raised the error. In a worker SIGINT has another handler, so a
+    KeyboardInterrupt comes from the task."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler

@@ -8,7 +8,7 @@ MISTAKES = (
         "a job that was to wait counts as late",
         [
             Change(
-                "jobs.tallies:_add_times",
+                "jobs.outcomes:_add_times",
                 replace(
                     "max(enqueued_at, run_after) if run_after else enqueued_at",
                     "max(enqueued_at, run_after) if False else enqueued_at",
@@ -22,7 +22,7 @@ MISTAKES = (
         "a lost worker's failure is reported by nobody",
         [
             Change(
-                "jobs.announce:announce",
+                "jobs.failures:announce",
                 drop_operand("outcomes.Crashed | outcomes.TimedOut", "outcomes.Crashed"),
             )
         ],
@@ -85,7 +85,7 @@ MISTAKES = (
         "crashes are not counted",
         [
             Change(
-                "jobs.batch:Batch.verdict",
+                "jobs.outcomes:Batch.verdict",
                 replace("isinstance(attempted.outcome, Crashed)", "False"),
             )
         ],

@@ -26,8 +26,7 @@ from stoker.cluster.wire import (
     socket_pair,
 )
 from stoker.exceptions import BrokerUnavailable
-from stoker.jobs.batch import Batch
-from stoker.jobs.outcomes import Attempted, Failed, Outcome, Succeeded
+from stoker.jobs.outcomes import Attempted, Batch, Failed, Outcome, Succeeded
 
 from tests.unit.cluster.parts import Clock
 

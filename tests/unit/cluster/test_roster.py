@@ -10,11 +10,7 @@ import pytest
 from stoker.brokers.contract import Delivery, Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
-from stoker.cluster.pusher.flights import (
-    PREFETCH_SECONDS,
-    Flights,
-    RunTimes,
-)
+from stoker.cluster.pusher.flights import PREFETCH_SECONDS, Flights, RunTimes, outline
 from stoker.cluster.pusher.roster import (
     BEHIND_SECONDS,
     LOST_REPORT,
@@ -27,7 +23,6 @@ from stoker.cluster.pusher.roster import (
 from stoker.cluster.watch import Death
 from stoker.cluster.wire import Stream, open_outcome, socket_pair
 from stoker.jobs.outcomes import Crashed, TimedOut
-from stoker.jobs.outline import outline
 from stoker.jobs.package import JobOptions, Package, Sealer
 
 from tests.unit.cluster.parts import (

@@ -8,13 +8,13 @@ import pytest
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.wire import open_job, open_report, pack_job, pack_report
+from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import (
     KINDS,
     Attempted,
     Cancelled,
     Crashed,
     Failed,
-    Fault,
     Outcome,
     Retry,
     Snoozed,

@@ -12,8 +12,8 @@ from functools import partial
 import pytest
 
 from stoker.exceptions import TaskCancelled
-from stoker.jobs import interruption as machinery
-from stoker.jobs.interruption import Interruption, time_limit
+from stoker.jobs import running as machinery
+from stoker.jobs.running import Interruption, time_limit
 
 LONG_SECONDS = 60.0
 

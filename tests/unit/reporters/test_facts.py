@@ -6,7 +6,7 @@ from uuid import uuid4
 import pytest
 
 from stoker.jobs.failures import Failure
-from stoker.jobs.outcomes import Fault
+from stoker.jobs.faults import Fault
 from stoker.jobs.package import Package
 from stoker.models import Schedule
 from stoker.reporters.facts import LONGEST_VALUE, arguments_of_failure, facts_of_failure

@@ -40,7 +40,7 @@ from stoker.cluster.worker.workload import (
     tidy_broken_connections,
     tidy_connections,
 )
-from stoker.jobs import interruption
+from stoker.jobs import running
 from stoker.jobs.execute import Executor, Opened
 from stoker.jobs.outcomes import Attempted
 from stoker.values.ids import is_marked
@@ -52,7 +52,7 @@ LEAVE_SECONDS = 5.0
 
 def main(child: Child) -> None:
     worker = Worker(child)
-    interruption.listen()
+    running.listen()
     worker.look_at_fence_when_continued()
     threading.Thread(target=worker.accompany, name="stoker-companion", daemon=True).start()
     try:
