@@ -87,7 +87,7 @@ def _work(keys: int) -> float:
 
 
 def _message(key: int | None) -> Any:
-    from stoker.brokers.contract import Message
+    from stoker.models.job import Message
     from stoker.models.need import NewNeed
     from stoker.values.ids import new_job_id
 

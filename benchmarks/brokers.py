@@ -79,9 +79,9 @@ def _by_stoker(
     """Jobs per second from when the sealed jobs are given to the broker, all by one call, until the
     last is recorded and acked; and the processor seconds that it took, by process."""
     from stoker.brokers.adapters import broker_for
-    from stoker.brokers.contract import Message
     from stoker.conf import settings_for
     from stoker.models import Job
+    from stoker.models.job import Message
 
     from benchmarks.tasks import nothing
 

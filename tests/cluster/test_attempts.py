@@ -11,10 +11,10 @@ import pytest
 from django.db import connection
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Message
 from stoker.conf import settings_for
 from stoker.jobs.package import JobOptions, Package, Sealer, sealer_for
 from stoker.models import Claimed, DeadLetter, Deferred, Job
+from stoker.models.job import Message
 from stoker.values.ids import new_job_id
 
 from tests.app import chaos, tasks

@@ -10,7 +10,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from itertools import pairwise
 
-from stoker.brokers.contract import Broker, ClaimRequest, Delivery, LeaseId, Message, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, LeaseId, Return
+from stoker.models.job import Message
 
 from tests.conformance.stands import message
 from tests.conformance.threads import patiently

@@ -10,9 +10,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from stoker.brokers.contract import Capabilities, Message
+from stoker.brokers.contract import Capabilities
 from stoker.brokers.transport import Parcel, Transport, as_body, as_message
 from stoker.conf import Settings
+from stoker.models.job import Message
 
 
 @dataclass

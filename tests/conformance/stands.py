@@ -19,7 +19,7 @@ from django.db import connections, transaction
 from django.db.models import F
 from redis import Redis
 
-from stoker.brokers.contract import Broker, Capabilities, ClaimRequest, Delivery, Message
+from stoker.brokers.contract import Broker, Capabilities, ClaimRequest, Delivery
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.disque.transport import DisqueTransport
 from stoker.brokers.ironmq import IronmqTransport
@@ -32,6 +32,7 @@ from stoker.brokers.sqs.transport import SqsTransport
 from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
 from stoker.models import Claimed, Deferred
+from stoker.models.job import Message
 from stoker.store.written import MICROSECONDS, database_now_us, microseconds
 from stoker.values.ids import new_job_id
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Lease, Message, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Lease, Return
+from stoker.models.job import Message
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.ledger import Ledger

@@ -17,10 +17,11 @@ import pytest
 from django.db import connection, transaction
 from psycopg import IsolationLevel
 
-from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Message, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
 from stoker.brokers.orm import broker as orm
 from stoker.guards.sweep import sweep_keys
 from stoker.models import GuardKey
+from stoker.models.job import Message
 from stoker.models.need import NewNeed
 from stoker.store.statements import deciding
 from stoker.store.transactions import is_conflict

@@ -27,10 +27,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from stoker.brokers.contract import ClaimRequest, Delivery, Lease, Message, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Lease, Return
 from stoker.brokers.orm import broker as orm
 from stoker.guards.sweep import forget_needs, sweep_keys
 from stoker.models import Blocked, Claimed, Deferred, GuardKey, Need, Ready
+from stoker.models.job import Message
 from stoker.models.need import NewNeed
 
 from tests.conformance.stands import OrmStand, message

@@ -157,14 +157,19 @@ def run_before_commit() -> None:
 
 @mistake("a job waits for a second less than it should", "early")
 def a_second_early() -> None:
-    from stoker.brokers.orm import broker as orm
+    from stoker.brokers.orm.broker import OrmBroker
 
-    @replace(orm, "as_new_job")
-    def as_new_job(right: Any, message: Any) -> Any:
-        job = right(message)
-        if job.run_after is None:
-            return job
-        return dataclasses.replace(job, run_after=job.run_after - 1)
+    @replace(OrmBroker, "enqueue")
+    def enqueue(right: Any, self: Any, messages: Any) -> None:
+        right(
+            self,
+            [
+                one
+                if one.run_after is None
+                else dataclasses.replace(one, run_after=one.run_after - 1)
+                for one in messages
+            ],
+        )
 
 
 @mistake("two clusters fire the same tick", "ticks")

@@ -6,10 +6,11 @@ import uuid
 import pytest
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import ClaimRequest, Delivery, Message
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.inspect.guards import crowded
 from stoker.inspect.stats import queues
+from stoker.models.job import Message
 from stoker.models.need import NewNeed
 from stoker.values.ids import new_job_id
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from uuid import UUID
 
-from stoker.models.need import NewNeed
+from stoker.models.job import Message
 from stoker.store.wake import NoWake, Wake
 from stoker.values.ids import id_of
 
@@ -63,27 +63,6 @@ class Capabilities:
             return True
         most, delay_seconds = self.max_delay_seconds, message.run_after - time.time()
         return self.delay and (most is None or delay_seconds <= most)
-
-
-# Not frozen, since there is one for each job: that would make it several times as slow to make.
-@dataclass(slots=True)
-class Message:
-    """One job on its way in."""
-
-    job_id: UUID
-    task: str
-    queue: str
-    priority: int
-    package: bytes
-    run_after: float | None = None
-    """Seconds since 1970, UTC; None = at once."""
-    enqueued_at: float = 0.0
-    needs: Sequence[NewNeed] = ()
-    """Its guards: of brokers that have the capability ``guards`` only."""
-    is_fresh: bool = False
-    """Whether this id is new, so that nobody can have enqueued it before."""
-    stays_in_store: bool = False
-    """Whether it waits in the store whatever the broker is: it is unique, or of an atomic task."""
 
 
 class Lease(NamedTuple):

@@ -22,6 +22,7 @@ from django.db import transaction
 from stoker.conf import Settings
 from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
+from stoker.models.job import Message
 from stoker.models.outbox import Outgoing, find_outgoing, possible_outboxes
 from stoker.signals import tell
 from stoker.store.statements import delete_by_key, with_keys
@@ -29,17 +30,7 @@ from stoker.store.transactions import after_commit
 from stoker.store.wake import EitherWake, Wake
 
 from .arrivals import Arrivals
-from .contract import (
-    Broker,
-    ClaimRequest,
-    Delivery,
-    Extension,
-    Lease,
-    LeaseId,
-    Leases,
-    Message,
-    Return,
-)
+from .contract import Broker, ClaimRequest, Delivery, Extension, Lease, LeaseId, Leases, Return
 from .orm.broker import OrmBroker
 from .outbox import as_message, as_row
 from .transport import Transport

@@ -25,8 +25,9 @@ import httpx
 
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
+from stoker.models.job import Message
 
-from .contract import Capabilities, Message
+from .contract import Capabilities
 from .transport import (
     BANDS,
     HEAD_BYTES,

@@ -13,18 +13,11 @@ from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
+from stoker.models.job import Message
 from stoker.store.wake import Wake
 from stoker.values.ids import new_lease_id
 
-from .contract import (
-    Broker,
-    Capabilities,
-    ClaimRequest,
-    Delivery,
-    Lease,
-    Message,
-    Return,
-)
+from .contract import Broker, Capabilities, ClaimRequest, Delivery, Lease, Return
 
 
 @dataclass(slots=True)

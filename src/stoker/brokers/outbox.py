@@ -6,10 +6,9 @@ from typing import Any
 from uuid import UUID
 
 from stoker.models import Outgoing
+from stoker.models.job import Message
 from stoker.models.need import NewNeed
 from stoker.models.outbox import as_json
-
-from .contract import Message
 
 
 def as_row(backend: str, message: Message, claim: tuple[Any, ...] | None = None) -> Outgoing:

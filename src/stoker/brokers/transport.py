@@ -18,9 +18,10 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
 
+from stoker.models.job import Message
 from stoker.values.ids import derived_job_id
 
-from .contract import Capabilities, Message
+from .contract import Capabilities
 
 if TYPE_CHECKING:
     from stoker.conf import Settings

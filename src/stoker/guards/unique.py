@@ -26,7 +26,7 @@ from uuid import UUID
 
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import UniqueKey
-from stoker.models.job import NewJob
+from stoker.models.job import Message
 from stoker.models.unique_key import (
     JOB_HAS_ENDED,
     JOB_HAS_STARTED,
@@ -159,7 +159,7 @@ class WantedKeys:
             return None
         return self._plan.takings[0]
 
-    def take_and_add(self, job: NewJob, identity: str) -> bool:
+    def take_and_add(self, job: Message, identity: str) -> bool:
         """Take the key and insert the job in one statement, where possible. Return whether it was
         done."""
         taking = self.only_taking()

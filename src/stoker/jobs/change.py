@@ -18,7 +18,7 @@ from stoker.exceptions import InvalidTaskOption, PackageError, UnknownTask
 from stoker.guards.keys import needs_of, unique_of
 from stoker.guards.sweep import look_after
 from stoker.models import Deferred, Job, Need
-from stoker.models.job import NewJob
+from stoker.models.job import Message
 from stoker.models.need import NewNeed, StatedNeed
 from stoker.store import waiting
 from stoker.store.statements import deciding
@@ -112,7 +112,7 @@ def change(settings: Settings, job_ids: Sequence[UUID], wanted: Change) -> list[
     return [outcome.get(job_id) or Changed(job_id, STARTED) for job_id in job_ids]
 
 
-Replacement = tuple[Held, NewJob]
+Replacement = tuple[Held, Message]
 
 
 def _decide(
@@ -144,7 +144,7 @@ def _new_job(
     needs: Sequence[StatedNeed],
     due_us: int | None,
     wanted: Change,
-) -> NewJob:
+) -> Message:
     """Return the job as it will wait.
 
     Raises:
@@ -170,7 +170,7 @@ def _new_job(
         run_after = None
     elif isinstance(wanted.run_after, datetime):
         run_after = wanted.run_after.timestamp()
-    return NewJob(
+    return Message(
         job_id=job.pk,
         task=job.task,
         queue=package.queue,

@@ -11,13 +11,12 @@ from uuid import UUID
 from django.db import connections
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Message
-from stoker.brokers.orm.broker import as_new_job
 from stoker.dead_letters.entries import note_successors
 from stoker.exceptions import DuplicateJob
 from stoker.guards.keys import UniqueClaim
 from stoker.guards.unique import CHANGES, Decision, Fate, WantedKeys
 from stoker.models import Job
+from stoker.models.job import Message
 from stoker.store import waiting as waiting_jobs
 from stoker.store.statements import deciding
 from stoker.store.written import MICROSECONDS
@@ -141,7 +140,7 @@ class Newcomers:
             return False
         (group,) = self._groups.values()
         group.decision = Decision(Fate.ENQUEUED, taking[0].job_id, keys.now_us)
-        job = as_new_job(group.shape(self._sealing, keys.now_us))
+        job = group.shape(self._sealing, keys.now_us)
         return keys.take_and_add(job, group.members[0].package.options.identity)
 
     def _transaction(self, keys: WantedKeys) -> AbstractContextManager[Any]:
@@ -162,7 +161,7 @@ class Newcomers:
             if held is None:
                 messages.append(message)
             else:
-                changed.append((held, as_new_job(message)))
+                changed.append((held, message))
         broker_for(self._settings).enqueue(messages)
         note_successors(self._alias, self._enqueued())
         return waiting_jobs.replace(self._alias, changed) | waiting_jobs.lines_of(self._alias, kept)

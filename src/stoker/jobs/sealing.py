@@ -16,13 +16,12 @@ from functools import lru_cache
 from typing import Any, NoReturn
 from uuid import UUID
 
-from stoker.brokers.contract import Message
 from stoker.compat import InvalidTask, TaskResultStatus, task_backends
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption, NotSerializable, as_seconds
 from stoker.guards.keys import UniqueClaim, needs_of, unique_of
 from stoker.guards.unique import CHANGES, identity_of
-from stoker.models.job import moment
+from stoker.models.job import Message, moment
 from stoker.models.need import NewNeed
 from stoker.signals import pre_enqueue
 from stoker.tasks.options import TaskOptions, as_timestamp, expires_at, is_guarded, options_of

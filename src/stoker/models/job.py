@@ -17,18 +17,25 @@ from stoker.store.statements import with_keys
 from .need import NewNeed
 
 
+# Not frozen, since there is one for each job: that would make it several times as slow to make.
 @dataclass(slots=True)
-class NewJob:
-    """A job to insert."""
+class Message:
+    """One job on its way in: to the store, or to a broker outside it."""
 
     job_id: UUID
     task: str
     queue: str
     priority: int
     package: bytes
-    enqueued_at: float
     run_after: float | None = None
+    """Seconds since 1970, UTC; None = at once."""
+    enqueued_at: float = 0.0
     needs: Sequence[NewNeed] = ()
+    """Its guards: of brokers that have the capability ``guards`` only."""
+    is_fresh: bool = False
+    """Whether this id is new, so that nobody can have enqueued it before."""
+    stays_in_store: bool = False
+    """Whether it waits in the store whatever the broker is: it is unique, or of an atomic task."""
 
 
 class JobQuerySet(models.QuerySet["Job"]):

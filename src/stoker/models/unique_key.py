@@ -17,7 +17,7 @@ from stoker.store.statements import delete_by_key, with_keys
 from stoker.store.written import as_uuid, database_now_us
 
 from .dead_letter import UNCLOSED
-from .job import Job, NewJob
+from .job import Job, Message
 from .requeue import Requeue
 
 LAST_US = 2**63 - 1
@@ -119,7 +119,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         return engine_of(self.db).take_over_keys(self, takings, condition)
 
     def take_and_add(
-        self, taking: Taking, condition: Condition, job: NewJob, identity: str
+        self, taking: Taking, condition: Condition, job: Message, identity: str
     ) -> bool:
         """Take a key and insert its job in one statement, where possible.
 

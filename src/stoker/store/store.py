@@ -21,7 +21,7 @@ from stoker.models.claimed import (
     Leasing,
 )
 from stoker.models.deferred import Deferred
-from stoker.models.job import NewJob
+from stoker.models.job import Message
 from stoker.models.need import Need
 from stoker.models.ready import Place, Ready
 
@@ -48,9 +48,9 @@ class Store:
 
     # -- waiting ----------------------------------------------------------------------------------
 
-    def add(self, jobs: Sequence[NewJob]) -> None:
+    def add(self, jobs: Sequence[Message]) -> None:
         """Insert jobs and their ready or deferred rows. Skip ids that exist already."""
-        first: dict[UUID, NewJob] = {}
+        first: dict[UUID, Message] = {}
         for job in jobs:  # two waiting rows of one job would be two jobs
             first.setdefault(job.job_id, job)
         if not first:
@@ -62,7 +62,7 @@ class Store:
                 raise
             self._add(list(first.values()))  # another transaction added one: skip it
 
-    def _add(self, jobs: Sequence[NewJob]) -> None:
+    def _add(self, jobs: Sequence[Message]) -> None:
         if not any(job.needs for job in jobs):
             self.engine.insert_jobs(jobs)
             return
@@ -71,7 +71,7 @@ class Store:
             needed = [(job.job_id, job.needs) for job in jobs if job.job_id in added and job.needs]
             Need.objects.using(self.alias).add(needed)
 
-    def add_fresh(self, job: NewJob) -> None:
+    def add_fresh(self, job: Message) -> None:
         """Add a job whose id is known to be new. Outside a transaction, the engine may notify the
         sleeping pushers in the same message."""
         if job.run_after is not None or job.needs:

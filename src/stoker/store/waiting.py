@@ -14,7 +14,7 @@ from django.db import connections
 
 from stoker.models.blocked import Blocked
 from stoker.models.deferred import Deferred
-from stoker.models.job import Job, NewJob, moment
+from stoker.models.job import Job, Message, moment
 from stoker.models.need import Need, NewNeed, StatedNeed, need_ids
 from stoker.models.ready import Place, Ready
 
@@ -61,7 +61,7 @@ def hold(alias: str, waits: Mapping[UUID, str], *, alone: bool) -> dict[UUID, He
     return held
 
 
-def replace(alias: str, replacements: Sequence[tuple[Held, NewJob]]) -> set[UUID]:
+def replace(alias: str, replacements: Sequence[tuple[Held, Message]]) -> set[UUID]:
     """Replace the arguments, queue, priority, due time and guards of waiting jobs. They keep their
     ids, their place among jobs of the same priority, and the attempts used.
 
@@ -97,7 +97,7 @@ def lines_of(alias: str, held: Collection[Held]) -> set[UUID]:
     return set(rows.values_list("key_id", flat=True))
 
 
-def _write_jobs(alias: str, jobs: Iterable[NewJob]) -> None:
+def _write_jobs(alias: str, jobs: Iterable[Message]) -> None:
     """Write the jobs' new values. The rows exist and are locked, so this acts as an UPDATE in one
     statement on every database."""
     features = connections[alias].features
@@ -120,11 +120,11 @@ def _write_jobs(alias: str, jobs: Iterable[NewJob]) -> None:
     )
 
 
-def _place(held: Held, job: NewJob) -> Place:
+def _place(held: Held, job: Message) -> Place:
     return held.place._replace(queue=job.queue, rank=-job.priority, guards=len(job.needs))
 
 
-def _change_needs(alias: str, replacements: Sequence[tuple[Held, NewJob]]) -> set[UUID]:
+def _change_needs(alias: str, replacements: Sequence[tuple[Held, Message]]) -> set[UUID]:
     """Replace the needs of jobs whose guards have changed. A place that a job keeps between its
     attempts is kept. Lock no keys, because this transaction may be long.
 

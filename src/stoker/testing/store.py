@@ -7,12 +7,12 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from stoker.brokers.contract import Message
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.memory import MemoryBroker
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.exceptions import ConfigurationError
 from stoker.models import Blocked, Deferred, Job, Ready
+from stoker.models.job import Message
 from stoker.tasks.options import as_timestamp
 
 AT_ONCE = 500

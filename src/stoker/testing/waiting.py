@@ -8,11 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Message
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import PackageError
 from stoker.jobs.package import sealer_for
-from stoker.models.job import moment
+from stoker.models.job import Message, moment
 
 from .calls import call
 from .store import waiting

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Message
 from stoker.conf import Settings
 from stoker.models import Cancellation, Step, Workflow
-from stoker.models.job import Job
+from stoker.models.job import Job, Message
 from stoker.models.step import GROUPS, OPEN, StepEnd
 from stoker.store.statements import update_by_key
 

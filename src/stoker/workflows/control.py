@@ -7,7 +7,6 @@ from dataclasses import replace as changed
 from uuid import UUID
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Message
 from stoker.conf import Settings
 from stoker.dead_letters.requeueing import LetterFate, Wish, requeue
 from stoker.exceptions import WorkflowNotFound
@@ -17,6 +16,7 @@ from stoker.jobs.package import sealer_for
 from stoker.jobs.sealing import needs_of_step
 from stoker.jobs.states import explained
 from stoker.models import Cancellation, DeadLetter, Job, Step, Workflow
+from stoker.models.job import Message
 from stoker.models.step import GROUPS, OPEN
 from stoker.store.statements import deciding
 from stoker.tasks.registry import task_of

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from uuid import UUID
 
-from stoker.brokers.contract import Message
 from stoker.models import Job
+from stoker.models.job import Message
 from stoker.models.need import NewNeed
 from stoker.values import codec
 

@@ -32,11 +32,11 @@ from uuid import UUID
 from django.utils.module_loading import import_string
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Message
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, PackageTooLarge
 from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.models import Job
+from stoker.models.job import Message
 from stoker.models.need import NewNeed
 from stoker.values import codec
 from stoker.values.ids import BELOW_MARKS, LINKED, STEP

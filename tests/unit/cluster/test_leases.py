@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.brokers.contract import ClaimRequest, Delivery, Extension, Lease, Message
+from stoker.brokers.contract import ClaimRequest, Delivery, Extension, Lease
 from stoker.brokers.memory import MemoryBroker
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
@@ -14,6 +14,7 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.claims import HeldLeases
 from stoker.cluster.pusher.flights import Flights
 from stoker.exceptions import BrokerUnavailable
+from stoker.models.job import Message
 from stoker.store.engines.sessions import Patience
 from stoker.values.ids import new_job_id
 

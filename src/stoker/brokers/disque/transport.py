@@ -19,7 +19,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from stoker.brokers.contract import Capabilities, Message
+from stoker.brokers.contract import Capabilities
 from stoker.brokers.transport import (
     BANDS,
     Line,
@@ -33,6 +33,7 @@ from stoker.brokers.transport import (
 )
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
+from stoker.models.job import Message
 
 from .nodes import DisqueNode, Nodes, without_password
 

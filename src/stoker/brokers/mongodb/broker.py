@@ -27,17 +27,10 @@ from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import BulkWriteError, PyMongoError
 from pymongo.uri_parser import parse_uri
 
-from stoker.brokers.contract import (
-    Broker,
-    Capabilities,
-    ClaimRequest,
-    Delivery,
-    Lease,
-    Message,
-    Return,
-)
+from stoker.brokers.contract import Broker, Capabilities, ClaimRequest, Delivery, Lease, Return
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
+from stoker.models.job import Message
 from stoker.store.wake import NoWake, Wake
 from stoker.values.ids import new_lease_id
 

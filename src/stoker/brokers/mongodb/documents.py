@@ -19,9 +19,10 @@ from pymongo import IndexModel, MongoClient, ReadPreference, WriteConcern
 from pymongo.errors import ConfigurationError as WrongOption
 from pymongo.errors import InvalidURI
 
-from stoker.brokers.contract import CLAIM_BYTES, Delivery, Lease, Message
+from stoker.brokers.contract import CLAIM_BYTES, Delivery, Lease
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
+from stoker.models.job import Message
 
 AT_ONCE = 1000
 REMEMBERED_SECONDS = 24 * 3600

@@ -26,7 +26,6 @@ from stoker.brokers.contract import (
     Extension,
     Lease,
     Leases,
-    Message,
     Return,
 )
 from stoker.conf import Settings
@@ -41,7 +40,7 @@ from stoker.guards.admission import Rated
 from stoker.guards.sweep import call_due, look_after
 from stoker.models import Attempt, Claimed, Job
 from stoker.models.claimed import Claim, GivenBack, Leasing
-from stoker.models.job import NewJob
+from stoker.models.job import Message
 from stoker.signals import tell
 from stoker.store.places import WAITING
 from stoker.store.store import Store
@@ -179,9 +178,9 @@ class OrmBroker(Broker):
     def enqueue(self, messages: Sequence[Message]) -> None:
         with explained(self.alias):
             if len(messages) == 1 and messages[0].is_fresh:
-                self.store.add_fresh(as_new_job(messages[0]))
+                self.store.add_fresh(messages[0])
             else:
-                self.store.add([as_new_job(message) for message in messages])
+                self.store.add(messages)
 
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         rated_limit, limit = request.rated_limit, request.limit
@@ -450,16 +449,3 @@ class OrmBroker(Broker):
 
 def leasing_of(request: ClaimRequest) -> Leasing:
     return Leasing(new_lease_id(), request.holder, microseconds(request.lease_seconds))
-
-
-def as_new_job(message: Message) -> NewJob:
-    return NewJob(
-        message.job_id,
-        message.task,
-        message.queue,
-        message.priority,
-        message.package,
-        message.enqueued_at,
-        message.run_after,
-        message.needs,
-    )

@@ -24,11 +24,11 @@ from stoker.brokers.contract import (
     Delivery,
     Lease,
     Leases,
-    Message,
     Return,
 )
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
+from stoker.models.job import Message
 from stoker.store.wake import Wake
 from stoker.store.written import MICROSECONDS, microseconds
 from stoker.values.ids import id_of, new_lease_id

@@ -20,10 +20,11 @@ from hashlib import sha256
 from typing import Any, NamedTuple
 from uuid import NAMESPACE_URL, uuid5
 
-from stoker.brokers.contract import Capabilities, Message
+from stoker.brokers.contract import Capabilities
 from stoker.brokers.transport import HEAD_BYTES, Parcel, Transport, as_body, as_message
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
+from stoker.models.job import Message
 from stoker.models.need import Need, NewNeed
 
 from .queues import AT_ONCE, CONNECTIONS, LONGEST_WAIT_SECONDS, Queues

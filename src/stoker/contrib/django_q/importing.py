@@ -27,12 +27,12 @@ from django.db import connections, models, transaction
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Message
 from stoker.exceptions import InvalidSchedule, StokerError
 from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.jobs.sealing import hooks_of
 from stoker.management.bar import bar
 from stoker.management.subcommand import ExitCode, Subcommand, option, refuse
+from stoker.models.job import Message
 from stoker.tasks.options import as_timestamp
 from stoker.values.ids import LINKED, derived_job_id
 from stoker.values.progress import come_so_far

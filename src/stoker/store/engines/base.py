@@ -30,7 +30,7 @@ from .rows import KeyRows
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
-    from stoker.models.job import Calls, Endings, NewJob
+    from stoker.models.job import Calls, Endings, Message
     from stoker.models.step import StepEnd
 
 JOBS, READY, DEFERRED = "stoker_job", "stoker_ready", "stoker_deferred"
@@ -53,7 +53,7 @@ class Engine(KeyRows):
         """Return whether rows can be streamed into a table by COPY now."""
         return False
 
-    def insert_jobs(self, jobs: Sequence[NewJob]) -> set[UUID]:
+    def insert_jobs(self, jobs: Sequence[Message]) -> set[UUID]:
         """Insert jobs and their ready or deferred rows. Skip ids that exist already.
 
         Args:
@@ -81,7 +81,7 @@ class Engine(KeyRows):
             self.insert_rows(READY, PLACE, ready)
         return {job.job_id for job in fresh}
 
-    def insert_fresh(self, job: NewJob) -> None:
+    def insert_fresh(self, job: Message) -> None:
         """Insert a job whose id is known to be new, that is due and has no guards. Outside a
         transaction, the engine may notify the sleeping pushers in the same message."""
         inserts = self._inserts_of(job)
@@ -92,7 +92,7 @@ class Engine(KeyRows):
             for insert, values in inserts:
                 cursor.execute(insert, values)
 
-    def _inserts_of(self, job: NewJob) -> list[tuple[str, tuple[Any, ...]]]:
+    def _inserts_of(self, job: Message) -> list[tuple[str, tuple[Any, ...]]]:
         written = Written(self.connection)
         return [
             (self.insert_into(JOBS, JOB), _job_row(job, written)),
@@ -401,7 +401,7 @@ class Engine(KeyRows):
         return text[text.index("INSERT") :]
 
 
-def _job_row(job: NewJob, written: Written) -> tuple[Any, ...]:
+def _job_row(job: Message, written: Written) -> tuple[Any, ...]:
     return (
         written.id(job.job_id),
         job.task,
@@ -416,7 +416,7 @@ def _job_row(job: NewJob, written: Written) -> tuple[Any, ...]:
     )
 
 
-def _place_row(job: NewJob, written: Written) -> tuple[Any, ...]:
+def _place_row(job: Message, written: Written) -> tuple[Any, ...]:
     return (written.id(job.job_id), job.queue, -job.priority, 0, 0, len(job.needs))
 
 

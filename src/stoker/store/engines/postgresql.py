@@ -30,7 +30,7 @@ from .sessions import idle_seconds, lock_seconds
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
-    from stoker.models.job import Calls, Endings, NewJob
+    from stoker.models.job import Calls, Endings, Message
     from stoker.models.need import StatedNeed
     from stoker.models.step import StepEnd
     from stoker.models.unique_key import Condition, Taking
@@ -206,14 +206,14 @@ class PostgreSQL(Engine):
         connection = self.connection
         return hasattr(connection.Database, "Copy") and not connection.execute_wrappers
 
-    def insert_jobs(self, jobs: Sequence[NewJob]) -> set[UUID]:
+    def insert_jobs(self, jobs: Sequence[Message]) -> set[UUID]:
         if len(jobs) == 1 and not jobs[0].needs:
             rows = self.fetch("job_add_one", _as_parameters(jobs[0]))
         else:
             rows = self.fetch("job_add", _as_arrays(jobs))
         return {row[0] for row in rows}
 
-    def insert_fresh(self, job: NewJob) -> None:
+    def insert_fresh(self, job: Message) -> None:
         if self.connection.settings_dict["OPTIONS"].get("server_side_binding"):
             # server-side binding does not allow two statements in one message
             self.insert_jobs([job])
@@ -355,7 +355,7 @@ class PostgreSQL(Engine):
         return len(rows) == len(takings)
 
     def take_key_and_insert(
-        self, taking: Taking, condition: Condition, job: NewJob, letter: Mapping[str, Any]
+        self, taking: Taking, condition: Condition, job: Message, letter: Mapping[str, Any]
     ) -> bool:
         if job.needs:
             return False
@@ -406,7 +406,7 @@ def _moments(moments: Sequence[float | None]) -> str:
     return list_literal(map(str, instants_us(cast("Sequence[float]", moments))))
 
 
-def _as_parameters(job: NewJob) -> dict[str, Any]:
+def _as_parameters(job: Message) -> dict[str, Any]:
     return {
         "id": job.job_id,
         "task": job.task,
@@ -420,7 +420,7 @@ def _as_parameters(job: NewJob) -> dict[str, Any]:
     }
 
 
-def _as_arrays(jobs: Sequence[NewJob]) -> dict[str, Any]:
+def _as_arrays(jobs: Sequence[Message]) -> dict[str, Any]:
     rows = [_as_parameters(job) for job in jobs]
     return {name: [row[name] for row in rows] for name in rows[0]}
 

@@ -16,7 +16,7 @@ from stoker.store.written import Written, database_now_us, statement
 from .sessions import Sessions
 
 if TYPE_CHECKING:
-    from stoker.models.job import NewJob
+    from stoker.models.job import Message
     from stoker.models.need import StatedNeed
     from stoker.models.unique_key import Condition, Taking
 
@@ -363,7 +363,7 @@ class KeyRows(Rows):
             return bool(cursor.rowcount == len(takings))
 
     def take_key_and_insert(
-        self, taking: Taking, condition: Condition, job: NewJob, letter: Mapping[str, Any]
+        self, taking: Taking, condition: Condition, job: Message, letter: Mapping[str, Any]
     ) -> bool:
         """Take a unique key and insert its job, if the database can do both in one statement.
 

@@ -31,7 +31,7 @@ from .base import PLACE, Engine
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, Leasing
-    from stoker.models.job import NewJob
+    from stoker.models.job import Message
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class SQLite(Engine):
 
     # -- jobs -------------------------------------------------------------------------------------
 
-    def insert_fresh(self, job: NewJob) -> None:
+    def insert_fresh(self, job: Message) -> None:
         """Insert without Django's cursor if nothing wraps it. The cursor takes several times as
         long as SQLite for such short statements."""
         if not write_together(self.connection, self._inserts_of(job)):
