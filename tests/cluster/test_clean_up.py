@@ -136,13 +136,16 @@ def test_ended_leases_of_another_host_are_rescued_and_counted(tmp_path: Path) ->
 
 
 def test_valid_leases_are_not_rescued(tmp_path: Path) -> None:
+    """Unlike a lease of the same holder that has ended."""
+    holder = uuid4()
     tasks.add.enqueue(1, 2)
-    claim_all(uuid4())
+    (valid,) = claim_all(holder)
+    other = tasks.add.enqueue(1, 2)
+    claim_all(holder, lease_seconds=0.2)
     with running_cluster(tmp_path) as cluster:
-        cluster.wait_for_crew()
-        time.sleep(1.5)
-    assert Claimed.objects.count() == 1
-    assert not Attempt.objects.exists()
+        assert end_of(other, cluster).job.status == Job.Status.SUCCESSFUL
+    assert Claimed.objects.get().pk == valid.job_id
+    assert not Attempt.objects.filter(job_id=valid.job_id).exists()
 
 
 def test_two_clusters_free_a_dead_cluster_once(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -45,8 +46,13 @@ class TestInline:
 
     def test_keyboard_interrupt_ends_the_test(self) -> None:
         """In a worker, a job fails by KeyboardInterrupt only if SIGINT cannot have raised it."""
-        with inline(), pytest.raises(KeyboardInterrupt):
-            chaos.raise_keyboard_interrupt.enqueue()
+        # A shell ignores SIGINT for what it starts in the background.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            with inline(), pytest.raises(KeyboardInterrupt):
+                chaos.raise_keyboard_interrupt.enqueue()
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def test_inline_is_a_decorator(self, seen: list[Any]) -> None:
         @inline()
