@@ -109,13 +109,11 @@ STILTED_STRINGS = {
     "templates": 10,
 }
 STILTED_LINES = {
-    "README.md": 4,
-    "docs": 14,
+    "docs": 10,
     "docs/decisions": 116,
-    "docs/explanation": 53,
-    "docs/howto": 59,
-    "docs/reference": 16,
-    "docs/upgrading": 2,
+    "docs/explanation": 38,
+    "docs/howto": 4,
+    "docs/reference": 13,
 }
 """Folder -> the most stilted texts that it may have: these numbers may only sink."""
 

@@ -31,7 +31,7 @@ class HealthCommand(Subcommand):
     Exit code 2: this cannot be known: the store is out of reach, or the settings are wrong.
 
     With --local no database is asked: the file that the processes of a cluster share on this host
-    says whether their loops turn. It says nothing about the store, so it is the right check for a
+    says whether they still work. It says nothing about the store, so it is the right check for a
     liveness probe, which restarts the cluster. Exit code 0: a cluster of this backend, started by
     the same user, has a process on this host, and its pusher, monitor and scheduler have all moved
     within --max-silence seconds (default: as long as a hung process is left alone). Exit code 1:
