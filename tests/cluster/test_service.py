@@ -11,8 +11,8 @@ import pytest
 
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
+from stoker.cluster.crew import LOOPS, Watch
 from stoker.cluster.sentinel import ServiceManager
-from stoker.cluster.watch import LOOPS, Watch
 from stoker.conf import Settings
 from stoker.management.health import judge_loops
 from stoker.management.subcommand import ExitCode

@@ -93,7 +93,7 @@ def crashes_uncounted() -> None:
 @mistake("a lost lease is not noticed", "overlapping", "doubled", "miscounted")
 def extend_whatever() -> None:
     from stoker.brokers.orm.broker import OrmBroker
-    from stoker.cluster import watch
+    from stoker.cluster import crew
     from stoker.cluster.pusher import pusher
     from stoker.cluster.worker import worker
 
@@ -102,7 +102,7 @@ def extend_whatever() -> None:
         right(self, leases, **options)
         return set()
 
-    for module in (pusher, watch, worker):
+    for module in (crew, pusher, worker):
         replace(module, "is_fenced")(lambda _right, *_args: False)
 
 

@@ -21,11 +21,10 @@ from stoker.signals import tell
 from . import board as place
 from .board import STORE, Board, board_path, fence_margin_ns, store_mark
 from .console import log_to_console
-from .crew import Crew
+from .crew import Crew, Watch
 from .plan import Plan
 from .process import Started
 from .reload import Reloader
-from .watch import Watch
 
 TICK_SECONDS = 0.1
 CALM_SECONDS = 0.25

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from stoker.cluster.watch import hang_seconds, local_clusters
+from stoker.cluster.crew import hang_seconds, local_clusters
 from stoker.conf import Settings
 from stoker.exceptions import StokerError
 from stoker.inspect.stats import ClusterState, clusters

@@ -204,11 +204,7 @@ MISTAKES = (
     ),
     Mistake(
         "a death under a job is told once only",
-        [
-            Change(
-                "cluster.watch:Watch.explain", drop("self.unsettled[worker, incarnation] = death")
-            )
-        ],
+        [Change("cluster.crew:Watch.explain", drop("self.unsettled[worker, incarnation] = death"))],
         "tests/unit/cluster/test_watch.py",
     ),
     Mistake(
@@ -275,7 +271,7 @@ MISTAKES = (
         "a cancelled task that goes on is left alone",
         [
             Change(
-                "cluster.watch:Watch._goes_on_though_cancelled",
+                "cluster.crew:Watch._goes_on_though_cancelled",
                 replace("told_ns is None", "told_ns is not None"),
             )
         ],

@@ -9,10 +9,10 @@ import pytest
 from stoker.brokers.contract import Delivery
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, lease_mark
+from stoker.cluster.crew import Death
 from stoker.cluster.pusher.adoption import PATIENCE_SECONDS, Adoption
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import LOST_REPORT, Recall, Roster
-from stoker.cluster.watch import Death
 from stoker.cluster.wire import Job, Report, Stream, open_outcome, pack_job, socket_pair
 from stoker.jobs.outcomes import Crashed
 

@@ -9,8 +9,8 @@ import pytest
 
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, is_fenced
+from stoker.cluster.crew import Watch, describe_exit
 from stoker.cluster.plan import Plan
-from stoker.cluster.watch import Watch, describe_exit
 from stoker.signals import event
 
 from tests.unit.cluster.parts import Clock, occupy

@@ -9,9 +9,8 @@ import pytest
 from django.core.cache.backends.base import BaseCache
 
 from stoker.exceptions import ConfigurationError
-from stoker.locks.lock import lock
+from stoker.locks.lock import lock, store_for
 from stoker.locks.stores.cache import AnyCacheLocks, MemcachedLocks, RedisLocks, whole
-from stoker.locks.stores.choice import store_for
 from stoker.locks.stores.database import DatabaseCacheLocks, DatabaseLocks
 
 pytestmark = pytest.mark.unit

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import Board, FinishedDelivery, job_lease, lease_mark
-from stoker.cluster.watch import Death
+from stoker.cluster.crew import Death
 from stoker.cluster.wire import Job, Report, open_job, permit_of
 from stoker.signals import tell
 

@@ -15,9 +15,9 @@ from django.utils import timezone
 from stoker.brokers.adapters import broker_for
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, is_fenced
+from stoker.cluster.crew import Death, loop_ages
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import Child
-from stoker.cluster.watch import Death, loop_ages
 from stoker.cluster.wire import (
     Closed,
     Reported,
