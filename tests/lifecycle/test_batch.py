@@ -31,6 +31,7 @@ from stoker.jobs.package import sealer_for
 from stoker.jobs.record import Recorder, finish
 from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Need, Requeue, Tally
 from stoker.signals import post_execute
+from stoker.store.engines import engine_of
 from stoker.store.written import instant_us, instants_us
 
 from tests.app import tasks
@@ -149,7 +150,7 @@ def test_batch_that_cannot_be_recorded_is_not_acked(
         raise DatabaseError("no")
 
     reported = succeeded(broker, [1, 2])
-    monkeypatch.setattr(type(Job.objects.all()), "finishing", lambda *_: fail)
+    monkeypatch.setattr(engine_of("default"), "finish_jobs", lambda _: fail)
     with pytest.raises(DatabaseError):
         record(settings, broker, reported)
     assert Claimed.objects.count() == 2
