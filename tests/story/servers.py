@@ -39,7 +39,7 @@ def on_server(server: PrivatePostgres | PrivateMariadb) -> Iterator[dict[str, st
         if isinstance(server, PrivateMariadb):
             connection.settings_dict.update(NAME="mysql")
             with connection.cursor() as cursor:
-                cursor.execute(f"CREATE DATABASE {NAME} CHARACTER SET utf8mb4")
+                cursor.execute(f"CREATE DATABASE IF NOT EXISTS {NAME} CHARACTER SET utf8mb4")
             connection.close()
         connection.settings_dict.update(NAME=NAME)
         call_command("migrate", verbosity=0)
