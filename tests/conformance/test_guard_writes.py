@@ -13,7 +13,7 @@ from stoker.guards.sequences import halt_again, pass_on
 from stoker.guards.sweep import call_due
 from stoker.models import Blocked, GuardKey, Need
 from stoker.models.need import NewNeed, need_ids
-from stoker.store.clock import MICROSECONDS
+from stoker.store.written import MICROSECONDS
 from stoker.values.ids import new_job_id
 
 from tests.conformance.stands import Stand

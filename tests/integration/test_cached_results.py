@@ -22,8 +22,8 @@ from stoker.jobs import cached_results
 from stoker.jobs.cached_results import keep
 from stoker.jobs.results import fetch, fetch_many
 from stoker.models import Attempt, DeadLetter, Job
-from stoker.models.job import moment
 from stoker.signals import event
+from stoker.store.written import moment
 
 from tests.app import atomic as atomic_tasks
 from tests.app.models import Account

@@ -12,7 +12,7 @@ from stoker.jobs.faults import fingerprint
 from stoker.jobs.outcomes import Attempted, Failed
 from stoker.jobs.package import sealer_for
 from stoker.models import DeadLetter, Job, Requeue
-from stoker.models.job import moment
+from stoker.store.written import moment
 from stoker.values.ids import new_job_id
 
 from .policy import cooldowns_us

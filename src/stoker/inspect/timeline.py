@@ -30,9 +30,8 @@ from stoker.models import (
     Step,
     Workflow,
 )
-from stoker.models.job import moment
 from stoker.schedules.fire import NAME
-from stoker.store.written import MICROSECONDS
+from stoker.store.written import MICROSECONDS, moment
 from stoker.values.ids import is_step
 
 

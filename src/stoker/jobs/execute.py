@@ -29,10 +29,10 @@ from stoker.exceptions import (
     UnknownTask,
 )
 from stoker.jobs.failures import tell_failure
-from stoker.models.job import moment
 from stoker.signals import post_execute_in_worker, pre_execute
 from stoker.store.engines import LARGE_BYTES, engine_of
 from stoker.store.transactions import after_commit, autocommit
+from stoker.store.written import moment
 from stoker.tasks.options import options_of
 from stoker.tasks.registry import task_of
 

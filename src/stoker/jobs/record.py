@@ -31,10 +31,10 @@ from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
 from stoker.exceptions import PackageError
 from stoker.models import Attempt, DeadLetter, Job, Step
-from stoker.models.job import moment
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key, with_keys
+from stoker.store.written import moment
 from stoker.values.ids import is_step
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for

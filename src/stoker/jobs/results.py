@@ -19,9 +19,9 @@ from stoker.compat import DjangoTaskResult, TaskResultDoesNotExist, TaskResultSt
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, as_seconds
 from stoker.models import Job, Note
-from stoker.models.job import moment
 from stoker.models.note import ProgressReport
 from stoker.store.engines.sessions import sees_later_commits
+from stoker.store.written import moment
 from stoker.values.codec import copied
 from stoker.values.ids import parse_job_id
 

@@ -48,8 +48,8 @@ from stoker.jobs.outcomes import Outcome
 from stoker.jobs.package import Package
 from stoker.jobs.results import Result
 from stoker.models import Attempt
-from stoker.models.job import moment
 from stoker.signals import post_execute_in_worker, pre_execute, tell
+from stoker.store.written import moment
 
 SIGNAL = getattr(signal, "SIGURG", None)
 """A signal that is ignored by default, so that a late one does no harm."""

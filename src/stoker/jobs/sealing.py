@@ -21,9 +21,10 @@ from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption, NotSerializable, as_seconds
 from stoker.guards.keys import UniqueClaim, needs_of, unique_of
 from stoker.guards.unique import CHANGES, identity_of
-from stoker.models.job import Message, moment
+from stoker.models.job import Message
 from stoker.models.need import NewNeed
 from stoker.signals import pre_enqueue
+from stoker.store.written import moment
 from stoker.tasks.options import TaskOptions, as_timestamp, expires_at, is_guarded, options_of
 from stoker.tasks.signatures import Signature, as_node
 from stoker.values import codec

@@ -17,7 +17,7 @@ from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
 from stoker.models import Attempt, Claimed, Cluster, Job, Outgoing
 from stoker.models.cluster import Seat
-from stoker.models.job import moment
+from stoker.store.written import moment
 from stoker.tasks.decorator import absent_task, find_task
 
 from .cached_results import look_up

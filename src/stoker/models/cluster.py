@@ -9,10 +9,9 @@ from uuid import UUID
 
 from django.db import models
 
-from stoker.store.written import MICROSECONDS, DatabaseNow, microseconds
+from stoker.store.written import MICROSECONDS, DatabaseNow, microseconds, moment
 
 from .claimed import Claimed
-from .job import moment
 
 LONGEST_HOST = 80
 """Characters of the host in the id of a worker."""

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from django.conf import settings
 from django.db import models
-from django.utils import timezone
 
 from stoker.store.statements import with_keys
 
@@ -87,12 +84,6 @@ class Job(models.Model):
 
     def __str__(self) -> str:
         return f"{self.task} {self.pk}"
-
-
-def moment(seconds: float) -> datetime:
-    """Convert seconds since 1970 to a value for a DateTimeField, aware or naive as USE_TZ says."""
-    aware = datetime.fromtimestamp(seconds, UTC)
-    return aware if settings.USE_TZ else timezone.make_naive(aware)
 
 
 class Calls(NamedTuple):

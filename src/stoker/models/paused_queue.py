@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from django.db import models
 
-from stoker.store.written import MICROSECONDS, database_now_us
+from stoker.store.written import MICROSECONDS, database_now_us, moment
 from stoker.values.text import stored_text
-
-from .job import moment
 
 
 class PausedQueueQuerySet(models.QuerySet["PausedQueue"]):

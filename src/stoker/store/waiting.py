@@ -14,14 +14,14 @@ from django.db import connections
 
 from stoker.models.blocked import Blocked
 from stoker.models.deferred import Deferred
-from stoker.models.job import Job, Message, moment
+from stoker.models.job import Job, Message
 from stoker.models.need import Need, NewNeed, StatedNeed, need_ids
 from stoker.models.ready import Place, Ready
 
 from .engines import engine_of
 from .engines.base import PLACE
 from .statements import delete_by_key, update_by_key
-from .written import as_uuid, microseconds
+from .written import as_uuid, microseconds, moment
 
 TABLES: Mapping[str, type[Ready | Deferred | Blocked]] = {
     "ready": Ready,

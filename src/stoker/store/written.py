@@ -1,11 +1,12 @@
-"""Convert values for database drivers, and read the SQL files."""
+"""Convert values for database drivers, ask the database's clock, and read the SQL files. Leases and
+due times use no other clock."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
@@ -18,8 +19,6 @@ from django.db.models.sql import Query
 from django.utils import timezone
 
 MICROSECONDS = 1_000_000
-
-
 NOW_ON_POSTGRESQL = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
 # Not UNIX_TIMESTAMP(NOW(6)): it jumps by an hour when summer time ends in the server's zone.
 NOW_ON_MYSQL = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
@@ -147,3 +146,9 @@ class Written:
     def data(self, value: bytes | None) -> Any:
         """Convert bytes."""
         return None if value is None else self._connection.Database.Binary(value)
+
+
+def moment(seconds: float) -> datetime:
+    """Convert seconds since 1970 to a value for a DateTimeField, aware or naive as USE_TZ says."""
+    aware = datetime.fromtimestamp(seconds, UTC)
+    return aware if settings.USE_TZ else timezone.make_naive(aware)

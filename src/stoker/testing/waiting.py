@@ -11,7 +11,8 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import PackageError
 from stoker.jobs.package import sealer_for
-from stoker.models.job import Message, moment
+from stoker.models.job import Message
+from stoker.store.written import moment
 
 from .calls import call
 from .store import waiting

@@ -50,7 +50,7 @@ class Watermarks:
 
     def __init__(self, alias: str) -> None:
         self._alias = alias
-        self._engine = engine_of(alias)
+        self.engine = engine_of(alias)
         self._marks: dict[str, dict[int, UUID]] = {}
         self._good_until = 0.0
         self._first_due_us = 0
@@ -105,7 +105,7 @@ class Watermarks:
         if not named:
             self.queues = Ready.objects.using(self._alias).queues()
         found = claim()
-        if self._engine.claims_by_marks:
+        if self.engine.claims_by_marks:
             now = time.monotonic()
             self._good_until = now + min(SHARE * (now - began), LONGEST_SECONDS)
             self._dearest = _each(began, found) / DEAR
@@ -118,7 +118,7 @@ class Watermarks:
             return
         self._look_for_queues_at = now + NEW_QUEUES_SECONDS
         known = {"known": self.queues}
-        rows = self._engine.fetch("new_queues", known)
+        rows = self.engine.fetch("new_queues", known)
         self.queues += sorted({queue for (queue,) in rows})
 
     def note(self, rows: Iterable[Claim], guarded: Sequence[Claim]) -> None:
@@ -261,7 +261,7 @@ class Claiming:
         """Whether jobs were put off because other transactions hold their guard keys."""
         self._waits = waits
         self._alias = alias
-        self._engine = engine_of(alias)
+        self._engine = marks.engine
         self._queues = queues
         self._limit = limit
         self._leasing = leasing

@@ -11,7 +11,6 @@ from stoker.dashboard.views import PageContent, page
 from stoker.exceptions import ScheduleNotFound
 from stoker.jobs.states import explained
 from stoker.models import Schedule, Tick
-from stoker.models.job import moment
 from stoker.operations.details import REVEAL, call_hidden, call_of
 from stoker.operations.schedules import (
     call_of_schedule,
@@ -22,7 +21,7 @@ from stoker.operations.schedules import (
     tick_text,
 )
 from stoker.schedules import service as schedules
-from stoker.store.written import MICROSECONDS
+from stoker.store.written import MICROSECONDS, moment
 
 ON_A_PAGE = 100
 TICKS = 30

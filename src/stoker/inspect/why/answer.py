@@ -19,8 +19,7 @@ from stoker.inspect.stats import ClusterState, clusters
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.states import JobState, Progress
 from stoker.models import Job
-from stoker.models.job import moment
-from stoker.store.written import MICROSECONDS, database_now_us
+from stoker.store.written import MICROSECONDS, database_now_us, moment
 from stoker.tasks.registry import find_task, task_of
 
 

@@ -28,8 +28,7 @@ from stoker.models import (
     Requeue,
     Step,
 )
-from stoker.models.job import moment
-from stoker.store.written import MICROSECONDS
+from stoker.store.written import MICROSECONDS, moment
 from stoker.values.durations import in_words
 
 from .answer import Answer, Asked, Kind, at, when

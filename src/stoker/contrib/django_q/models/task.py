@@ -20,7 +20,7 @@ from stoker.contrib.django_q.spec import name_of
 from stoker.exceptions import PackageError
 from stoker.jobs.package import Package, sealer_for
 from stoker.models import Attempt, Job
-from stoker.models.job import moment
+from stoker.store.written import moment
 from stoker.workflows.deliver import Ended
 
 from .sealed import Raw, SealedField
