@@ -31,7 +31,7 @@ from stoker.inspect.figures import (
     backlog_of,
     figures_of,
 )
-from stoker.jobs.states import explained
+from stoker.store.engines.sessions import explained
 
 from .conf import Settings
 from .models import Sample, Tally

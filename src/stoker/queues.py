@@ -25,7 +25,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.inspect.queue_depths import Pause, QueueDepth, pauses
 from stoker.inspect.queue_depths import queues as depths
 from stoker.jobs.cancel import cancel_those_waiting
-from stoker.jobs.states import explained
+from stoker.store.engines.sessions import explained
 from stoker.store.places import PLACES, WAITING
 from stoker.store.transactions import after_commit, is_in_transaction
 from stoker.values.progress import come_so_far

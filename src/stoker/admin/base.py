@@ -22,9 +22,9 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, NotMigrated
-from stoker.jobs.states import explained
 from stoker.operations.operation import NOT_FOUND, Done, Operation
 from stoker.operations.request_context import RequestContext
+from stoker.store.engines.sessions import explained
 from stoker.tasks.decorator import own_backends
 from stoker.values.pickles import nothing_unpickled
 

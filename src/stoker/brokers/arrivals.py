@@ -26,12 +26,13 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 
-from stoker.brokers.orm.broker import OrmBroker, explained
+from stoker.brokers.orm.broker import OrmBroker
 from stoker.exceptions import BrokerUnavailable, RowsLocked
 from stoker.models import Job, Relayed
 from stoker.models.job import Message
 from stoker.models.outbox import RELAYED_SECONDS
 from stoker.signals import tell
+from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
 from stoker.store.wake import Wake
 from stoker.values.ids import seconds_of

@@ -13,10 +13,10 @@ from django.db import transaction
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.guards.sequences import let_go
-from stoker.jobs.states import explained
 from stoker.models import Attempt, DeadLetter, Job, Requeue
 from stoker.models.dead_letter import CLOSED, DeadLetterQuerySet
 from stoker.setting_values import checked_limit
+from stoker.store.engines.sessions import explained
 from stoker.store.statements import with_keys
 from stoker.store.transactions import after_commit
 from stoker.values.progress import come_so_far

@@ -39,9 +39,10 @@ from stoker.jobs.intake import Newcomers
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.results import Commitment, Result
 from stoker.jobs.sealing import Newcomer, Sealing
-from stoker.jobs.states import explained, package_of, progress_of_one
+from stoker.jobs.states import package_of, progress_of_one
 from stoker.models import Attempt, DeadLetter, Job, Note, Requeue, UniqueKey
 from stoker.signals import tell
+from stoker.store.engines.sessions import explained
 from stoker.store.transactions import after_commit, is_conflict
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import following_job_id

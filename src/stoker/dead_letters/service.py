@@ -24,8 +24,8 @@ from django.utils import timezone
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import DeadLetterNotFound, PackageError
 from stoker.jobs.package import sealer_for
-from stoker.jobs.states import explained
 from stoker.models import Attempt, DeadLetter, Requeue
+from stoker.store.engines.sessions import explained
 from stoker.values.ids import parse_job_id
 
 from .closing import Bulk, each, purge_past

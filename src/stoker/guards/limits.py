@@ -10,8 +10,8 @@ from django.db import transaction
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import ConfigurationError
-from stoker.jobs.states import explained
 from stoker.models import GuardKey, Need
+from stoker.store.engines.sessions import explained
 from stoker.store.transactions import after_commit
 from stoker.store.turns import call_next
 from stoker.store.written import database_now_us

@@ -7,9 +7,9 @@ from uuid import UUID
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
-from stoker.jobs.states import explained
 from stoker.models import Blocked, GuardKey, Job, Need
 from stoker.store.counting import count_of
+from stoker.store.engines.sessions import explained
 from stoker.store.statements import with_keys
 from stoker.store.written import MICROSECONDS, database_now_us
 

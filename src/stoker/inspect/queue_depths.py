@@ -13,11 +13,11 @@ from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
-from stoker.jobs.states import explained
 from stoker.models import Attempt, Job, PausedQueue, Ready
 from stoker.store import counting
 from stoker.store.counting import Shares, estimate_of, estimated
 from stoker.store.engines import engine_of
+from stoker.store.engines.sessions import explained
 from stoker.store.places import PLACES
 from stoker.store.written import as_uuid, statement
 

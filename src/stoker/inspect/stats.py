@@ -16,9 +16,9 @@ from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
-from stoker.jobs.states import explained
 from stoker.models import Claimed, Cluster, DeadLetter, Job
 from stoker.store.counting import count_of, shares_of
+from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, DatabaseNow
 
 from .queue_depths import QueueDepth, queues

@@ -13,7 +13,7 @@ from django.db.models import Q, TextChoices
 
 from stoker.conf import Settings
 from stoker.jobs.change import is_held
-from stoker.jobs.states import JobState, Progress, explained, package_of, progress_of_one
+from stoker.jobs.states import JobState, Progress, package_of, progress_of_one
 from stoker.models import (
     Attempt,
     Blocked,
@@ -31,6 +31,7 @@ from stoker.models import (
     Workflow,
 )
 from stoker.schedules.fire import NAME
+from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, moment
 from stoker.values.ids import is_step
 

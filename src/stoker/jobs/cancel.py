@@ -18,13 +18,12 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.models import Cancellation, Job, Outgoing, Step
+from stoker.store.engines.sessions import explained
 from stoker.store.statements import lock_by_key
 from stoker.store.transactions import is_in_transaction
 from stoker.values.ids import is_step
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
-
-from .states import explained
 
 LONGEST_REASON = 255
 LOOKS = 5

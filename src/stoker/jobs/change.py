@@ -21,6 +21,7 @@ from stoker.models import Deferred, Job, Need
 from stoker.models.job import Message
 from stoker.models.need import NewNeed, StatedNeed
 from stoker.store import waiting
+from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding
 from stoker.store.transactions import after_commit
 from stoker.store.waiting import Held
@@ -29,7 +30,6 @@ from stoker.tasks.registry import task_of
 
 from .package import Package, sealer_for
 from .sealing import refuse_wrong_arguments
-from .states import explained
 
 HELD_UNTIL = datetime(9000, 1, 1, tzinfo=UTC)
 """The start of jobs that an operator holds."""

@@ -18,11 +18,11 @@ from stoker.conf import settings_for
 from stoker.exceptions import LeaseLost, NotInJob
 from stoker.models.note import LONGEST_MESSAGE, Note
 from stoker.store.engines import LARGE_BYTES, engine_of
+from stoker.store.engines.sessions import explained
 from stoker.values.text import stored_text
 
 from .package import sealer_for
 from .running import Running, current
-from .states import explained
 
 REPORT_SECONDS = 0.5
 """Minimum interval between two writes of the progress."""

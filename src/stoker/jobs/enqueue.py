@@ -29,6 +29,7 @@ from stoker.models.outbox import has_outbox
 from stoker.signals import pre_enqueue
 from stoker.store.copy import InCommon, copy_jobs
 from stoker.store.engines import engine_of
+from stoker.store.engines.sessions import explained
 from stoker.store.transactions import after_commit, is_conflict
 from stoker.tasks.options import is_guarded
 from stoker.values import codec
@@ -41,7 +42,6 @@ from .package import Package, Sealer, head_of, sealer_for
 from .results import Commitment, Result
 from .running import is_heard
 from .sealing import Call, Newcomer, Sealing, refuse_wrong_arguments
-from .states import explained
 
 ID_ENDS = len('["') + 32
 """End of the id in a head as JSON."""

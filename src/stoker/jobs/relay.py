@@ -33,6 +33,7 @@ from stoker.guards.keys import UniqueClaim
 from stoker.guards.sweep import look_after
 from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.signals import tell
+from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding
 from stoker.tasks.registry import task_of
 
@@ -40,7 +41,7 @@ from .intake import Newcomers
 from .package import sealer_for
 from .results import Commitment, Result, result_of
 from .sealing import Newcomer, Sealing
-from .states import JobState, Progress, explained
+from .states import JobState, Progress
 
 AT_ONCE = 500
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0

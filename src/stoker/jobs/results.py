@@ -20,23 +20,14 @@ from stoker.conf import Settings, settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, as_seconds
 from stoker.models import Job, Note
 from stoker.models.note import ProgressReport
-from stoker.store.engines.sessions import sees_later_commits
+from stoker.store.engines.sessions import explained, sees_later_commits
 from stoker.store.written import moment
 from stoker.values.codec import copied
 from stoker.values.ids import parse_job_id
 
 from .cancel import cancel
 from .package import sealer_for
-from .states import (
-    JobState,
-    Progress,
-    explained,
-    not_there,
-    package_of,
-    progress_of,
-    progress_of_one,
-    task_of,
-)
+from .states import JobState, Progress, not_there, package_of, progress_of, progress_of_one, task_of
 
 R = TypeVar("R")
 
@@ -347,13 +338,11 @@ OUTAGE_SECONDS = 300.0
 the database does not come back."""
 
 
+@dataclass(slots=True, eq=False)
 class Commitment:
     """Whether the transaction that a job was enqueued in has been committed."""
 
-    __slots__ = ("is_made",)
-
-    def __init__(self, is_made: bool = False) -> None:
-        self.is_made = is_made
+    is_made: bool = False
 
 
 def pauses(timeout: float | timedelta | None, longest_seconds: float) -> Iterator[float]:

@@ -11,12 +11,12 @@ from uuid import UUID
 from django.db.models import TextChoices
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.orm.broker import explained as explained  # noqa: PLC0414 - it is had from here
 from stoker.compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
 from stoker.models import Attempt, Claimed, Cluster, Job, Outgoing
 from stoker.models.cluster import Seat
+from stoker.store.engines.sessions import explained
 from stoker.store.written import moment
 from stoker.tasks.decorator import absent_task, find_task
 

@@ -10,7 +10,6 @@ from stoker.compat import TaskResultDoesNotExist
 from stoker.exceptions import StokerError
 from stoker.inspect.jobs import STATES, JobFilter, JobSearch
 from stoker.inspect.timeline import Moment
-from stoker.jobs.states import explained
 from stoker.operations.details import call_fact, lines_of
 from stoker.operations.jobs import (
     CANCEL,
@@ -23,6 +22,7 @@ from stoker.operations.jobs import (
 )
 from stoker.operations.operation import Operation, first_line_of
 from stoker.operations.wording import duration, exactly, first_line, since
+from stoker.store.engines.sessions import explained
 from stoker.values.marks import moment_from
 
 from .arguments import call_as_plain

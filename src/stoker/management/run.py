@@ -128,7 +128,7 @@ def _read_every_table(alias: str) -> None:
     """Read a row of each table with all columns: an upgrade may have added some."""
     from django.apps import apps
 
-    from stoker.jobs.states import explained
+    from stoker.store.engines.sessions import explained
 
     with explained(alias):
         for model in apps.get_app_config("stoker").get_models():

@@ -21,9 +21,9 @@ from stoker.conf import settings_for
 from stoker.exceptions import ClusterNotFound
 from stoker.inspect.stats import ClusterState, longest_silence, state_of
 from stoker.inspect.stats import clusters as known_clusters
-from stoker.jobs.states import explained
 from stoker.models import Cluster
 from stoker.signals import tell
+from stoker.store.engines.sessions import explained
 from stoker.values.ids import parse_job_id
 
 from .operation import Done, Operation, Operator

@@ -11,8 +11,8 @@ from stoker.conf import Settings
 from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.search import Faults, Filter, Search
 from stoker.dead_letters.service import Answer, Bulk, DeadLetterPage, Fate
-from stoker.jobs.states import explained
 from stoker.models import Attempt, DeadLetter, Requeue
+from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall
 from stoker.values.marks import moment_from
 

@@ -19,8 +19,9 @@ from stoker.inspect.timeline import MomentKind, Timeline, row_of, seconds_betwee
 from stoker.jobs.change import is_held
 from stoker.jobs.package import Package
 from stoker.jobs.results import fetch, result_of
-from stoker.jobs.states import JobState, Progress, explained, package_of, progress_of_one
+from stoker.jobs.states import JobState, Progress, package_of, progress_of_one
 from stoker.models import Cluster, DeadLetter, Job, Workflow
+from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall, shown_call
 from stoker.values.ids import parse_job_id
 from stoker.values.marks import moment_from

@@ -6,9 +6,9 @@ from datetime import datetime
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
-from stoker.jobs.states import explained
 from stoker.models import Schedule, Tick
 from stoker.schedules import service as schedules
+from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall, shown_arguments
 from stoker.tasks.registry import find_task
 from stoker.tasks.schedules import Scheduled

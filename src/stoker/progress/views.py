@@ -20,9 +20,10 @@ from django.views.decorators.http import require_safe
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
-from stoker.jobs.states import JobState, explained, progress_of_one
+from stoker.jobs.states import JobState, progress_of_one
 from stoker.models import Note
 from stoker.models.note import ProgressReport
+from stoker.store.engines.sessions import explained
 
 APP = "stoker-progress"
 SALT = "stoker.progress"

@@ -26,9 +26,9 @@ from django.db import IntegrityError, transaction
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import InvalidSchedule, ScheduleExists, ScheduleNotFound
 from stoker.jobs.results import Result
-from stoker.jobs.states import explained
 from stoker.models import Schedule, Tick
 from stoker.models.schedule import ScheduleQuerySet
+from stoker.store.engines.sessions import explained
 from stoker.store.written import database_now_us
 from stoker.tasks.registry import task_of
 from stoker.tasks.schedules import Scheduled

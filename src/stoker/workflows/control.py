@@ -14,10 +14,10 @@ from stoker.jobs.cancel import cancel as cancel_job
 from stoker.jobs.cancel import unstored_step
 from stoker.jobs.package import sealer_for
 from stoker.jobs.sealing import needs_of_step
-from stoker.jobs.states import explained
 from stoker.models import Cancellation, DeadLetter, Job, Step, Workflow
 from stoker.models.job import Message
 from stoker.models.step import GROUPS, OPEN
+from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding
 from stoker.tasks.registry import task_of
 from stoker.values.ids import following_job_id

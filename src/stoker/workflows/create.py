@@ -20,8 +20,8 @@ from stoker.exceptions import InvalidTaskOption, StokerError
 from stoker.jobs.results import Commitment, fetch_many
 from stoker.jobs.running import DJANGOS_OWN
 from stoker.jobs.sealing import WORKFLOW, Sealing, carrying, check_backend
-from stoker.jobs.states import explained
 from stoker.models import Step, Workflow
+from stoker.store.engines.sessions import explained
 from stoker.tasks.signatures import Chain, Group, Map, MemberIterator, Node, Signature
 from stoker.values.ids import LINKED, STEP, new_job_id
 

@@ -24,8 +24,8 @@ from stoker.exceptions import (
 )
 from stoker.jobs.received import Values
 from stoker.jobs.results import Outage, Result, fetch, pauses, refuse_endless_wait
-from stoker.jobs.states import explained
 from stoker.models import Job, Step, Workflow
+from stoker.store.engines.sessions import explained
 from stoker.values.ids import parse_job_id
 
 from . import control

@@ -51,10 +51,11 @@ from stoker.conf import Settings
 from stoker.exceptions import PackageError
 from stoker.inspect.jobs import JobSearch
 from stoker.jobs.results import Result, result_of
-from stoker.jobs.states import explained, not_there, package_of, progress_of_one
+from stoker.jobs.states import not_there, package_of, progress_of_one
 from stoker.operations.jobs import CANCEL, JobRow, rows_of
 from stoker.operations.operation import Operation
 from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
+from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import shown_call
 from stoker.tasks.guards import Unique, signature_of_call
 from stoker.tasks.registry import exposed_task, exposed_tasks

@@ -5,15 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
-from types import TracebackType
 from typing import Any
 from uuid import UUID
 
 from django.db import (
     DatabaseError,
-    InterfaceError,
-    OperationalError,
-    ProgrammingError,
     connections,
     transaction,
 )
@@ -30,11 +26,7 @@ from stoker.brokers.contract import (
 )
 from stoker.conf import Settings
 from stoker.exceptions import (
-    BrokerUnavailable,
     ConfigurationError,
-    NotMigrated,
-    PoolerRefused,
-    RowsLocked,
 )
 from stoker.guards.admission import Rated
 from stoker.guards.sweep import call_due, look_after
@@ -42,6 +34,7 @@ from stoker.models import Attempt, Claimed, Job
 from stoker.models.claimed import Claim, GivenBack, Leasing
 from stoker.models.job import Message
 from stoker.signals import tell
+from stoker.store.engines.sessions import explained
 from stoker.store.places import WAITING
 from stoker.store.store import Store
 from stoker.store.transactions import after_commit, is_locked_out
@@ -50,57 +43,6 @@ from stoker.store.written import microseconds
 from stoker.values.ids import new_lease_id
 
 from .claim import Claiming, Watermarks, read_long, what_is_due
-
-
-class explained:  # noqa: N801 - used as a word of the language, like contextlib.suppress
-    """Turn database errors of the block into Stoker's own errors, which say what to do.
-
-    Args:
-        alias: alias of the database.
-    """
-
-    __slots__ = ("_alias",)
-
-    def __init__(self, alias: str) -> None:
-        self._alias = alias
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self, kind: object, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        if isinstance(error, OperationalError | InterfaceError | ProgrammingError):
-            told = explain(error, self._alias)
-            if told is not error:
-                raise told from error
-
-
-def explain(error: Exception, alias: str) -> Exception:
-    """Return Stoker's own error, which says what to do, or ``error`` itself if there is none."""
-    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    lowered = message.lower()
-    signs = ["no such table", "no such column", "unknown column"]
-    # other errors with these words concern the database or the role itself
-    if isinstance(error, ProgrammingError):
-        signs += ["does not exist", "doesn't exist"]
-    if any(sign in lowered for sign in signs):
-        return NotMigrated(
-            f"Stoker's tables are not in the database {alias!r} yet ({message}). "
-            f"Run: python manage.py migrate --database {alias}"
-        )
-    if isinstance(error, ProgrammingError):
-        return error
-    if "unsupported startup parameter" in lowered:
-        return PoolerRefused(
-            f"The database {alias!r} is behind a pooler like PgBouncer ({message}): set "
-            f'"DISABLE_SERVER_SIDE_CURSORS": True in DATABASES["{alias}"].'
-        )
-    if is_locked_out(error):
-        return RowsLocked(
-            f"Another transaction holds rows of the database {alias!r} that are needed: {message}"
-        )
-    return BrokerUnavailable(f"The database {alias!r} did not carry this out: {message}")
 
 
 def deliveries_of(claims: Iterable[Claim], lease_id: int) -> list[Delivery]:

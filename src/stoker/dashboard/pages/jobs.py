@@ -9,12 +9,12 @@ from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.menus import menus_of
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
 from stoker.inspect.jobs import STATES, JobSearch
-from stoker.jobs.states import explained
 from stoker.operations import waiting_jobs
 from stoker.operations.dead_letters import page_of as letters_of
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import CANCEL, filter_of, numbers_by_state, others_of_id, rows_of
 from stoker.operations.operation import LIMIT, Done, Operation
+from stoker.store.engines.sessions import explained
 
 ON_A_PAGE = 50
 LETTERS = 5

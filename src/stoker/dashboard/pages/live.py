@@ -26,8 +26,8 @@ from stoker.conf import Settings, settings_for
 from stoker.dashboard.context import SECTIONS, DashboardContext
 from stoker.dashboard.views import NO_ANSWER, entered
 from stoker.exceptions import StokerError
-from stoker.jobs.states import explained
 from stoker.store.engines import engine_of
+from stoker.store.engines.sessions import explained
 
 PULSE_SECONDS = 1.0
 STREAM_SECONDS = 300.0

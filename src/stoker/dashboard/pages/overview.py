@@ -12,9 +12,9 @@ from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, page
 from stoker.inspect.queue_depths import QueueDepth
 from stoker.inspect.stats import dead_letters
-from stoker.jobs.states import explained
 from stoker.models import Cluster
 from stoker.operations.clusters import longest_silence
+from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, DatabaseNow
 
 TASKS = 10

@@ -11,9 +11,9 @@ from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, page
 from stoker.inspect.jobs import JobFilter, JobSearch
-from stoker.jobs.states import explained
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import rows_of
+from stoker.store.engines.sessions import explained
 
 FIRST_JOBS = 15
 

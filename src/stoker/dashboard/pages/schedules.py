@@ -9,7 +9,6 @@ from stoker.dashboard.calendars import Calendar, days_of, hours_of
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.views import PageContent, page
 from stoker.exceptions import ScheduleNotFound
-from stoker.jobs.states import explained
 from stoker.models import Schedule, Tick
 from stoker.operations.details import REVEAL, call_hidden, call_of
 from stoker.operations.schedules import (
@@ -21,6 +20,7 @@ from stoker.operations.schedules import (
     tick_text,
 )
 from stoker.schedules import service as schedules
+from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, moment
 
 ON_A_PAGE = 100

@@ -11,9 +11,9 @@ from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, PageRefused, page
 from stoker.exceptions import UnknownTask
 from stoker.inspect.jobs import JobFilter, JobSearch
-from stoker.jobs.states import explained
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import rows_of
+from stoker.store.engines.sessions import explained
 from stoker.tasks.registry import find_task
 
 NEWEST = 15

@@ -12,9 +12,9 @@ from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.graph import drawn
 from stoker.dashboard.views import PageContent, PageRefused, page
 from stoker.exceptions import WorkflowNotFound
-from stoker.jobs.states import explained
 from stoker.models import Step, Workflow
 from stoker.models.step import GROUPS
+from stoker.store.engines.sessions import explained
 from stoker.values.ids import parse_job_id
 
 ON_A_PAGE = 30

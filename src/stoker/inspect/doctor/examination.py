@@ -21,7 +21,6 @@ from stoker.exceptions import PackageError, StokerError
 from stoker.guards.sweep import look_after, tidy_keys
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.package import sealer_for
-from stoker.jobs.states import explained
 from stoker.models import (
     Blocked,
     Cancellation,
@@ -36,6 +35,7 @@ from stoker.models import (
     Ready,
 )
 from stoker.models.ready import Place
+from stoker.store.engines.sessions import explained
 from stoker.store.places import WAITING
 from stoker.store.statements import deciding, delete_by_key, lock_by_key, update_by_key, with_keys
 from stoker.store.written import DatabaseNow, microseconds

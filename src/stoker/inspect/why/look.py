@@ -15,7 +15,7 @@ from stoker.inspect.stats import (
     clusters,
     longest_silence,
 )
-from stoker.jobs.states import JobState, Progress, explained
+from stoker.jobs.states import JobState, Progress
 from stoker.models import (
     Blocked,
     Cancellation,
@@ -28,6 +28,7 @@ from stoker.models import (
     Requeue,
     Step,
 )
+from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, moment
 from stoker.values.durations import in_words
 

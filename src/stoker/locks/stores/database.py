@@ -10,10 +10,10 @@ from django.conf import settings
 from django.db import IntegrityError, connections, router, transaction
 from django.db.transaction import TransactionManagementError
 
-from stoker.jobs.states import explained
 from stoker.models import Lock
 from stoker.models.lock import LockQuerySet
 from stoker.store.engines import engine_of
+from stoker.store.engines.sessions import explained
 
 from .cache import PREFIX, AnyCacheLocks, time_us, whole
 from .contract import LockClaim, LockStore

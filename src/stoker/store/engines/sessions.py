@@ -6,12 +6,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import (
+    DatabaseError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    connections,
+    transaction,
+)
 
 from stoker.conf import Settings
-from stoker.exceptions import BrokerError, NotMigrated
+from stoker.exceptions import (
+    BrokerError,
+    BrokerUnavailable,
+    NotMigrated,
+    PoolerRefused,
+    RowsLocked,
+)
 from stoker.signals import tell
 from stoker.store.transactions import is_locked_out
 from stoker.store.wake import NoWake, Wake
@@ -279,3 +293,54 @@ def _one_line(error: Exception) -> str:
     text = str(error).strip().splitlines()
     line = text[0] if text else type(error).__name__
     return line if line.endswith(".") else line + "."
+
+
+class explained:  # noqa: N801 - used as a word of the language, like contextlib.suppress
+    """Turn database errors of the block into Stoker's own errors, which say what to do.
+
+    Args:
+        alias: alias of the database.
+    """
+
+    __slots__ = ("_alias",)
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, OperationalError | InterfaceError | ProgrammingError):
+            told = explain(error, self._alias)
+            if told is not error:
+                raise told from error
+
+
+def explain(error: Exception, alias: str) -> Exception:
+    """Return Stoker's own error, which says what to do, or ``error`` itself if there is none."""
+    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    lowered = message.lower()
+    signs = ["no such table", "no such column", "unknown column"]
+    # other errors with these words concern the database or the role itself
+    if isinstance(error, ProgrammingError):
+        signs += ["does not exist", "doesn't exist"]
+    if any(sign in lowered for sign in signs):
+        return NotMigrated(
+            f"Stoker's tables are not in the database {alias!r} yet ({message}). "
+            f"Run: python manage.py migrate --database {alias}"
+        )
+    if isinstance(error, ProgrammingError):
+        return error
+    if "unsupported startup parameter" in lowered:
+        return PoolerRefused(
+            f"The database {alias!r} is behind a pooler like PgBouncer ({message}): set "
+            f'"DISABLE_SERVER_SIDE_CURSORS": True in DATABASES["{alias}"].'
+        )
+    if is_locked_out(error):
+        return RowsLocked(
+            f"Another transaction holds rows of the database {alias!r} that are needed: {message}"
+        )
+    return BrokerUnavailable(f"The database {alias!r} did not carry this out: {message}")
