@@ -16,6 +16,7 @@ from stoker.guards import admission
 from stoker.guards import sweep as guard_upkeep
 from stoker.guards.admission import Rated
 from stoker.models import Blocked, GuardKey, Need, Ready
+from stoker.models.claimed import Leasing
 from stoker.models.guard_key import GuardKeyQuerySet
 from stoker.models.ready import Place
 from stoker.store import turns
@@ -157,7 +158,7 @@ def test_settle_locks_the_keys_of_acks_and_releases_at_once(
     waiting = put(stand, need("a")) + put(stand, need("b"))
     assert claim_ids(stand) == []
     locked: list[int] = []
-    lock = GuardKeyQuerySet.lock
+    lock = GuardKeyQuerySet.lock_lines
 
     def counted(
         keys: GuardKeyQuerySet, key_ids: Collection[uuid.UUID]
@@ -165,7 +166,7 @@ def test_settle_locks_the_keys_of_acks_and_releases_at_once(
         locked.append(len(key_ids))
         return lock(keys, key_ids)
 
-    monkeypatch.setattr(GuardKeyQuerySet, "lock", counted)
+    monkeypatch.setattr(GuardKeyQuerySet, "lock_lines", counted)
     back = Return(running[second].lease, delay_seconds=60, attempts=1)
     assert stand.broker.settle([running[first].lease], [back]) == set()
     monkeypatch.undo()
@@ -194,6 +195,8 @@ def test_jobs_beyond_the_room_of_a_claim_stay_ready(room: int, stand: OrmStand) 
     jobs = [put(stand, need(f"{number}"))[0] for number in range(3)]
     rows = Ready.objects.order_by("rank", "job_id").values_list(*Place._fields)
     with transaction.atomic():
-        decision = admission.admit("default", [Place(*row) for row in rows], room, Rated(0))
-    assert [one.place.job_id for one in decision.admitted] == jobs[:room]
+        leasing = Leasing(1, uuid.uuid4(), 60_000_000)
+        places = [Place(*row) for row in rows]
+        decision = admission.admit("default", places, room, leasing, Rated(0))
+    assert [claim[0] for claim in decision.claims] == jobs[:room]
     assert set(Ready.objects.values_list("job_id", flat=True)) == set(jobs[room:])

@@ -12,14 +12,16 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from stoker.models.blocked import Blocked
+from stoker.models.blocked import BlockedLine
+from stoker.models.claimed import Claim, Leasing
 from stoker.models.deferred import Deferred
-from stoker.models.guard_key import GuardKey
+from stoker.models.guard_key import Decisions, GuardKey, LockedKey, learn
 from stoker.models.need import Need, StatedNeed
 from stoker.models.ready import Place, Ready
-from stoker.store.statements import delete_by_key, update_by_key, update_each
+from stoker.store.engines import engine_of
+from stoker.store.engines.guards import FIRST, HEAD, HOLDER, NOW
 from stoker.store.turns import LOOK_AGAIN_US, call_all
-from stoker.store.written import MICROSECONDS, database_now_us
+from stoker.store.written import MICROSECONDS
 from stoker.values import rates as rate_window
 
 ALREADY_RUNNING = "already running"
@@ -55,7 +57,8 @@ class Admitted(NamedTuple):
 class AdmissionResult(NamedTuple):
     """The decisions about a batch of ready jobs."""
 
-    admitted: list[Admitted]
+    claims: list[Claim]
+    """The claims of the admitted jobs."""
     turned_away: int
     """Number of jobs that were moved to blocked or deferred."""
     has_called: bool
@@ -65,21 +68,39 @@ class AdmissionResult(NamedTuple):
 
 
 def admit(
-    alias: str, places: Sequence[Place], room: int, rated: Rated, *, waits: bool = True
+    alias: str,
+    places: Sequence[Place],
+    room: int,
+    leasing: Leasing,
+    rated: Rated,
+    *,
+    waits: bool = True,
 ) -> AdmissionResult:
-    """Decide about ready jobs, some of which have guards, and remove them from the ready table.
-
-    The caller leases the admitted jobs. The others are blocked or deferred.
+    """Decide about ready jobs, some of which have guards: lease those that may start, and block or
+    defer the others.
 
     Args:
         alias: of the database.
         places: the jobs' rows, locked by the caller, in the order in which they are to start.
         room: maximum number of jobs to admit.
+        leasing: the values of all new leases.
         rated: how to admit jobs with a rate.
         waits: whether to wait for keys that other transactions have locked. If not, the jobs that
             need them are deferred for a moment, so that they do not delay the jobs behind them.
     """
-    return _Admission(alias, places, rated, waits=waits).decide(room)
+    return _Admission(alias, places, rated, waits=waits).decide(room, leasing)
+
+
+def lease(
+    alias: str, decisions: Decisions, leasing: Leasing, admitted: Sequence[Admitted]
+) -> list[Claim]:
+    """Carry out decisions. Return the claims of the admitted jobs."""
+    ready, needs = Ready.objects.using(alias), Need.objects.using(alias)
+    claims = engine_of(alias).carry_out(ready, needs, decisions, leasing)
+    return [
+        (*claim[:7], one.fence, one.permit_seconds, one.refused, claim[-1])
+        for claim, one in zip(claims, admitted, strict=True)
+    ]
 
 
 class _Admission:
@@ -99,27 +120,30 @@ class _Admission:
             need for place in self._places if place.guards for need in self._needs[place.job_id]
         ]
         self._keys = GuardKey.objects.using(alias).lock_or_make(stated)
-        self._holders = Need.objects.using(alias).holders(self._keys)
-        self._waited_seconds = time.monotonic() - rated.asked_at
-        self._now_us = database_now_us(alias)
-        self._heads: dict[tuple[UUID, str], tuple[int, UUID] | None] = {}
+        self._holders: dict[UUID, set[UUID]] = {key_id: set() for key_id in self._keys}
         self._firsts: dict[UUID, UUID | None] = {}
-        self._blocked: list[Blocked] = []
-        self._deferred: list[Deferred] = []
+        """Key of a sequence -> its oldest job."""
+        self._heads: dict[tuple[UUID, str], tuple[int, UUID]] = {}
+        """Key and queue -> rank and id of the first job in that line."""
+        self._now_us = 0
+        self._waited_seconds = time.monotonic() - rated.asked_at
+        self._look()
+        self._blocked: list[tuple[Place, UUID]] = []
+        self._deferred: list[tuple[Place, int]] = []
         self._passed_over: dict[UUID, int] = {}
         """Key -> number of jobs that were next there but could not start because of another key."""
         self._next_weight: dict[UUID, int] = {}
         """Key of a rate -> weight of the next job."""
-        self._changed: dict[UUID, set[str]] = {}
-        """Key -> fields to write."""
+        self._changed: dict[UUID, LockedKey] = {}
+        """The keys to write."""
         self._fences: dict[UUID, int] = {}
         """Need -> its fencing number, for the admitted jobs."""
         self._next_fence = {key_id: key.fence for key_id, key in self._keys.items()}
-        for key in GuardKey.learn(self._keys, stated):
-            self._note(key, "places", "places_by", "period_us", "burst")
+        for key in learn(self._keys, stated):
+            self._changed[key.pk] = key
             self._passed_over[key.pk] = key.room  # there may be more than before
 
-    def decide(self, room: int) -> AdmissionResult:
+    def decide(self, room: int, leasing: Leasing) -> AdmissionResult:
         admitted: list[Admitted] = []
         decided = 0
         for place in self._places:
@@ -137,14 +161,38 @@ class _Admission:
                 self._turn_away(place, needed, refusal)
         if self._kept_out:
             later_us = self._look_again_us()
-            self._deferred += [Deferred(due_us=later_us, **one._asdict()) for one in self._kept_out]
-        # First: who is turned away here may be called back at the end.
-        ready = Ready.objects.using(self._alias)
-        gone = [*self._places[:decided], *self._kept_out]
-        delete_by_key(ready, [place.job_id for place in gone])
-        called = self._write()
-        turned_away = len(gone) - len(admitted)
-        return AdmissionResult(admitted, turned_away, bool(called), bool(self._kept_out))
+            self._deferred += [(place, later_us) for place in self._kept_out]
+        claims = self._carry_out(admitted, leasing)
+        called = self._call_passed_over()  # maybe some of those that were just turned away
+        turned_away = decided + len(self._kept_out) - len(admitted)
+        return AdmissionResult(claims, turned_away, bool(called), bool(self._kept_out))
+
+    def _look(self) -> None:
+        """Read under the locks of the keys what decides."""
+        kinds = {key_id: key.kind for key_id, key in self._keys.items()}
+        lines = {
+            BlockedLine(need.key_id, place.queue)
+            for place in self._places
+            if place.guards
+            for need in self._needs[place.job_id]
+            if self._keys[need.key_id].has_line and need.kind != Need.Kind.SEQUENCE
+        }
+        state = engine_of(self._alias).guard_state(
+            [key_id for key_id, kind in kinds.items() if kind != Need.Kind.RATE],
+            [key_id for key_id, kind in kinds.items() if kind == Need.Kind.SEQUENCE],
+            lines,
+        )
+        for what, key_id, job_id, queue, number in state:
+            if what == NOW:
+                self._now_us = number
+            elif key_id is None or job_id is None:
+                continue
+            elif what == HOLDER:
+                self._holders[key_id].add(job_id)
+            elif what == FIRST:
+                self._firsts[key_id] = job_id
+            elif what == HEAD:
+                self._heads[key_id, queue] = (number, job_id)
 
     def _sorted_out(self, places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
         """Split the jobs into those whose keys are free to lock, and those whose keys other
@@ -180,36 +228,26 @@ class _Admission:
         if self._is_somebody_before(key, place):
             if has_room and key.due_us is None:  # as when somebody's transaction withdraws them
                 key.due_us = self._now_us + LOOK_AGAIN_US
-                self._note(key, "due_us")
+                self._changed[key.pk] = key
             return False
         if is_rate:
             return self._rated_left > 0 and self._is_permitted(key, need)
         return has_room
 
-    def _is_permitted(self, key: GuardKey, need: StatedNeed) -> bool:
+    def _is_permitted(self, key: LockedKey, need: StatedNeed) -> bool:
         weight = rate_window.cost(key.rule, need.weight)
         if rate_window.free(key.rule, key.starts, self._now_us) >= weight:
             return True
         key.starts = rate_window.take(key.rule, key.starts, self._now_us, 0)
-        self._note(key, "starts")
+        self._changed[key.pk] = key
         return False
 
     def _is_first(self, need: StatedNeed) -> bool:
-        if not self._firsts:
-            sequences = [
-                key_id for key_id, key in self._keys.items() if key.kind == Need.Kind.SEQUENCE
-            ]
-            self._firsts = Need.objects.using(self._alias).firsts(sequences)
-        return self._firsts[need.key_id] == need.job_id
+        return self._firsts.get(need.key_id) == need.job_id
 
-    def _is_somebody_before(self, key: GuardKey, place: Place) -> bool:
+    def _is_somebody_before(self, key: LockedKey, place: Place) -> bool:
         """Return whether another job of this queue is blocked by the key and comes first."""
-        line = (key.pk, place.queue)
-        if line not in self._heads:
-            self._heads[line] = (
-                Blocked.objects.using(self._alias).first_of(*line) if key.has_line else None
-            )
-        head = self._heads[line]
+        head = self._heads.get((key.pk, place.queue))
         return head is not None and head < (place.rank, place.job_id)
 
     # -- what follows -----------------------------------------------------------------------------
@@ -225,7 +263,7 @@ class _Admission:
                     key.rule, key.starts, self._now_us, need.weight, at_least_us=at_least_us
                 )
                 permits_us.append(rate_window.margin_us(key.rule, at_least_us))
-                self._note(key, "starts")
+                self._changed[key.pk] = key
             else:
                 self._holders[need.key_id].add(place.job_id)
         if not permits_us:
@@ -244,41 +282,45 @@ class _Admission:
     def _turn_away(self, place: Place, needed: Iterable[StatedNeed], refusal: StatedNeed) -> None:
         for key_id in {need.key_id for need in needed} - {refusal.key_id}:
             self._passed_over[key_id] = self._passed_over.get(key_id, 0) + 1
-        counts = place._asdict()
         if refusal.on_busy == "retry":
-            self._deferred.append(Deferred(due_us=self._now_us + refusal.retry_us, **counts))
+            self._deferred.append((place, self._now_us + refusal.retry_us))
             return
         key = self._keys[refusal.key_id]
         self._next_weight.setdefault(key.pk, refusal.weight)
-        self._blocked.append(Blocked(key_id=key.pk, **counts))
+        self._blocked.append((place, key.pk))
         if not key.has_line:
             key.has_line = True
-            self._note(key, "has_line")
+            self._changed[key.pk] = key
         line, turn = (key.pk, place.queue), (place.rank, place.job_id)
         head = self._heads.get(line)
         self._heads[line] = turn if head is None else min(head, turn)
 
-    def _write(self) -> set[str]:
-        """Write all changes. Return the queues in which blocked jobs became ready."""
-        Blocked.objects.using(self._alias).bulk_create(self._blocked)
-        Deferred.objects.using(self._alias).bulk_create(self._deferred)
-        Need.objects.using(self._alias).note_holders(self._fences)
-        raised = {
-            key_id: number - 1
-            for key_id, number in self._next_fence.items()
-            if number - 1 > self._keys[key_id].fence
-        }
-        update_each(GuardKey.objects.using(self._alias), "fence", raised)
-        for key in self._keys.values():
+    def _carry_out(self, admitted: Sequence[Admitted], leasing: Leasing) -> list[Claim]:
+        for key_id, number in self._next_fence.items():
+            key = self._keys[key_id]
+            if number - 1 > key.fence:
+                key.fence = number - 1
+                self._changed[key_id] = key
             if key.kind == Need.Kind.RATE and key.has_line:
-                weight = self._next_weight.get(key.pk, 1)
+                weight = self._next_weight.get(key_id, 1)
                 key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us, weight)
-                self._note(key, "due_us")
-        lined = [key_id for key_id, names in self._changed.items() if names == {"has_line"}]
-        update_by_key(GuardKey.objects.using(self._alias), lined, has_line=True)
-        for key_id, names in self._changed.items():
-            if names != {"has_line"}:
-                self._keys[key_id].save(using=self._alias, update_fields=sorted(names))
+                self._changed[key_id] = key
+        return lease(
+            self._alias,
+            Decisions(
+                [one.place for one in admitted],
+                self._blocked,
+                self._deferred,
+                self._fences,
+                list(self._changed.values()),
+            ),
+            leasing,
+            admitted,
+        )
+
+    def _call_passed_over(self) -> set[str]:
+        """Make other jobs ready under the keys that admitted jobs left free. Return their
+        queues."""
         passed_over = [(self._keys[key_id], n) for key_id, n in self._passed_over.items()]
         return call_all(
             self._alias,
@@ -288,6 +330,3 @@ class _Admission:
                 if key.kind != Need.Kind.RATE and len(self._holders[key.pk]) < key.room
             ],
         )
-
-    def _note(self, key: GuardKey, *names: str) -> None:
-        self._changed.setdefault(key.pk, set()).update(names)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 from uuid import UUID
 
 from django.db import models
 
 from stoker.store.engines import engine_of
+from stoker.store.statements import with_keys
 
 from .ready import Place
 
@@ -32,39 +33,43 @@ class Called(NamedTuple):
 
 
 class BlockedQuerySet(models.QuerySet["Blocked"]):
-    def first_of(self, key_id: UUID, queue: str) -> tuple[int, UUID] | None:
-        """Return rank and id of the first job in this line."""
-        line = self.filter(key_id=key_id, queue=queue).order_by("rank", "job_id")
-        return line.values_list("rank", "job_id").first()
-
-    def call(self, key_ids: Sequence[UUID], count: int) -> Called:
-        """Move the first ``count`` jobs of each queue from the keys' lines to ready."""
-        called = engine_of(self.db).call_first(self, key_ids, count)
-        moved = {BlockedLine(*line): number for line, number in called.items()}
-        short = [line for line, number in moved.items() if number < count]
-        missed = {line for line in short if self._is_left(line)}
-        empty = set(key_ids) - {line.key_id for line in moved.keys() - (set(short) - missed)}
-        queues = {line.queue for line, number in moved.items() if number}
-        return Called(queues, {line.key_id for line in missed}, empty)
-
-    def call_one(self, job_id: UUID, key_id: UUID) -> Called:
-        """Move this job from a key's line to ready, if it waits there."""
-        line = self.filter(key_id=key_id)
-        engine = engine_of(self.db)
-        row = engine.lockable(self.filter(pk=job_id, key_id=key_id))
-        places = list(row.values_list(*Place._fields))
-        engine.move_to_ready(self, places)
-        is_missed = not places and line.filter(pk=job_id).exists()
-        is_empty = not (places or is_missed or line.exists())
+    def call(self, counts: Mapping[UUID, int]) -> Called:
+        """Move the first jobs of each queue from the keys' lines to ready: up to so many per key
+        and queue."""
+        lines = engine_of(self.db).call_first(self, counts) if counts else []
+        going_on = {key for key, _, moved, missed in lines if missed or moved == counts[key]}
         return Called(
-            {place[1] for place in places},
-            {key_id} if is_missed else set(),
-            {key_id} if is_empty else set(),
+            {queue for _, queue, moved, _ in lines if moved},
+            {key_id for key_id, _, _, missed in lines if missed},
+            counts.keys() - going_on,
         )
 
-    def _is_left(self, line: BlockedLine) -> bool:
-        """Return whether the line still contains a job."""
-        return self.filter(key_id=line.key_id, queue=line.queue).exists()
+    def call_these(self, jobs: Mapping[UUID, UUID | None]) -> Called:
+        """Move one job of each key from the key's line to ready, if it waits there.
+
+        Args:
+            jobs: key -> the job.
+        """
+        if not jobs:
+            return Called(set(), set(), set())
+        engine = engine_of(self.db)
+        firsts = [job_id for job_id in jobs.values() if job_id is not None]
+        places = {
+            key_id: place
+            for key_id, *place in engine.lockable(with_keys(self, firsts)).values_list(
+                "key_id", *Place._fields
+            )
+            if place[0] == jobs.get(key_id)
+        }
+        engine.move_to_ready(self, list(places.values()))
+        rest = [key_id for key_id in jobs if key_id not in places]
+        missed: set[UUID] = set()
+        if rest and not engine.has_one_writer:
+            there = with_keys(self, firsts).values_list("key_id", "pk")
+            missed = {key_id for key_id, job_id in there if job_id == jobs.get(key_id)}
+        lined = {key_id for key_id, _ in engine.lines_of(rest)}
+        queues = {place[1] for place in places.values()}
+        return Called(queues, missed, set(rest) - lined)
 
 
 class Blocked(models.Model):

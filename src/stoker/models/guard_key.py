@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import models
@@ -10,9 +12,86 @@ from django.db.models import Exists, OuterRef
 
 from stoker.store.engines import engine_of
 from stoker.store.statements import delete_by_key, lock_by_key, with_keys
+from stoker.store.written import as_uuid
 from stoker.values.rates import RateRule
 
 from .need import Need, StatedNeed
+from .ready import Place
+
+
+class KeyNumbers:
+    """What the numbers of a guard key mean."""
+
+    __slots__ = ()
+    places: Any
+    places_set: Any
+    period_us: Any
+    burst: Any
+
+    @property
+    def room(self) -> int:
+        """Number of jobs that may hold a place at once."""
+        room: int = self.places if self.places_set is None else self.places_set
+        return room
+
+    @property
+    def rule(self) -> RateRule:
+        """The rate, for keys of rates."""
+        return RateRule(starts=self.room, period_us=self.period_us, burst=self.burst)
+
+
+@dataclass(slots=True)
+class LockedKey(KeyNumbers):
+    """A guard key that this transaction has locked: the fields of ``GuardKey``. A batch of jobs may
+    have hundreds, and model instances would take several times as long."""
+
+    pk: UUID
+    kind: str
+    name: str = ""
+    fence: int = 0
+    places: int = 1
+    places_by: UUID | None = None
+    places_set: int | None = None
+    has_line: bool = False
+    period_us: int = 0
+    burst: int = 0
+    starts: Any = ()
+    due_us: int | None = None
+
+
+def learn(keys: Mapping[UUID, LockedKey], needs: Iterable[StatedNeed]) -> list[LockedKey]:
+    """Take over the numbers of the newest job. Return the keys that changed."""
+    changed: dict[UUID, LockedKey] = {}
+    for need in needs:
+        key = keys[need.key_id]
+        numbers = (need.places, need.period_us, need.burst)
+        is_newer = key.places_by is None or need.job_id > key.places_by
+        if is_newer and numbers != (key.places, key.period_us, key.burst):
+            key.places, key.period_us, key.burst = numbers
+            key.places_by = need.job_id
+            changed[key.pk] = key
+    return list(changed.values())
+
+
+class Decisions(NamedTuple):
+    """What a claim has decided about ready jobs, which it has locked together with their keys."""
+
+    leased: Sequence[Place]
+    """The jobs to lease."""
+    blocked: Sequence[tuple[Place, UUID]] = ()
+    """The jobs that wait in the line of a key."""
+    deferred: Sequence[tuple[Place, int]] = ()
+    """The jobs that wait until a moment, in microseconds."""
+    fences: Mapping[UUID, int] = {}
+    """Need that holds a place now -> its fencing number."""
+    keys: Sequence[LockedKey] = ()
+    """The keys that were changed."""
+
+    @property
+    def job_ids(self) -> list[UUID]:
+        """The jobs that leave ready."""
+        turned_away = [place for place, _ in (*self.blocked, *self.deferred)]
+        return [place.job_id for place in (*self.leased, *turned_away)]
 
 
 class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
@@ -33,7 +112,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         free = {key.id for key in lock_by_key(self, key_ids, "id", waits=False)}
         return set(with_keys(self, key_ids).values_list("pk", flat=True)) - free
 
-    def lock_or_make(self, needs: Iterable[StatedNeed]) -> dict[UUID, GuardKey]:
+    def lock_or_make(self, needs: Iterable[StatedNeed]) -> dict[UUID, LockedKey]:
         """Create missing keys, lock all, and give each a new fencing number. A transaction may do
         so once.
 
@@ -45,7 +124,16 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         if not stated:
             return {}
         in_order = [stated[key_id] for key_id in sorted(stated)]
-        return {key.pk: key for key in engine_of(self.db).lock_or_make(self, in_order)}
+        rows = engine_of(self.db).lock_or_make(self, in_order)
+        return {row[0]: LockedKey(*row) for row in rows}
+
+    def lock_lines(self, key_ids: Collection[UUID]) -> dict[UUID, LockedKey]:
+        """Lock these keys like ``lock``. Return those that may block jobs."""
+        if not key_ids:
+            return {}
+        rows = engine_of(self.db).hold(self, ("id", "kind", "has_line"), key_ids, "UPDATE")
+        lines = [(as_uuid(key_id), kind) for key_id, kind, has_line in rows if has_line]
+        return {key_id: LockedKey(key_id, kind, has_line=True) for key_id, kind in lines}
 
     def forget(self, keys: Collection[UUID]) -> int:
         """Delete the locked keys that no job needs."""
@@ -56,7 +144,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         return len(key_ids)
 
 
-class GuardKey(models.Model):
+class GuardKey(KeyNumbers, models.Model):
     id = models.UUIDField(primary_key=True)
     """Hash of kind, scope and text of the key, see ``guards.keys``."""
     kind = models.CharField(max_length=8)
@@ -88,27 +176,3 @@ class GuardKey(models.Model):
 
     def __str__(self) -> str:
         return self.name
-
-    @property
-    def room(self) -> int:
-        """Number of jobs that may hold a place at once."""
-        return self.places if self.places_set is None else self.places_set
-
-    @property
-    def rule(self) -> RateRule:
-        """The rate, for keys of rates."""
-        return RateRule(starts=self.room, period_us=self.period_us, burst=self.burst)
-
-    @staticmethod
-    def learn(keys: Mapping[UUID, GuardKey], needs: Iterable[StatedNeed]) -> list[GuardKey]:
-        """Take over the numbers of the newest job. Return the keys that changed."""
-        changed: dict[UUID, GuardKey] = {}
-        for need in needs:
-            key = keys[need.key_id]
-            numbers = (need.places, need.period_us, need.burst)
-            is_newer = key.places_by is None or need.job_id > key.places_by
-            if is_newer and numbers != (key.places, key.period_us, key.burst):
-                key.places, key.period_us, key.burst = numbers
-                key.places_by = need.job_id
-                changed[key.pk] = key
-        return list(changed.values())

@@ -9,8 +9,9 @@ from uuid import UUID
 from django.db import connections, models
 
 from stoker.store.engines import engine_of
-from stoker.store.statements import delete_by_key, update_each, with_keys
+from stoker.store.statements import delete_by_key
 from stoker.store.written import Written, as_uuid
+from stoker.values.ids import id_of
 
 
 class NewNeed(NamedTuple):
@@ -63,7 +64,8 @@ def need_ids(job_id: UUID, guards: int) -> list[UUID]:
 
     They are found by primary key, are adjacent in the index, and cannot be inserted twice.
     """
-    return [UUID(int=job_id.int + number) for number in range(guards)]
+    first = job_id.int
+    return [id_of(number) for number in range(first, first + guards)]
 
 
 class NeedQuerySet(models.QuerySet["Need"]):
@@ -83,12 +85,13 @@ class NeedQuerySet(models.QuerySet["Need"]):
         Args:
             guards: job id -> number of its needs.
         """
-        ids = [one for job_id, count in guards.items() for one in need_ids(job_id, count)]
         found: dict[UUID, list[StatedNeed]] = {job_id: [] for job_id in guards}
-        rows = with_keys(self, ids).order_by("pk").values_list(*StatedNeed._fields)
-        for need in map(StatedNeed._make, rows):
-            if need.job_id in found:
-                found[need.job_id].append(need)
+        if not guards:
+            return found
+        ids = [one for job_id, count in guards.items() for one in need_ids(job_id, count)]
+        for row in engine_of(self.db).find_needs(ids):
+            if row[1] in found:
+                found[row[1]].append(StatedNeed._make(row))
         return found
 
     def holders(self, key_ids: Collection[UUID]) -> dict[UUID, set[UUID]]:
@@ -98,10 +101,6 @@ class NeedQuerySet(models.QuerySet["Need"]):
         for key_id, job_id in rows:
             found[as_uuid(key_id)].add(as_uuid(job_id))
         return found
-
-    def note_holders(self, fences: Mapping[UUID, int]) -> None:
-        """Record that these needs hold places, with these fencing numbers. The keys are locked."""
-        update_each(self, "fence", fences, holds="key_id")
 
     def remove(self, need_ids: Collection[UUID]) -> None:
         """Delete needs of ended jobs. The keys are locked."""

@@ -3,7 +3,7 @@ primary key, transactions that decide, deadlines."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from uuid import UUID
@@ -35,13 +35,6 @@ def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
 def update_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], **values: Any) -> None:
     """Set values in rows given by primary key. The caller has locked the rows."""
     engine_of(rows.db).update_by_key(rows, keys, **values)
-
-
-def update_each(
-    rows: models.QuerySet[Any], name: str, numbers: Mapping[UUID, int], **copied: str
-) -> None:
-    """Set a different number in each row. See ``Engine.update_each``."""
-    engine_of(rows.db).update_each(rows, name, numbers, **copied)
 
 
 def insert_rows(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from stoker.models.blocked import Blocked
-from stoker.models.guard_key import GuardKey
+from stoker.models.guard_key import GuardKey, LockedKey
 from stoker.models.need import Need
 from stoker.store.written import MICROSECONDS, database_now_us
 
@@ -18,7 +18,6 @@ from .statements import update_by_key
 
 LOOK_AGAIN_US = 1 * MICROSECONDS
 """Delay until a key is checked again, if its next job was locked or may not come."""
-NOBODY = UUID(int=0)
 _NONE: Mapping[UUID, int] = {}
 
 
@@ -41,7 +40,7 @@ def free(
         The queues with jobs that became ready.
     """
     needs = Need.objects.using(alias).of_jobs({**over, **again})
-    keys = GuardKey.objects.using(alias).lock(
+    lines = GuardKey.objects.using(alias).lock_lines(
         {need.key_id for needed in needs.values() for need in needed}
     )
     gone: list[UUID] = []
@@ -57,7 +56,7 @@ def free(
                 vacant[need.key_id] = vacant.get(need.key_id, 0) + 1
     Need.objects.using(alias).remove(gone)
     update_by_key(Need.objects.using(alias), let_go, holds=None)
-    return call_all(alias, [(keys[key_id], n) for key_id, n in vacant.items() if key_id in keys])
+    return call_all(alias, [(lines[key_id], n) for key_id, n in vacant.items() if key_id in lines])
 
 
 def leave(alias: str, guards: Mapping[UUID, int], *, had_turn: bool) -> set[UUID]:
@@ -88,28 +87,26 @@ def call_next(alias: str, key: GuardKey, count: int) -> set[str]:
     return call_all(alias, [(key, count)])
 
 
-def call_all(alias: str, turns: Sequence[tuple[GuardKey, int]]) -> set[str]:
+def call_all(alias: str, turns: Sequence[tuple[GuardKey | LockedKey, int]]) -> set[str]:
     """Do the same as ``call_next`` for many keys, each with its own count."""
-    blocked = Blocked.objects.using(alias)
-    needs = Need.objects.using(alias)
-    lines = {key.pk: key for key, count in turns if key.has_line and count > 0}
-    by_count: dict[int, list[UUID]] = {}
-    sequences = [key_id for key_id, key in lines.items() if key.kind == Need.Kind.SEQUENCE]
-    for key, count in turns:
-        if key.pk in lines and key.kind != Need.Kind.SEQUENCE:
-            by_count.setdefault(count, []).append(key.pk)
-    called = [blocked.call(key_ids, count) for count, key_ids in by_count.items()]
-    for key_id, first in needs.firsts(sequences).items():
-        called.append(blocked.call_one(first or NOBODY, key_id))
-    _note(alias, [lines[key_id] for one in called for key_id in one.empty], None)
-    missed = [lines[key_id] for one in called for key_id in one.missed]
+    lines = {key.pk: (key, count) for key, count in turns if key.has_line and count > 0}
+    if not lines:
+        return set()
+    blocked, needs = Blocked.objects.using(alias), Need.objects.using(alias)
+    sequences = [key_id for key_id, (key, _) in lines.items() if key.kind == Need.Kind.SEQUENCE]
+    counts = {key_id: count for key_id, (_, count) in lines.items() if key_id not in sequences}
+    called = [blocked.call(counts), blocked.call_these(needs.firsts(sequences))]
+    _note(alias, [lines[key_id][0] for one in called for key_id in one.empty], None)
+    missed = [lines[key_id][0] for one in called for key_id in one.missed]
     if missed:
         _note(alias, missed, database_now_us(alias) + LOOK_AGAIN_US)
     return {queue for one in called for queue in one.queues}
 
 
-def _note(alias: str, keys: Collection[GuardKey], due_us: int | None) -> None:
+def _note(alias: str, keys: Collection[GuardKey | LockedKey], due_us: int | None) -> None:
     """Record that keys have no waiting jobs, or when to check the keys again."""
+    if not keys:
+        return
     for key in keys:
         key.has_line, key.due_us = due_us is not None, due_us
     keys_of_alias = GuardKey.objects.using(alias)

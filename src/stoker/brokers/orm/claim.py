@@ -11,15 +11,16 @@ from uuid import UUID
 from django.db.models.functions import Length
 
 from stoker.brokers.contract import CLAIM_BYTES, Delivery
-from stoker.guards.admission import Admitted, Rated, admit
+from stoker.guards.admission import Admitted, Rated, admit, lease
 from stoker.models import Job
 from stoker.models.claimed import Claim, Leasing
+from stoker.models.guard_key import Decisions
 from stoker.models.need import Need
 from stoker.models.paused_queue import PausedQueue
 from stoker.models.ready import Place, Ready
 from stoker.store.engines import engine_of
-from stoker.store.statements import deciding, delete_by_key, with_keys
-from stoker.store.written import MICROSECONDS, Written, database_now_us
+from stoker.store.statements import deciding, with_keys
+from stoker.store.written import MICROSECONDS
 
 T = TypeVar("T")
 
@@ -295,24 +296,23 @@ class Claiming:
         """Lease the ready jobs that no guard holds back."""
         with deciding(self._alias):
             places = lock()
-            if any(place.guards for place in places):
-                decision = admit(self._alias, places, room, self._rated, waits=self._waits)
-                self.has_met_locks = self.has_met_locks or decision.has_met_locks
-                if decision.has_called:
-                    self._marks.forget()
-                are_all = len(places) < look and not decision.has_called
-                self.is_over = are_all or not decision.turned_away
-                return self._lease(decision.admitted)
-            self.is_over = True
-            taken = places[:room]
-            ready = Ready.objects.using(self._alias)
-            delete_by_key(ready, [place.job_id for place in taken])
-            return self._lease([Admitted(place) for place in taken])
+            if not any(place.guards for place in places):
+                self.is_over = True
+                plain = [Admitted(place) for place in places[:room]]
+                return lease(self._alias, Decisions(places[:room]), self._leasing, plain)
+            decision = admit(
+                self._alias, places, room, self._leasing, self._rated, waits=self._waits
+            )
+            self.has_met_locks = self.has_met_locks or decision.has_met_locks
+            if decision.has_called:
+                self._marks.forget()
+            are_all = len(places) < look and not decision.has_called
+            self.is_over = are_all or not decision.turned_away
+            return decision.claims
 
     def _lock(self, job_ids: Sequence[UUID]) -> list[Place]:
-        waiting = Ready.objects.using(self._alias).filter(pk__in=job_ids)
-        locked = self._engine.lockable(waiting.order_by("rank", "job_id"))
-        return [Place(*row) for row in locked.values_list(*Place._fields)]
+        rows = self._engine.find_by_key("ready_lock", [job_id.hex for job_id in job_ids])
+        return [Place(*row) for row in rows]
 
     def _best(self, look: int) -> list[Place]:
         ready = Ready.objects.using(self._alias)
@@ -329,21 +329,3 @@ class Claiming:
         if not self._engine.claims_by_marks:
             return ()
         return PausedQueue.objects.using(self._alias).names()
-
-    def _lease(self, admitted: Sequence[Admitted]) -> list[Claim]:
-        """Lease jobs that were removed from ready."""
-        lease_id, holder, lease_us = self._leasing
-        places = [one.place._replace(attempts=one.place.attempts + 1) for one in admitted]
-        if not places:
-            return []
-        until_us = database_now_us(self._alias) + lease_us
-        written = Written(self._engine.connection)
-        lease = (lease_id, written.id(holder), until_us)
-        rows = [(*lease, written.id(place.job_id), *place[1:], True) for place in places]
-        names = ("lease_id", "holder", "leased_until_us", *Place._fields, "is_kept")
-        self._engine.insert_rows("stoker_claimed", names, rows)
-        claims = self._engine.read_claims([place.job_id for place in places], lease_id)
-        return [
-            (*claim[:7], one.fence, one.permit_seconds, one.refused, claim[-1])
-            for claim, one in zip(claims, admitted, strict=True)
-        ]

@@ -7,6 +7,7 @@ better way.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -26,24 +27,28 @@ from stoker.store.written import (
     statement,
 )
 
-from .rows import KeyRows
+from .guards import CalledLine, GuardRows
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
+    from stoker.models.guard_key import Decisions
     from stoker.models.job import Calls, Endings, Message
     from stoker.models.step import StepEnd
 
-JOBS, READY, DEFERRED = "stoker_job", "stoker_ready", "stoker_deferred"
+JOBS, READY = "stoker_job", "stoker_ready"
+BLOCKED, DEFERRED = "stoker_blocked", "stoker_deferred"
 JOB = (
     "id", "task", "queue", "priority", "package", "enqueued_at", "run_after", "attempts",
     "worker_id", "reason",
 )  # fmt: skip
 """Columns of a new job. The other columns stay NULL until the job has ended."""
+LINES_AT_ONCE = 100
+"""Lines that are locked by one statement. SQLite allows 500."""
 PLACE = ("job_id", "queue", "rank", "attempts", "crashes", "guards")
 """Columns that all narrow tables have in common."""
 
 
-class Engine(KeyRows):
+class Engine(GuardRows):
     """Engine of the database with one alias, shared by all threads of a process."""
 
     # -- jobs -------------------------------------------------------------------------------------
@@ -192,6 +197,38 @@ class Engine(KeyRows):
         """
         return None if ready.filter(queue__in=queues).exists() else []
 
+    def carry_out(
+        self,
+        ready: models.QuerySet[Any],
+        needs: models.QuerySet[Any],
+        decisions: Decisions,
+        leasing: Leasing,
+    ) -> list[Claim]:
+        """Lease, block and defer ready jobs that the caller has locked, and change their keys.
+
+        Args:
+            ready: query for all ready rows.
+            needs: query for all needs.
+            decisions: what has been decided.
+            leasing: lease id, holder and length, the same for all new leases.
+
+        Returns:
+            The claims, in the order of ``decisions.leased``.
+        """
+        write = Written(self.connection).id
+        leased = [one.job_id for one in decisions.leased]
+        if leased:
+            lease = (leasing.lease_id, write(leasing.holder), leasing.lease_us)
+            self.find_each("guarded_lease", leased, "PRIMARY", *lease)
+        self.delete_by_key(ready, decisions.job_ids)
+        blocked = [(write(key), write(one[0]), *one[1:]) for one, key in decisions.blocked]
+        self.insert_rows(BLOCKED, ("key_id", *PLACE), blocked)
+        deferred = [(due_us, write(one[0]), *one[1:]) for one, due_us in decisions.deferred]
+        self.insert_rows(DEFERRED, ("due_us", *PLACE), deferred)
+        self.update_each(needs, "fence", decisions.fences, holds="key_id")
+        self.change_keys(decisions.keys)
+        return self.read_claims(leased, leasing.lease_id)
+
     def extend_leases(
         self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey], lease_us: int
     ) -> set[LeaseKey]:
@@ -332,29 +369,47 @@ class Engine(KeyRows):
             return places
 
     def call_first(
-        self, blocked: models.QuerySet[Any], key_ids: Sequence[UUID], count: int
-    ) -> dict[tuple[UUID, str], int]:
-        """Move the first jobs of each queue that are blocked by the given keys to ready.
+        self, blocked: models.QuerySet[Any], counts: Mapping[UUID, int]
+    ) -> list[CalledLine]:
+        """Move the first jobs of each queue that are blocked by the given keys to ready. Skip jobs
+        that other transactions have locked.
 
         Args:
             blocked: query for all blocked rows.
-            key_ids: ids of the guard keys.
-            count: largest number of jobs per key and queue.
+            counts: guard key -> largest number of jobs per queue.
 
         Returns:
-            Key and queue -> number of moved jobs.
+            Each line with its key, its queue, the number of moved jobs, and whether one was
+            skipped.
         """
-        moved: dict[tuple[UUID, str], int] = {}
+        lines = self.lines_of(list(counts))
         places: list[tuple[Any, ...]] = []
+        for start in range(0, len(lines), LINES_AT_ONCE):
+            some = lines[start : start + LINES_AT_ONCE]
+            places += self.lock_lines(blocked, [(*line, counts[line[0]]) for line in some])
+        self.move_to_ready(blocked, [place[1:] for place in places])
+        moved = Counter((as_uuid(key_id), queue) for key_id, _, queue, *_ in places)
+        short = [line[0] for line in lines if moved[line] < counts[line[0]]]
+        left = self.lines_of(short) if short and not self.has_one_writer else []
+        return [(*line, moved[line], line in left) for line in lines]
+
+    def lines_of(self, key_ids: Sequence[UUID]) -> list[tuple[UUID, str]]:
+        """Return the lines of these keys: key and queue of each."""
+        rows = self.find_each("blocked_queues", key_ids, "stoker_blocked_line") if key_ids else []
+        return [(as_uuid(key_id), queue) for key_id, queue in rows]
+
+    def lock_lines(
+        self, blocked: models.QuerySet[Any], lines: Sequence[tuple[UUID, str, int]]
+    ) -> list[tuple[Any, ...]]:
+        """Lock the first jobs of lines: of each key and queue up to a number. Skip jobs that other
+        transactions have locked. Return the key and the place of each."""
         write = Written(self.connection).id
-        for key_id in key_ids:
-            for (queue,) in self.fetch("blocked_queues", {"key_id": write(key_id)}):
-                line = {"key_id": key_id, "queue": queue}
-                first = self.lock_line(blocked, PLACE, count, "stoker_blocked_line", **line)
-                moved[key_id, queue] = len(first)
-                places += first
-        self.move_to_ready(blocked, places)
-        return moved
+        text = self.line_text(
+            blocked, ("key_id", *PLACE), "stoker_blocked_line", ("key_id", "queue")
+        )
+        together = " UNION ALL ".join([self.among_others.format(text)] * len(lines))
+        given = [value for key_id, *rest in lines for value in (write(key_id), *rest)]
+        return self._read(together, given)
 
     def move_to_ready(self, rows: models.QuerySet[Any], places: Sequence[tuple[Any, ...]]) -> None:
         """Move rows that the caller has locked from another narrow table to ready."""

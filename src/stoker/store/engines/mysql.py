@@ -22,6 +22,7 @@ from .base import Engine
 from .sessions import CHECK_AFTER_SECONDS, idle_seconds, lock_seconds
 
 if TYPE_CHECKING:
+    from stoker.models.blocked import BlockedLine
     from stoker.models.unique_key import Condition, Taking
 
 PLAIN = frozenset({b"SELECT", b"INSERT", b"UPDATE", b"DELETE", b"REPLAC", b"SAVEPO", b"RELEAS"})
@@ -35,6 +36,18 @@ ESCAPED = b"\x00\n\r\x1a\"'\\"
 WANTED = "JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) CHARACTER SET ascii PATH '$')) AS wanted"
 """A list of keys as a table. It is ASCII, so that it can be compared with a column of any
 collation."""
+
+LISTS = {
+    "held": WANTED.replace("%s", "%(held)s").replace("wanted", "held"),
+    "sequences": WANTED.replace("%s", "%(sequences)s").replace("wanted", "sequence"),
+    "lines": "JSON_TABLE(%(lines)s, '$[*]' COLUMNS (id CHAR(36) CHARACTER SET ascii PATH '$[0]',"
+    " number INT PATH '$[1]')) AS line",
+    "join": "STRAIGHT_JOIN",
+    "holders_index": "FORCE INDEX (stoker_need_holders)",
+    "order_index": "FORCE INDEX (stoker_need_order)",
+    "line_index": "FORCE INDEX (stoker_blocked_line)",
+}
+"""Words of guard_state.sql."""
 
 
 class MySQL(Engine):
@@ -144,10 +157,10 @@ class MySQL(Engine):
         return {"index": f"FORCE INDEX ({index})", "lock": "FOR UPDATE SKIP LOCKED"}
 
     def find_each(
-        self, name: str, keys: Collection[UUID], index: str = ""
+        self, name: str, keys: Collection[UUID], index: str = "", *before: Any
     ) -> list[tuple[Any, ...]]:
         words = {"wanted": WANTED, "join": "STRAIGHT_JOIN", "index": f"FORCE INDEX ({index})"}
-        return self.fetch(name, [self._listed(keys)], **words)
+        return self.fetch(name, [*before, self._listed(keys)], now=self.now_sql, **words)
 
     def delete_by_key(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
         if keys:
@@ -183,6 +196,34 @@ class MySQL(Engine):
         write = Written(self.connection).id
         listed = json.dumps([(write(key), numbers[key]) for key in sorted(numbers)], default=str)
         self._write(self.text_about("update_each_by_key", rows, **words), [listed])
+
+    @property
+    def returns_upserts(self) -> bool:  # type: ignore[override] # depends on the server
+        return self._is_mariadb
+
+    def _guard_state(
+        self, held: Collection[UUID], sequences: Collection[UUID], lines: Collection[BlockedLine]
+    ) -> Sequence[tuple[Any, ...]]:
+        """Pass each queue as a parameter, because a list of them could not be compared with a
+        column of any collation."""
+        write = Written(self.connection).id
+        queues = sorted({line.queue for line in lines})
+        names = {f"queue_{number}": queue for number, queue in enumerate(queues)}
+        listed = [(write(line.key_id), 1 + queues.index(line.queue)) for line in sorted(lines)]
+        parameters = {
+            "held": self._listed(held),
+            "sequences": self._listed(sequences),
+            "lines": json.dumps(listed, default=str),
+            **names,
+        }
+        marks = "".join(f", %({name})s" for name in names) or ", ''"
+        return self.fetch(
+            "guard_state",
+            parameters,
+            **LISTS,
+            queue=f"ELT(line.number{marks})",
+            now=self.now_sql,
+        )
 
     new_value = ("VALUES(", ")")
 

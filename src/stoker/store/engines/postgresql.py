@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -26,12 +25,12 @@ from stoker.store.written import (
 )
 
 from .base import Engine, aware
+from .guards import LISTS, GuardsInArrays
 from .sessions import idle_seconds, lock_seconds
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
     from stoker.models.job import Calls, Endings, Message
-    from stoker.models.need import StatedNeed
     from stoker.models.step import StepEnd
     from stoker.models.unique_key import Condition, Taking
 
@@ -45,12 +44,14 @@ ALONE = ("VACUUM", "LISTEN")
 PLANNING = "-c enable_bitmapscan=off"
 """For a queue that is missing from its statistics, the planner assumes few rows. It would then
 fetch and sort the whole queue for each claim, however long, instead of reading its index."""
-ALWAYS_THE_SAME = frozenset({"now", "among"})
-"""Names of template words whose value never changes for a database."""
-WANTED = "unnest((SELECT %s::uuid[])) AS wanted (id)"
+AMONG = "= ANY ((SELECT %(keys)s::uuid[])::uuid[])"
+WANTED = "unnest((SELECT %(keys)s::uuid[])) AS wanted (id)"
+ABOUT_ROWS = ("table", "key", "columns", "lock")
+ALWAYS_THE_SAME = frozenset({"now", "among", "wanted", "join", "index", *LISTS, *ABOUT_ROWS})
+"""Names of template words that have few different values."""
 
 
-class PostgreSQL(Engine):
+class PostgreSQL(GuardsInArrays, Engine):
     """PostgreSQL with psycopg 3 or 2."""
 
     is_supported = True
@@ -177,8 +178,19 @@ class PostgreSQL(Engine):
         return "= ANY ((SELECT %s::uuid[])::uuid[])", [array_literal(list(keys))]
 
     def find_by_key(self, name: str, digits: Sequence[str], **words: str) -> list[tuple[Any, ...]]:
-        among = "= ANY ((SELECT %(keys)s::uuid[])::uuid[])"
-        return self.fetch(name, {"keys": list_literal(digits)}, among=among, **words)
+        return self.fetch(name, {"keys": list_literal(digits)}, among=AMONG, **words)
+
+    def hold(
+        self, rows: models.QuerySet[Any], names: Sequence[str], keys: Collection[UUID], lock: str
+    ) -> list[tuple[Any, ...]]:
+        quote = self.connection.ops.quote_name
+        words = {
+            "columns": ", ".join(f"narrow.{quote(name)}" for name in names),
+            "table": quote(rows.model._meta.db_table),
+            "key": quote(rows.model._meta.pk.column),
+            "lock": f"FOR {lock}",
+        }
+        return self.fetch("hold_each", {"keys": list(keys)}, among=AMONG, **words)
 
     def with_keys(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
         """Pass the keys as one array parameter: hundreds of parameters would take longer than the
@@ -187,15 +199,9 @@ class PostgreSQL(Engine):
         return rows.filter(pk__in=among)
 
     def find_each(
-        self, name: str, keys: Collection[UUID], index: str = ""
+        self, name: str, keys: Collection[UUID], index: str = "", *before: Any
     ) -> list[tuple[Any, ...]]:
-        return self.fetch(name, [array_literal(list(keys))], wanted=WANTED, join="JOIN", index="")
-
-    def _update_each(
-        self, rows: models.QuerySet[Any], numbers: Mapping[UUID, int], **words: str
-    ) -> None:
-        arrays = [array_literal(list(numbers)), array_literal(list(numbers.values()))]
-        self._write(self.text_about("update_each", rows, **words), arrays)
+        return self.fetch(name, {"keys": list(keys)}, wanted=WANTED, join="JOIN", index="")
 
     # -- jobs -------------------------------------------------------------------------------------
 
@@ -315,34 +321,7 @@ class PostgreSQL(Engine):
     ) -> list[tuple[Any, ...]]:
         return self.fetch("deferred_promote", {"limit": limit, "from_us": from_us})
 
-    def call_first(
-        self, blocked: models.QuerySet[Any], key_ids: Sequence[UUID], count: int
-    ) -> dict[tuple[UUID, str], int]:
-        rows = self.fetch("blocked_call", {"key_ids": list(key_ids), "count": count})
-        return {(row[0], row[1]): row[2] for row in rows}
-
     # -- keys and dead letters --------------------------------------------------------------------
-
-    def lock_or_make(
-        self, keys: models.QuerySet[Any], needs: Sequence[StatedNeed]
-    ) -> Sequence[Any]:
-        arrays = {
-            "id": [need.key_id for need in needs],
-            "kind": [need.kind for need in needs],
-            "name": [need.name for need in needs],
-            "places": [need.places for need in needs],
-            "places_by": [need.job_id for need in needs],
-            "period_us": [need.period_us for need in needs],
-            "burst": [need.burst for need in needs],
-        }
-        names = [field.attname for field in keys.model._meta.concrete_fields]
-        found = [
-            keys.model.from_db(None, names, row) for row in self.fetch("key_lock_or_make", arrays)
-        ]
-        for key in found:
-            if isinstance(key.starts, str):  # Django configures drivers to return JSON as text
-                key.starts = json.loads(key.starts)
-        return found
 
     def take_new_keys(self, takings: Sequence[Taking]) -> bool:
         return len(self.fetch("unique_insert", _takings(takings))) == len(takings)

@@ -1,6 +1,6 @@
 """Statements about the rows of one table, in Django's ORM or in SQL that any database accepts.
 
-``KeyRows`` adds the tables of guards' keys and of unique keys.
+``KeyRows`` adds the table of unique keys.
 """
 
 from __future__ import annotations
@@ -11,22 +11,16 @@ from uuid import UUID
 
 from django.db import IntegrityError, models
 
-from stoker.store.written import Written, database_now_us, statement
+from stoker.store.written import Written, statement
 
 from .sessions import Sessions
 
 if TYPE_CHECKING:
     from stoker.models.job import Message
-    from stoker.models.need import StatedNeed
     from stoker.models.unique_key import Condition, Taking
 
 Q = TypeVar("Q", bound=models.QuerySet[Any])
 
-KEY = (
-    "id", "kind", "name", "fence", "places", "places_by", "has_line", "period_us", "burst",
-    "starts",
-)  # fmt: skip
-"""Columns of a new guard key. The other columns are NULL."""
 UNIQUE = ("key_id", "name", "job_id", "taken_us", "until_us")
 """Columns of a unique key."""
 
@@ -157,8 +151,18 @@ class Rows(Sessions):
         Returns:
             The columns of each locked job, in the order of the line.
         """
-        quote, write = self.connection.ops.quote_name, Written(self.connection).id
-        text = self.text_about(
+        write = Written(self.connection).id
+        text = self.line_text(rows, names, index, list(line))
+        given = [write(one) if isinstance(one, UUID) else one for one in line.values()]
+        return self._read(text, [*given, limit])
+
+    def line_text(
+        self, rows: models.QuerySet[Any], names: Sequence[str], index: str, line: Sequence[str]
+    ) -> str:
+        """Return the statement of ``lock_line``. Its parameters are the values of the line and the
+        limit."""
+        quote = self.connection.ops.quote_name
+        return self.text_about(
             "lock_line",
             rows,
             columns=", ".join(map(quote, names)),
@@ -166,14 +170,15 @@ class Rows(Sessions):
             rank=quote("rank"),
             **self._line_words(index),
         )
-        given = [write(one) if isinstance(one, UUID) else one for one in line.values()]
-        return self._read(text, [*given, limit])
+
+    among_others = "({})"
+    """Form of a statement with a limit as one of several that UNION combines."""
 
     def _line_words(self, index: str) -> dict[str, str]:
         return {"index": "", "lock": "FOR UPDATE SKIP LOCKED"}
 
     def find_each(
-        self, name: str, keys: Collection[UUID], index: str = ""
+        self, name: str, keys: Collection[UUID], index: str = "", *before: Any
     ) -> list[tuple[Any, ...]]:
         """Run ``sql/<name>.sql``, which looks up rows for each id of a table ``wanted (id)``.
 
@@ -182,6 +187,7 @@ class Rows(Sessions):
                 ``{join}`` for a join that starts with it, and ``{index}`` for MariaDB's index hint.
             keys: the ids in the table.
             index: the index for the look-up.
+            before: parameters before the table.
 
         Returns:
             The rows found.
@@ -277,41 +283,6 @@ class Rows(Sessions):
 
 class KeyRows(Rows):
     """Default implementation, which creates and takes keys one by one."""
-
-    def lock_or_make(
-        self, keys: models.QuerySet[Any], needs: Sequence[StatedNeed]
-    ) -> Sequence[Any]:
-        """Lock guard keys. Create missing keys, and raise the fencing number of each.
-
-        Args:
-            keys: query for all guard keys.
-            needs: one need per key, in the order of the keys.
-
-        Returns:
-            The locked keys.
-        """
-        written, fence = Written(self.connection), database_now_us(self.alias)
-        text = f"{self.insert_into('stoker_key', KEY)} {self.on_conflict('id')} fence = fence + 1"
-        with self.connection.cursor() as cursor:
-            cursor.executemany(
-                text,
-                [
-                    (
-                        written.id(need.key_id),
-                        need.kind,
-                        need.name,
-                        fence,
-                        need.places,
-                        written.id(need.job_id),
-                        False,
-                        need.period_us,
-                        need.burst,
-                        "[]",
-                    )
-                    for need in needs
-                ],
-            )
-        return self.lock_by_key(keys, [need.key_id for need in needs])
 
     def take_new_keys(self, takings: Sequence[Taking]) -> bool:
         """Take unique keys that have no row yet. Wait for transactions that are inserting one of

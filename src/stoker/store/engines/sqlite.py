@@ -30,6 +30,7 @@ from stoker.values.ids import id_of
 from .base import PLACE, Engine
 
 if TYPE_CHECKING:
+    from stoker.models.blocked import BlockedLine
     from stoker.models.claimed import Claim, Leasing
     from stoker.models.job import Message
 
@@ -43,6 +44,16 @@ BUSY = 5
 WRITES = ("INSERT", "UPDATE", "DELETE")
 WANTED = "(SELECT value AS id FROM json_each(%s)) AS wanted"
 """A JSON list of keys as a table."""
+LISTS = {
+    "held": WANTED.replace("%s", "%(held)s").replace("wanted", "held"),
+    "sequences": WANTED.replace("%s", "%(sequences)s").replace("wanted", "sequence"),
+    "lines": "(SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS queue"
+    " FROM json_each(%(lines)s)) AS line",
+    "queue": "line.queue",
+    "join": "CROSS JOIN",
+    **dict.fromkeys(("holders_index", "order_index", "line_index"), ""),
+}
+"""Words of guard_state.sql."""
 JOB_ID, GUARDS, RANK_AND_JOB_ID = itemgetter(0), itemgetter(5), itemgetter(2, 0)
 """Access to columns of a ``PLACE`` row."""
 
@@ -120,9 +131,23 @@ class SQLite(Engine):
         return {"index": "", "lock": ""}
 
     def find_each(
-        self, name: str, keys: Collection[UUID], index: str = ""
+        self, name: str, keys: Collection[UUID], index: str = "", *before: Any
     ) -> list[tuple[Any, ...]]:
-        return self.fetch(name, [hexes(keys)], wanted=WANTED, join="CROSS JOIN", index="")
+        words = {"wanted": WANTED, "join": "CROSS JOIN", "index": "", "now": self.now_sql}
+        return self.fetch(name, [*before, hexes(keys)], **words)
+
+    among_others = "SELECT * FROM ({})"
+    returns_upserts = True
+
+    def _guard_state(
+        self, held: Collection[UUID], sequences: Collection[UUID], lines: Collection[BlockedLine]
+    ) -> Sequence[tuple[Any, ...]]:
+        parameters = {
+            "held": hexes(held),
+            "sequences": hexes(sequences),
+            "lines": json.dumps([(line.key_id.hex, line.queue) for line in lines]),
+        }
+        return self.fetch("guard_state", parameters, **LISTS, now=self.now_sql)
 
     # -- jobs -------------------------------------------------------------------------------------
 

@@ -1,14 +1,17 @@
 -- Move the first jobs of each queue in the lines of these keys to ready, up to a number per line.
--- Skip rows that other transactions have locked. Return how many jobs of each line were moved.
+-- Skip rows that other transactions have locked. Return of each line how many jobs were moved, and
+-- whether one was skipped.
 -- Plan: for each key and queue an index scan of stoker_blocked_line; TID scan for the delete.
 WITH RECURSIVE line AS (
-    SELECT wanted.key_id, (
+    SELECT wanted.key_id, wanted.most, (
         SELECT min(blocked.queue) FROM stoker_blocked AS blocked
         WHERE blocked.key_id = wanted.key_id
     ) AS queue
-    FROM unnest((SELECT %(key_ids)s::uuid[])) AS wanted (key_id)
+    FROM unnest(
+        (SELECT %(key_ids)s::uuid[]), (SELECT %(counts)s::bigint[])
+    ) AS wanted (key_id, most)
     UNION ALL
-    SELECT line.key_id, (
+    SELECT line.key_id, line.most, (
         SELECT min(blocked.queue) FROM stoker_blocked AS blocked
         WHERE blocked.key_id = line.key_id AND blocked.queue > line.queue
     )
@@ -23,7 +26,7 @@ first AS MATERIALIZED (
         FROM stoker_blocked AS blocked
         WHERE blocked.key_id = line.key_id AND blocked.queue = line.queue
         ORDER BY blocked.rank, blocked.job_id
-        LIMIT %(count)s
+        LIMIT line.most
         FOR UPDATE SKIP LOCKED
     ) AS candidate
     WHERE line.queue IS NOT NULL
@@ -36,9 +39,19 @@ gone AS (
 called AS (
     INSERT INTO stoker_ready (job_id, queue, rank, attempts, crashes, guards)
     SELECT job_id, queue, rank, attempts, crashes, guards FROM gone
+),
+moved AS (
+    SELECT key_id, queue, count(*) AS number FROM gone GROUP BY key_id, queue
 )
-SELECT line.key_id, line.queue, (
-    SELECT count(*) FROM gone WHERE gone.key_id = line.key_id AND gone.queue = line.queue
-)
+SELECT line.key_id, line.queue, coalesce(moved.number, 0),
+       coalesce(moved.number, 0) < line.most AND coalesce(moved.number, 0) < (
+           SELECT count(*) FROM (
+               SELECT 1 FROM stoker_blocked AS blocked
+               WHERE blocked.key_id = line.key_id AND blocked.queue = line.queue
+               ORDER BY blocked.rank, blocked.job_id
+               LIMIT line.most
+           ) AS seen
+       )
 FROM line
+LEFT JOIN moved ON moved.key_id = line.key_id AND moved.queue = line.queue
 WHERE line.queue IS NOT NULL

@@ -1,13 +1,17 @@
--- Return the queues with jobs in the line of this key.
--- Plan: one look-up in stoker_blocked_line for each queue; never a scan.
-WITH RECURSIVE found (queue) AS (
-    SELECT min(queue) FROM stoker_blocked WHERE key_id = %(key_id)s
-    UNION ALL
-    SELECT (
-        SELECT min(blocked.queue) FROM stoker_blocked AS blocked
-        WHERE blocked.key_id = %(key_id)s AND blocked.queue > found.queue
+-- Return the lines of these keys: each queue with jobs that one of the keys blocks.
+-- Plan: one look-up in stoker_blocked_line for each line; never a scan.
+WITH RECURSIVE line (key_id, queue) AS (
+    SELECT wanted.id, (
+        SELECT min(blocked.queue) FROM stoker_blocked AS blocked {index}
+        WHERE blocked.key_id = wanted.id
     )
-    FROM found
-    WHERE found.queue IS NOT NULL
+    FROM {wanted}
+    UNION ALL
+    SELECT line.key_id, (
+        SELECT min(blocked.queue) FROM stoker_blocked AS blocked {index}
+        WHERE blocked.key_id = line.key_id AND blocked.queue > line.queue
+    )
+    FROM line
+    WHERE line.queue IS NOT NULL
 )
-SELECT queue FROM found WHERE queue IS NOT NULL
+SELECT key_id, queue FROM line WHERE queue IS NOT NULL
