@@ -35,25 +35,18 @@ AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
 MOST_IMPORTS_IN_FUNCTIONS = 25
 SLICES = {
-    "admin/dead_letter_lists.py": "the pages of dead letters, which are longer than any other",
-    "api/root.py": "the NinjaAPI object, which the URLs mount",
     "brokers/arrivals.py": "messages of a transport, on their way into the store",
     "brokers/disque/nodes.py": "the nodes of a Disque cluster, without its messages",
     "brokers/mongodb/documents.py": "the format of documents",
     "brokers/orm/claim.py": "the claim, which other brokers do not have",
-    "brokers/orm/wake.py": "the listeners of three databases",
     "brokers/redis/connection.py": "connections to single servers, sentinels and clusters",
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
     "cluster/pusher/adoption.py": "what a new pusher does once: the others have over 400 lines",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
-    "contrib/django_q/models/sealed.py": "named by a migration",
-    "contrib/django_q/tasks.py": "the public module of Django Q",
     "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",
     "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",
-    "operations/": "the operations on one concept, which the table lists",
     "store/engines/": "an engine, chosen by the connection",
-    "management/dead_changes.py": "subcommands: with the reading ones over 500 lines",
     "reporters/prometheus.py": "a reporter, loaded only if it is configured",
     "workflows/control.py": "cancel and retry: with the results 580 lines",
 }
