@@ -25,6 +25,7 @@
     ├── LeaseLost                                        another cluster has the job
     ├── AlreadyBegun                                     an at-most-once job has started before
     ├── TransactionLeftOpen                              a task ended inside a transaction
+    ├── BulkOperationNotFound         (also LookupError)
     ├── ClusterNotFound               (also LookupError)
     ├── QueueNotFound                 (also LookupError)
     ├── InvalidSchedule               (also ValueError)  a schedule's rule or options are wrong
@@ -130,6 +131,10 @@ class DuplicateJob(StokerError):
 
 class DeadLetterNotFound(StokerError, LookupError):
     """No dead letter has that id (any more)."""
+
+
+class BulkOperationNotFound(StokerError, LookupError):
+    """No bulk operation has that id (any more)."""
 
 
 class ClusterNotFound(StokerError, LookupError):

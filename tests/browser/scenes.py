@@ -8,7 +8,10 @@ from django.db.models import Value
 from django.db.models.functions import Replace
 
 from stoker import chain, chord, every, group, queues, schedules
+from stoker.conf import settings_for
 from stoker.models import Attempt, DeadLetter, Schedule
+from stoker.operations import bulk, waiting_jobs
+from stoker.operations.operation import Operator
 
 from tests.browser import seeds
 from tests.cluster.clusters import ROOT, WAIT_SECONDS, wait_for
@@ -25,6 +28,9 @@ PAGES = {
     "task": "tasks/one?name=shop.tasks.charge_card",
     "dead-letters": "dead-letters/",
     "dead-letter": "dead-letters/{letter}",
+    "all-that-match": "bulk/new?kind=letter&q=bank&arguments=%7B%22amount%22:%22{{amount}}!%22%7D",
+    "bulk-operations": "bulk/",
+    "bulk": "bulk/{bulk}",
     "schedules": "schedules/",
     "schedule": "schedules/{schedule}",
     "workflows": "workflows/",
@@ -82,7 +88,17 @@ class Scenes:
             "failed": failed[0].id,
             "waiting": waiting[2].id,
             "letter": letter.pk,
+            "bulk": self._hold([job.id for job in waiting], failed[0].id),
         }
+
+    @staticmethod
+    def _hold(waiting: list[str], ended: str) -> Any:
+        """Hold these jobs, except one that has ended, and put them back."""
+        alice = Operator(settings_for(), "alice", "the provider is down")
+        done = bulk.perform(alice, waiting_jobs.HOLD, {"ids": [*waiting, ended]})
+        wait_for(lambda: bulk.get(alice.settings, done.value.pk).ended_at is not None)
+        bulk.undo_at_once(alice, str(done.value.pk))
+        return done.value.pk
 
     def _schedules(self) -> None:
         tasks = self._tasks

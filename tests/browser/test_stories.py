@@ -32,6 +32,37 @@ def shop_tasks():  # type: ignore[no-untyped-def] # on the path only where these
     return tasks
 
 
+def test_failures_of_one_kind_are_requeued_with_another_argument(
+    alice: Window, cluster: ProcessCluster
+) -> None:
+    """Found by their error, previewed, requeued with another amount and undone: six clicks each."""
+    page, charge_card = alice.page, shop_tasks().charge_card
+    orders = range(2041, 2044)
+    ids = [charge_card.enqueue(order, "1.00 pounds").id for order in orders]
+    wait_for(lambda: DeadLetter.objects.filter(job_id__in=ids).count() == len(ids))
+    queues.pause("payments")
+
+    alice.go("/stoker/")
+    page.get_by_role("link", name="Dead letters").first.click()
+    page.get_by_label("Search").fill("1.00 pounds")
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("link", name="All that match…").click()
+    expect(page.locator("h1")).to_contain_text("3 open dead letters")
+    page.get_by_label("Requeue with other arguments").fill('{"amount": "{amount} sterling"}')
+    page.get_by_role("button", name="Preview").click()
+    expect(page.locator("main")).to_contain_text("amount='1.00 pounds sterling'")
+    page.get_by_role("button", name="Requeue").click()
+    expect(page.locator("#bulk-head .state")).to_have_text("done")
+    expect(page.locator("#bulk-head")).to_contain_text("3 of 3 dead letters requeued.")
+    letters = DeadLetter.objects.filter(job_id__in=ids)
+    assert {one.state for one in letters} == {"requeued"}
+
+    page.locator("#bulk-head summary", has_text="Undo").click()
+    page.locator("#ask-undo button").click()
+    wait_for(lambda: {one.state for one in letters.all()} == {"open"})
+    queues.resume("payments")
+
+
 def test_failed_job_is_found_and_requeued_until_it_succeeds(
     alice: Window, cluster: ProcessCluster
 ) -> None:
@@ -194,11 +225,11 @@ def test_dashboard_works_by_keyboard(alice: Window, cluster: ProcessCluster) -> 
 
     alice.go("/stoker/")
     seen = []
-    for _ in range(12):
+    for _ in range(13):
         page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.textContent.trim()"))
     assert seen[2:5] == ["Overview", "Jobs", "Queues"], seen
-    for name in ("Dead letters", "Schedules", "Workflows", "Clusters", "Live", "Dark"):
+    for name in ("Dead letters", "Schedules", "Workflows", "Bulk", "Clusters", "Live", "Dark"):
         assert name in seen, seen
 
     shop_tasks().send_receipt.enqueue(3).wait(WAIT_SECONDS)

@@ -14,13 +14,13 @@ from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, ClaimRequest
-from stoker.cluster import upkeep as pruning_module
 from stoker.cluster import upkeep as upkeep_module
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
 from stoker.conf import Retention, settings_for
 from stoker.exceptions import BrokerUnavailable
+from stoker.jobs import pruning as pruning_module
 from stoker.models import Attempt, Claimed, Cluster, Job, Lock
 from stoker.signals import event
 from stoker.store.written import DatabaseNow, microseconds

@@ -13,10 +13,10 @@ from stoker import chain, every, queues, schedules
 from stoker.conf import settings_for
 from stoker.dashboard.urls import urlpatterns
 from stoker.jobs.states import JobState
-from stoker.models import Cluster, DeadLetter, Job, Workflow
+from stoker.models import Cluster, DeadLetter, Job, Ready, Requeue, Workflow
 from stoker.testing import drain
 
-from tests.app import frail, tasks
+from tests.app import frail, payments, tasks
 from tests.dashboard.conftest import PREFIX
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
@@ -36,6 +36,9 @@ PAGES = {
     "workflows": "stoker.view_workflow",
     "workflow": "stoker.view_workflow",
     "clusters": "stoker.view_cluster",
+    "bulk-operations": "stoker.view_bulkoperation",
+    "bulk": "stoker.view_bulkoperation",
+    "new-bulk": "stoker.view_bulkoperation",
 }
 ACTIONS = {
     "cancel-job": "stoker.cancel_job",
@@ -59,6 +62,11 @@ ACTIONS = {
     "quiet-cluster": "stoker.quiet_cluster",
     "resume-cluster": "stoker.quiet_cluster",
     "stop-cluster": "stoker.stop_cluster",
+    "start-bulk": "stoker.view_bulkoperation",
+    "pause-bulk": "stoker.view_bulkoperation",
+    "resume-bulk": "stoker.view_bulkoperation",
+    "stop-bulk": "stoker.view_bulkoperation",
+    "undo-bulk": "stoker.view_bulkoperation",
 }
 OPEN = {"asset", "live"}
 """URLs without data of jobs: static files, and whether something has changed."""
@@ -282,7 +290,92 @@ def test_operation_returns_to_the_page_it_was_sent_from(back: str, anna: Client)
     assert response.headers["Location"] == back
 
 
-@pytest.mark.parametrize("since", ["2025-02-30T00:00:00Z", "0001-01-01T00:00:00+23:59", "odd", ""])
-def test_undo_since_an_impossible_moment_is_refused(since: str, anna: Client) -> None:
-    fields = {"task": "tests.app.frail.charge", "since": since}
-    assert anna.post(f"{PREFIX}dead-letters/undo", fields).status_code == 400
+# -- in bulk --------------------------------------------------------------------------------------
+
+
+def test_all_that_match_are_previewed_started_and_undone(anna: Client) -> None:
+    jobs = [payments.plain.enqueue(number, note="alice") for number in range(3)]
+    payments.plain.enqueue(7, note="bob")
+    found = anna.get(f"{PREFIX}jobs/?q=note%3Dalice").context["all_address_bulk"]
+    preview = anna.get(found)
+    assert preview.status_code == 200
+    assert "3 jobs" in preview.content.decode()
+    assert "note=&#x27;alice&#x27;" in preview.content.decode()
+    fields = {"operation": "move-job", "q": "note=alice", "to": "slow", "because": "lunch"}
+    page = anna.post(f"{PREFIX}bulk/start", fields, follow=True)
+    assert "3 of 3 jobs moved." in page.content.decode()
+    assert "lunch" in page.content.decode()
+    assert Job.objects.filter(queue="slow").count() == 3
+    bulk_id = str(page.context["row"].pk)
+    assert done(anna, "undo-bulk", bulk=bulk_id) == "3 of 3 jobs put back."
+    assert not Job.objects.filter(queue="slow").exists()
+    listed = anna.get(f"{PREFIX}bulk/").content.decode()
+    assert listed.count(f"{PREFIX}bulk/") >= 2
+    assert "3 of 3" in listed
+    assert len(jobs) == 3
+
+
+def test_chosen_jobs_are_changed_and_put_back(anna: Client) -> None:
+    jobs = [tasks.add.enqueue(number, 1).id for number in range(3)]
+    response = anna.post(f"{PREFIX}jobs/hold", {"job": jobs}, follow=True)
+    notice = response.context["notice"]
+    assert notice["text"] == "3 of 3 jobs held."
+    assert done(anna, notice["undo"], **dict(notice["fields"])) == "3 of 3 jobs put back."
+    assert Ready.objects.count() == 3
+
+
+def test_requeue_with_other_arguments_is_previewed(anna: Client) -> None:
+    frail.broken.add("x")
+    frail.charge.enqueue("x", note="first")
+    drain()
+    frail.broken.clear()
+    query = {"kind": "letter", "arguments": '{"note": "was {note}"}'}
+    text = anna.get(f"{PREFIX}bulk/new", query).content.decode()
+    assert "note=&#x27;was first&#x27;" in text
+    assert DeadLetter.objects.get().state == "open"
+    for wrong in ("[1]", "{", '"x"'):
+        assert anna.get(f"{PREFIX}bulk/new", {**query, "arguments": wrong}).status_code == 400
+    fields = {"operation": "requeue-letter", "arguments": query["arguments"]}
+    assert (
+        "1 of 1 dead letters"
+        in anna.post(f"{PREFIX}bulk/start", fields, follow=True).content.decode()
+    )
+    drain()
+    job_id = Requeue.objects.get().pk
+    result = frail.charge.get_result(str(job_id))
+    assert (result.args, result.kwargs) == (["x", "was first"], {})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"operation": "odd"},
+        {"operation": "pause-queue"},
+        {"operation": "move-job", "to": ""},
+        {"operation": "hold-job", "since": "soon"},
+        {"operation": "hold-job", "state": "failed"},
+    ],
+)
+def test_impossible_bulk_operation_is_refused(fields: dict[str, str], anna: Client) -> None:
+    assert anna.post(f"{PREFIX}bulk/start", fields).status_code == 400
+    assert anna.get(f"{PREFIX}bulk/?after=odd").status_code == 400
+    assert anna.get(f"{PREFIX}bulk/new?kind=odd").status_code == 400
+
+
+def test_bulk_operations_take_the_permission_of_what_they_do(
+    anna: Client, who_may: Callable[..., Client]
+) -> None:
+    for number in range(2):
+        tasks.add.enqueue(number, 1)
+    page = anna.post(f"{PREFIX}bulk/start", {"operation": "hold-job"}, follow=True)
+    bulk_id = str(page.context["row"].pk)
+    looker = who_may("view_bulkoperation", "cancel_job", "requeue_deadletter")
+    assert looker.get(f"{PREFIX}bulk/{bulk_id}").status_code == 200
+    for word in ("pause", "resume", "stop", "undo"):
+        refused = looker.post(f"{PREFIX}bulk/{word}", {"bulk": bulk_id})
+        assert refused.status_code == 403, word
+    assert looker.post(f"{PREFIX}bulk/start", {"operation": "hold-job"}).status_code == 403
+    assert looker.post(f"{PREFIX}dead-letters/undo", {"bulk": bulk_id}).status_code == 403
+    assert who_may("change_job").post(f"{PREFIX}bulk/undo", {"bulk": bulk_id}).status_code == 403
+    assert not Ready.objects.exists()

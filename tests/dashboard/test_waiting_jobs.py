@@ -13,6 +13,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.models import Blocked, Deferred, Job, Ready
+from stoker.operations import bulk
 from stoker.operations import waiting_jobs as operations
 from stoker.operations.operation import Operator
 from stoker.testing import drain
@@ -162,9 +163,8 @@ def test_running_ended_and_unknown_jobs_are_left_alone(alice: Operator) -> None:
         assert not done.is_good
         assert "does not wait" in done.sentence
     waiting = tasks.add.enqueue(1, 2)
-    done = operations.attempt_on_many(
-        alice, operations.MOVE, [running, waiting.id, ended.id], queue="slow"
-    )
+    ids = [running, waiting.id, ended.id]
+    done = bulk.perform(alice, operations.MOVE, {"ids": ids}, {"queue": "slow"})
     assert done.sentence.startswith("1 of 3 jobs moved. 2 not;")
 
 

@@ -14,8 +14,10 @@ from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.search import LOOKED_AT
 from stoker.dead_letters.service import DeadLetterPage, Story
 from stoker.models import DeadLetter
+from stoker.operations import bulk
 from stoker.operations import dead_letters as operations
-from stoker.operations.dead_letters import BY_FILTERS, DISCARD, REQUEUE, UNDO
+from stoker.operations.bulk_walk import BY_NAME
+from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
 from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.operation import LIMIT, Done, Operation, first_line_of
 from stoker.operations.wording import exactly, first_line, since
@@ -65,19 +67,27 @@ class Chosen:
         if not self.is_all:
             return ""
         which = ", ".join(f"{name} {value}" for name, value in self.filters.items()) or "all"
-        return f" ({which}; the oldest first, up to {LIMIT:,} at a time)"
+        return f" ({which}; the oldest first)"
 
     def count(self, visit: AdminContext, operation: Operation) -> int:
-        """Return how many there are, at most ``LIMIT``. Raise ValueError for impossible filters."""
+        """Return how many there are. Raise ValueError for impossible filters."""
         if not self.is_all:
             return len(self.ids)
-        return operations.matching(visit.operator, operation, dict(self.filters))
+        if operation.name not in BY_NAME:
+            return 0
+        return bulk.preview(visit.operator, operation, self.query).matched
 
     def attempt(self, visit: AdminContext, operation: Operation) -> Done:
         """Perform the operation on all of them."""
-        if not self.is_all:
+        if operation.name not in BY_NAME:
             return operation.attempt_each(visit.operator, self.ids)
-        return operations.attempt_by_filters(visit.operator, operation, dict(self.filters))
+        wanted = self.query if self.is_all else {"ids": self.ids}
+        return bulk.perform(visit.operator, operation, wanted)
+
+    @property
+    def query(self) -> dict[str, str]:
+        """Return the filters as in the query string of the list."""
+        return {"q" if name == "text" else name: value for name, value in self.filters.items()}
 
 
 @admin.register(DeadLetter)
@@ -136,7 +146,7 @@ class DeadLetterAdmin(StoreAdmin):
             "rows": rows,
             "is_cut": faults.is_cut,
             "looked_at": LOOKED_AT,
-            "choices": [one for one in self._choices(visit) if one.name in BY_FILTERS],
+            "choices": [one for one in self._choices(visit) if one.name in BY_NAME],
             "together_url": visit.at("deadletter_together"),
         }
         return self.show(visit, "faults", context)

@@ -20,6 +20,7 @@ from pydantic import ConfigDict
 from stoker.compat import InvalidTask, TaskResultDoesNotExist
 from stoker.exceptions import (
     BrokerError,
+    BulkOperationNotFound,
     ClusterNotFound,
     DeadLetterNotFound,
     DuplicateJob,
@@ -96,6 +97,7 @@ def problem(status: int, detail: str, **more: Any) -> HttpResponse:
 STATUSES: dict[type[Exception], int] = {
     TaskResultDoesNotExist: 404,
     DeadLetterNotFound: 404,
+    BulkOperationNotFound: 404,
     ClusterNotFound: 404,
     QueueNotFound: 404,
     ScheduleNotFound: 404,

@@ -239,6 +239,37 @@ class AnswerShape(Shape):
     because: str
 
 
+class BulkOperationShape(Shape):
+    """An operation on many, and how far it is."""
+
+    id: UUID
+    operation: str
+    state: str
+    """running, paused, stopped or done."""
+    filters: dict[str, Any]
+    matched: int
+    """How many targets were found at the start."""
+    is_counted: bool
+    """false = there may be more targets."""
+    done: int
+    refused: int
+    """How many targets were left as they were."""
+    by: str
+    because: str
+    started_at: datetime
+    ended_at: datetime | None
+    undoes: UUID | None
+    """The bulk operation that this one undoes."""
+
+
+class BulkOperationPageShape(Shape):
+    """Some bulk operations, the newest first."""
+
+    operations: list[BulkOperationShape]
+    next: str | None
+    """For `after`; null on the last page."""
+
+
 class BulkShape(Shape):
     """The answer to an operation on many dead letters."""
 

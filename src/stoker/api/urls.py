@@ -19,7 +19,7 @@ from stoker.setting_values import api_settings
 from . import problems
 from .access import SessionUser, StrictParser, TokenUser, enclosed, not_found
 from .problems import MEDIA_TYPE, STRANGER, CallRefused, problem
-from .views import clusters, dead_letters, health, jobs, queues, schedules
+from .views import bulk, clusters, dead_letters, health, jobs, queues, schedules
 
 PROBLEM = "#/components/schemas/Problem"
 
@@ -81,7 +81,17 @@ def _name_problems(answer: dict[str, Any]) -> None:
         content[MEDIA_TYPE] = content.pop("application/json")
 
 
-AREAS = ("health", "status", "tasks", "jobs", "queues", "dead-letters", "schedules", "clusters")
+AREAS = (
+    "health",
+    "status",
+    "tasks",
+    "jobs",
+    "queues",
+    "dead-letters",
+    "schedules",
+    "clusters",
+    "bulk",
+)
 """The first parts of all addresses."""
 
 api = NinjaAPI(
@@ -94,7 +104,7 @@ api = NinjaAPI(
     parser=StrictParser(),
 )
 problems.install(api)
-for part in (health, jobs, queues, dead_letters, schedules, clusters):
+for part in (health, jobs, queues, dead_letters, schedules, clusters, bulk):
     api.add_router("", part.routes)
 document = Document(api)
 

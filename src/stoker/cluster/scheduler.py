@@ -81,6 +81,7 @@ class Scheduler:
                     due_at = time.monotonic() + self.settings.upkeep_seconds
                 self.upkeep.vacuum_if_due()
                 self.upkeep.relay()
+                self.upkeep.go_on_in_bulk()
                 self._is_over.wait(LOOK_SECONDS)
             self.upkeep.leave()
         finally:

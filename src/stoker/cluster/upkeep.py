@@ -10,19 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from django.db import Error, InterfaceError, OperationalError, connections, models
-from django.utils import timezone
+from django.db import Error, InterfaceError, OperationalError, connections
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster.pusher.flights import outline
 from stoker.conf import Settings
-from stoker.dead_letters.search import told_by_dead_letters
 from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.exceptions import StokerError
 from stoker.guards.sweeping import GuardSweep
@@ -30,18 +27,17 @@ from stoker.inspect.queue_depths import queues
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.outcomes import Attempted, Crashed, Outcome, Snoozed, Tallies
 from stoker.jobs.package import JobOptions, sealer_for
+from stoker.jobs.pruning import Pruning
 from stoker.jobs.record import finish
 from stoker.jobs.relay import relay_from
 from stoker.jobs.retries import is_out_of_attempts
 from stoker.locks.sweep import Leftovers
 from stoker.models import (
-    Attempt,
     Blocked,
     Claimed,
     Cluster,
     Deferred,
     GuardKey,
-    Job,
     Lock,
     Need,
     Outgoing,
@@ -51,6 +47,7 @@ from stoker.models import (
     Tally,
 )
 from stoker.models.metrics import FOLDS, PEAKS, SAMPLE_SECONDS, fold_oldest, forget_before
+from stoker.operations.bulk_walk import forget_old, go_on
 from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.locked_jobs import locked_jobs
@@ -67,6 +64,7 @@ VACUUM_SECONDS = 2.0
 VACUUM_SHARE, LONGEST_VACUUM_SECONDS = 10, 20.0
 """Vacuum uses at most one tenth of the time, but runs at least this often: while a snapshot is open
 it removes nothing and takes longer and longer."""
+BULK_SECONDS = 0.5
 REST_RUNS = 6
 """A step that had nothing to do runs once in this many runs."""
 OLD_BOARD_SECONDS = 86_400.0
@@ -171,6 +169,7 @@ class Upkeep:
             self._step("notes", self.leftovers.forget_notes)
             self._step("backlogs", self._history.note_backlogs)
             self._now_and_then("metrics", self._history.tidy)
+            self._now_and_then("old bulk operations", lambda: forget_old(self._settings))
         if self._tallies.are_due:
             self._step("tallies", self._tallies.write)
 
@@ -195,6 +194,13 @@ class Upkeep:
         """
         if self._alias in self._broker.outboxes():
             self._step("outbox", lambda: relay_from(self._settings, self._alias, self._beat))
+
+    def go_on_in_bulk(self) -> None:
+        """Go on with the bulk operations for a moment, so that other steps are not delayed."""
+        if self._holds_lease:
+            self._step(
+                "bulk operations", lambda: go_on(self._settings, BULK_SECONDS, beat=self._beat)
+            )
 
     # -- rescue -----------------------------------------------------------------------------------
 
@@ -438,59 +444,3 @@ class History:
                 forgotten += 1
                 self._beat()
         return forgotten
-
-
-class Pruning:
-    """The results of one store.
-
-    Args:
-        beat: called often, as a heartbeat.
-    """
-
-    def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
-        self._settings = settings
-        self._alias = settings.database
-        self._beat = beat
-
-    def prune(self) -> int:
-        """Delete results whose retention has ended, in batches along an index."""
-        keep = self._settings.keep_results
-        limits = (
-            ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),
-            ((Job.Status.FAILED, Job.Status.CANCELLED), keep.failed_seconds, keep.failed_count),
-        )
-        removed = 0
-        for statuses, seconds, count in limits:
-            for status in statuses:
-                removed += self._prune_older(status, seconds) + self._prune_beyond(status, count)
-        if removed:
-            tell("pruned", count=removed)
-        return removed
-
-    def _prune_older(self, status: str, seconds: float | None) -> int:
-        if seconds is None:
-            return 0
-        limit = timezone.now() - timedelta(seconds=seconds)
-        return self._delete(self._finished(status).filter(finished_at__lt=limit))
-
-    def _prune_beyond(self, status: str, count: int | None) -> int:
-        if count is None:
-            return 0
-        newest_first = self._finished(status).order_by("-finished_at", "-pk")
-        oldest_kept = newest_first[count : count + 1].values_list("finished_at", flat=True).first()
-        if oldest_kept is None:
-            return 0
-        return self._delete(self._finished(status).filter(finished_at__lte=oldest_kept))
-
-    def _finished(self, status: str) -> models.QuerySet[Job]:
-        return Job.objects.using(self._alias).filter(status=status)
-
-    def _delete(self, jobs: models.QuerySet[Job]) -> int:
-        removed = 0
-        while job_ids := list(jobs.order_by("finished_at").values_list("pk", flat=True)[:BATCH]):
-            told_of = told_by_dead_letters(self._alias, job_ids)
-            forgotten = [job_id for job_id in job_ids if job_id not in told_of]
-            Attempt.objects.using(self._alias).filter(job_id__in=forgotten).delete()
-            removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
-            self._beat()
-        return removed

@@ -34,6 +34,7 @@ SECTIONS = (
     Section("dead-letters", "Dead letters", "stoker.view_deadletter", ("dead-letter",)),
     Section("schedules", "Schedules", "stoker.view_schedule", ("schedule",)),
     Section("workflows", "Workflows", "stoker.view_workflow", ("workflow",)),
+    Section("bulk-operations", "Bulk", "stoker.view_bulkoperation", ("bulk", "new-bulk")),
     Section("clusters", "Clusters", "stoker.view_cluster"),
 )
 PAGES = frozenset(name for section in SECTIONS for name in (section.name, *section.pages))

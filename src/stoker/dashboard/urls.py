@@ -6,12 +6,24 @@ from django.urls import path
 from django.utils.module_loading import autodiscover_modules
 
 from stoker.dashboard.pages.live import live
+from stoker.operations.bulk import OPERATIONS as BULK
 from stoker.operations.jobs import CANCEL
 from stoker.operations.table import OPERATIONS
 from stoker.operations.waiting_jobs import EDIT, IN_BULK
 
 from . import assets
-from .pages import clusters, dead_letters, job, jobs, overview, queues, schedules, tasks, workflows
+from .pages import (
+    bulk,
+    clusters,
+    dead_letters,
+    job,
+    jobs,
+    overview,
+    queues,
+    schedules,
+    tasks,
+    workflows,
+)
 from .views import perform
 
 # A process that only serves must know the tasks to requeue their jobs and show their options.
@@ -25,12 +37,14 @@ FOLDERS = {
     "schedule": "schedules",
     "workflow": "workflows",
     "cluster": "clusters",
+    "bulk": "bulk",
 }
 ON_MANY = {
     **{one.name: jobs.perform_on_jobs for one in (*IN_BULK, CANCEL)},
     "requeue-letter": dead_letters.perform_on_letters,
     "discard-letter": dead_letters.perform_on_letters,
     "undo-letter": dead_letters.undo_requeues,
+    **{one.name: bulk.control for one in BULK},
 }
 """Operations whose form may name more than one target."""
 ELSEWHERE = ("delete-schedule", EDIT.name)
@@ -53,6 +67,10 @@ urlpatterns = [
     path("workflows/", workflows.show, name="workflows"),
     path("workflows/<uuid:workflow_id>", workflows.show_one, name="workflow"),
     path("clusters/", clusters.show, name="clusters"),
+    path("bulk/", bulk.show, name="bulk-operations"),
+    path("bulk/new", bulk.show_new, name="new-bulk"),
+    path("bulk/start", bulk.start, name="start-bulk"),
+    path("bulk/<uuid:bulk_id>", bulk.show_one, name="bulk"),
     *(
         path(f"{FOLDERS[one.target]}/{one.word}", perform(one, ON_MANY.get(name)), name=name)
         for name, one in OPERATIONS.items()

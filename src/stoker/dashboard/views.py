@@ -20,6 +20,9 @@ from django.views.decorators.csrf import csrf_protect
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
 from stoker.exceptions import StokerError
+from stoker.models import BulkOperation
+from stoker.operations import bulk
+from stoker.operations.bulk_walk import State
 from stoker.operations.operation import Done, Operation
 from stoker.tasks.decorator import own_backends
 from stoker.values.pickles import nothing_unpickled
@@ -71,7 +74,7 @@ def page(
                 shown = view(visit, *args, **kwargs)
             return rendered(visit, f"stoker/dashboard/{shown.template}.html", shown.context)
 
-        return _enclosed(wraps(view)(answer), ("GET", "HEAD"), permission)
+        return enclosed(wraps(view)(answer), ("GET", "HEAD"), permission)
 
     return decorate
 
@@ -89,6 +92,9 @@ def perform(
     def view(visit: DashboardContext) -> HttpResponse:
         done = (act or perform_on_target)(visit, operation)
         to = visit.at("job", done.job_id) if done.job_id else _way_back(visit)
+        row = done.value
+        if isinstance(row, BulkOperation) and row.state == State.RUNNING and visit.may(bulk.VIEW):
+            to = visit.at("bulk", row.pk)
         response = HttpResponseRedirect(to)
         undo = f"{operation.undo}-{operation.target}" if done.undo else ""
         notice = [done.sentence[:LONGEST_NOTICE], not done.is_good, undo, [*done.undo.items()]]
@@ -102,7 +108,7 @@ def perform(
         )
         return response
 
-    return _enclosed(view, ("POST",), operation.permission)
+    return enclosed(view, ("POST",), operation.permission)
 
 
 def perform_on_target(visit: DashboardContext, operation: Operation) -> Done:
@@ -129,7 +135,7 @@ def rendered(
     return response
 
 
-def _enclosed(
+def enclosed(
     view: Callable[..., HttpResponse], methods: tuple[str, ...], permission: str
 ) -> Callable[..., HttpResponseBase]:
     @wraps(view)

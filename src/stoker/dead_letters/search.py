@@ -30,6 +30,7 @@ LOOKED_AT = 10_000
 """How many dead letters a page looks at if no index answers its filters."""
 READ = 1_000
 """How many it reads to find a text."""
+WALKED = 1_000
 WITHOUT_INDEX = ("queue", "reason", "key", "node")
 Key = tuple[datetime, UUID]
 KEY = (datetime, UUID)
@@ -204,6 +205,32 @@ class Search:
             if needle.is_exhausted:
                 return found, key
         return found, key if number == READ else None
+
+    def onward(self, after: str) -> tuple[list[tuple[UUID, str]], str | None]:
+        """Return the next dead letters that match, the oldest first, for a walk through all.
+
+        Args:
+            after: where the walk has come to; "" = the beginning.
+
+        Returns:
+            The dead letters, each with where the walk is after it; and where it is after all that
+            were looked at, or None at the end.
+        """
+        rows = DeadLetter.objects.using(self._alias)
+        rows = rows.filter(_condition(replace(self._wanted, text=""))).order_by("failed_at", "pk")
+        if after:
+            failed_at, pk = key_of(after, KEY)
+            later = Q(failed_at__gt=failed_at) | Q(failed_at=failed_at, pk__gt=pk)
+            rows = rows.filter(later, failed_at__gte=failed_at)
+        keys = list(rows.values_list("failed_at", "pk")[:WALKED])
+        found = keys
+        if self._wanted.text:
+            some = with_keys(DeadLetter.objects.using(self._alias), [key[1] for key in keys])
+            matching = set(self._matching(some, WALKED)[0])
+            found = [key for key in keys if key[1] in matching]
+        return [(key[1], mark_of(key)) for key in found], (
+            mark_of(keys[-1]) if len(keys) == WALKED else None
+        )
 
     def stats(self, groups: int) -> Stats:
         rows = self.rows().order_by()

@@ -44,6 +44,7 @@ AT_ONCE = (1_000, READ)
 """How many it reads first, and then."""
 ID_PREFIX = re.compile(r"[0-9a-f]{6,32}")
 MOST_BY_ID = 10
+WALKED = 1_000
 KINDS = {"finished_at": datetime, "id": UUID, "job_id": UUID, "due_us": int, "rank": int}
 """The types of the columns that lists are ordered by."""
 
@@ -191,6 +192,42 @@ class JobSearch:
             return []
         first, last = (UUID(digits.ljust(32, fill)) for fill in "0f")
         return list(self._jobs.filter(pk__gte=first, pk__lte=last).order_by("-pk")[:MOST_BY_ID])
+
+    def onward(self, after: str, before: UUID) -> tuple[list[tuple[UUID, str]], str | None]:
+        """Return the next jobs that have not ended and match, by id, for a walk through all.
+
+        Args:
+            after: where the walk has come to; "" = the beginning.
+            before: jobs with this id or a higher one are left out.
+
+        Returns:
+            The jobs, each with where the walk is after it; and where it is after all that were
+            looked at, or None at the end.
+
+        Raises:
+            ValueError: the state is one of ended jobs.
+        """
+        state = self._wanted.state
+        if state in ENDED:
+            raise ValueError("Choose jobs that have not ended.")
+        rows, _ = self._rows()
+        if not state:  # by the index that has the jobs that have not ended together
+            rows = rows.filter(status=None, finished_at=None).order_by("finished_at", "pk")
+        else:
+            rows = rows.order_by("pk")
+        rows = rows.filter(pk__lt=before)
+        if after:
+            rows = rows.filter(pk__gt=UUID(after))
+        condition = self._condition(rows.model)
+        rows = rows if condition is None else rows.filter(condition)
+        keys: list[Sequence[Any]] = list(rows.values_list("pk")[:WALKED])
+        found, last = keys, keys[-1] if len(keys) == WALKED else None
+        if self._needle.text:
+            self._needle.rest()
+            found, stopped_at = self._matching(keys, WALKED)
+            last = stopped_at or last
+        rest = None if last is None else str(last[0])
+        return [(key[0], str(key[0])) for key in found], rest
 
     def slowest(self, limit: int, since: datetime) -> list[Job]:
         """Return the jobs of the task with the longest last attempt, each with the attribute

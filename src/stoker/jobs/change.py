@@ -73,6 +73,10 @@ class Changed:
     """Why it was not changed; "" = it was."""
     due: datetime | None = None
     """The previous due time; None = at once."""
+    queue: str = ""
+    """The previous queue."""
+    priority: int = 0
+    """The previous priority."""
 
 
 def is_held(run_after: datetime | None) -> bool:
@@ -133,7 +137,9 @@ def _decide(
             outcome[job_id] = Changed(job_id, str(error).strip().partition("\n")[0])
             continue
         before = None if due is None else datetime.fromtimestamp(due / MICROSECONDS, UTC)
-        outcome[job_id] = Changed(job_id, due=before)
+        outcome[job_id] = Changed(
+            job_id, due=before, queue=jobs[job_id].queue, priority=jobs[job_id].priority
+        )
         replacements.append((one, new))
     return outcome, replacements
 

@@ -52,6 +52,10 @@ class Needle:
         """Return whether it has opened as many packages as one search may."""
         return self._opened >= MOST_OPENED
 
+    def rest(self) -> None:
+        """Let it open as many packages again."""
+        self._opened = 0
+
     def matches(self, task: str, texts: Iterable[str], package: bytes | None) -> bool:
         """Return whether a job matches.
 

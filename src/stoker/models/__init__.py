@@ -7,6 +7,7 @@ claimed. The wide row in ``Job`` is written twice: when the job is enqueued and 
 from .attempt import Attempt
 from .begun import Begun
 from .blocked import Blocked
+from .bulk_operation import BulkItem, BulkOperation
 from .cancellation import Cancellation
 from .claimed import Claimed
 from .cluster import Cluster
@@ -33,6 +34,8 @@ __all__ = [
     "Attempt",
     "Begun",
     "Blocked",
+    "BulkItem",
+    "BulkOperation",
     "Cancellation",
     "Claimed",
     "Cluster",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from stoker.tasks.arguments import ShownCall
 from stoker.values.marks import moment_from
 
 from .details import LARGEST_IN_LISTS_BYTES, Fact, given, opened_call
-from .operation import LIMIT, Done, Operation, Operator
+from .operation import Done, Operation, Operator
 from .wording import exactly, first_line, plural
 
 LETTER = (
@@ -41,7 +40,7 @@ def filters_of(query: Mapping[str, str]) -> dict[str, Any]:
     Raises:
         ValueError: ``since`` or ``until`` is no moment.
     """
-    names = ("task", "queue", "reason", "fingerprint", "node", "state")
+    names = ("task", "queue", "reason", "fingerprint", "key", "node", "state")
     filters: dict[str, Any] = {name: query.get(name, "")[:255] for name in names}
     filters["text"] = query.get("q", "").strip()
     for name, bound in (("since", "failed_after"), ("until", "failed_before")):
@@ -203,41 +202,6 @@ DISCARD = Operation(
     done="discarded",
 )
 OPERATIONS = (REQUEUE, UNDO, DISCARD)
-BY_FILTERS: dict[str, Callable[..., Bulk]] = {
-    REQUEUE.name: dead_letters.requeue_many,
-    DISCARD.name: dead_letters.discard_many,
-}
-"""Operations that can be performed on all open dead letters that filters find."""
-
-
-def matching(operator: Operator, operation: Operation, filters: dict[str, Any]) -> int:
-    """Return how many open dead letters the filters find, up to ``LIMIT``.
-
-    Raises:
-        ValueError: A filter has an impossible value.
-    """
-    if operation.name not in BY_FILTERS:
-        return 0
-    many = BY_FILTERS[operation.name]
-    return many(limit=LIMIT, dry_run=True, backend=operator.alias, **filters).matched
-
-
-def attempt_by_filters(operator: Operator, operation: Operation, filters: dict[str, Any]) -> Done:
-    """Perform the operation on the open dead letters that the filters find, at most ``LIMIT``."""
-    bulk = BY_FILTERS[operation.name](limit=LIMIT, **operator.signed, **filters)
-    done = operation.sum_up(bulk.matched, [one.because or one.fate.value for one in bulk.others])
-    if bulk.matched < LIMIT:
-        return done
-    return Done(f"{done.sentence} There may be more.", done.is_good)
-
-
-def requeued_since(operator: Operator, filters: dict[str, Any], since: datetime) -> list[str]:
-    """Return the ids of the dead letters that this operator requeued at that time or later."""
-    settings = operator.settings
-    with explained(settings.database):
-        letters = Search(settings, Filter(**filters, state="requeued")).rows()
-        own = letters.filter(last_requeued_by=operator.by, last_requeued_at__gte=since)
-        return [str(pk) for pk in own.values_list("pk", flat=True)[:LIMIT]]
 
 
 def bulk_of(answers: Sequence[Answer]) -> Bulk:

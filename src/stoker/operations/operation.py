@@ -15,6 +15,7 @@ from stoker.compat import InvalidTask, TaskResultDoesNotExist
 from stoker.conf import Settings
 from stoker.exceptions import (
     BrokerUnavailable,
+    BulkOperationNotFound,
     ClusterNotFound,
     DeadLetterNotFound,
     NotMigrated,
@@ -29,6 +30,7 @@ LIMIT = 1000
 """Maximum number of jobs or dead letters that one click changes. More would delay the page."""
 LONGEST_REASON = 255
 NOT_FOUND = (
+    BulkOperationNotFound,
     ClusterNotFound,
     DeadLetterNotFound,
     QueueNotFound,

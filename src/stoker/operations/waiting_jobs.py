@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -13,7 +13,7 @@ from stoker.values.marks import moment_from
 
 from .jobs import job_id_of
 from .operation import Done, Operation, Operator
-from .wording import exactly, plural
+from .wording import exactly
 
 AT_A_TIME = 100
 """How many jobs are changed in one transaction."""
@@ -48,24 +48,6 @@ def change_of(operation: Operation, options: Mapping[str, Any]) -> Change:
         return Change(priority=int(options.get("priority", "")))
     except ValueError:
         raise ValueError("Write a priority between -100 and 100.") from None
-
-
-def attempt_on_many(
-    operator: Operator, operation: Operation, job_ids: Sequence[str], **options: Any
-) -> Done:
-    """Perform one of these operations on many jobs. Jobs that have started are not changed."""
-    try:
-        wanted = change_of(operation, options)
-        ids = [job_id_of(one) for one in job_ids]
-        refusals: list[str] = []
-        for first in range(0, len(ids), AT_A_TIME):
-            outcome = change(operator.settings, ids[first : first + AT_A_TIME], wanted)
-            refusals += [one.refusal for one in outcome if one.refusal]
-    except ValueError as error:
-        return Done(str(error), is_good=False)
-    done = operation.sum_up(len(ids), refusals)
-    operation.record(operator, plural(len(ids), "job"), done)
-    return done
 
 
 def _act(operation: Operation, operator: Operator, job_id: str, options: Any) -> Changed | Done:
@@ -128,18 +110,18 @@ RUN_NOW = Operation(
     done="due now",
 )  # fmt: skip
 RESCHEDULE = Operation(
-    "reschedule", "job", PERMISSION, _reschedule, things="jobs", done="rescheduled",
-    takes=("run_after",),
+    "reschedule", "job", PERMISSION, _reschedule, undo="reschedule", things="jobs",
+    done="rescheduled", takes=("run_after",),
 )  # fmt: skip
 HOLD = Operation(
     "hold", "job", PERMISSION, _hold, undo="reschedule", things="jobs", done="held"
 )  # fmt: skip
 PRIORITISE = Operation(
-    "prioritise", "job", PERMISSION, _prioritise, label="Set priority", things="jobs",
-    done="given another priority", takes=("priority",),
+    "prioritise", "job", PERMISSION, _prioritise, label="Set priority", undo="prioritise",
+    things="jobs", done="given another priority", takes=("priority",),
 )  # fmt: skip
 MOVE = Operation(
-    "move", "job", PERMISSION, _move, things="jobs", done="moved", takes=("queue",)
+    "move", "job", PERMISSION, _move, undo="move", things="jobs", done="moved", takes=("queue",)
 )  # fmt: skip
 EDIT = Operation(
     "edit", "job", PERMISSION, _edit, label="Edit arguments", things="jobs", done="edited",

@@ -22,6 +22,7 @@ LONGEST_LINE = 160
 LONGEST_VALUE = 60
 LONGEST_LABEL = 120
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+REFERENCE = re.compile(r"\{([^\W\d]\w*)\}")
 WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 SECRETS = (
     "password", "passwd", "passphrase", "secret", "token", "api_key", "apikey", "access_key",
@@ -152,6 +153,68 @@ def restored(value: Any, before: Any) -> Any:
             for place, one in enumerate(value)
         )
     return value
+
+
+def changed_call(
+    task: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    secrets: Sequence[str],
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments with some replaced.
+
+    Args:
+        changes: name -> new value. ``"{order_id}"`` in it stands for an old argument: alone for the
+            value, in a longer text for its text.
+        secrets: as for ``shown_call``. Hidden arguments are neither replaced nor copied.
+
+    Raises:
+        ValueError: the task takes no such argument, or it is hidden.
+    """
+    signature = signature_of_call(task.func, task.takes_context)
+    if signature is None:
+        raise ValueError("The parameters of its task cannot be read.")
+    bound = signature.bind(*args, **kwargs)
+    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
+    before = signature.bind(*args, **kwargs)
+    before.apply_defaults()
+    old = {**before.arguments, **before.arguments.get(rest, {})}
+    hidden = (*secrets, *(getattr(task, "redact", None) or ()))
+    for name, template in changes.items():
+        if is_secret(name, hidden):
+            raise ValueError(f"The argument {name} is hidden: edit one dead letter instead.")
+        parameter = signature.parameters.get(name)
+        if parameter is not None and parameter.kind in (*BY_POSITION, parameter.KEYWORD_ONLY):
+            bound.arguments[name] = _filled(template, old, hidden)
+        elif rest:
+            bound.arguments.setdefault(rest, {})[name] = _filled(template, old, hidden)
+        else:
+            raise ValueError(f"{task.module_path} takes no argument {name!r}.")
+    # In the order of the parameters, which BoundArguments needs.
+    bound.arguments = {p: bound.arguments[p] for p in signature.parameters if p in bound.arguments}
+    return bound.args, dict(bound.kwargs)
+
+
+def _filled(template: Any, old: Mapping[str, Any], hidden: Sequence[str]) -> Any:
+    if isinstance(template, Mapping):
+        return {key: _filled(one, old, hidden) for key, one in template.items()}
+    if isinstance(template, list):
+        return [_filled(one, old, hidden) for one in template]
+    if not isinstance(template, str):
+        return template
+
+    def value_of(name: str) -> Any:
+        if name not in old:
+            raise ValueError(f"There is no argument {name!r} to copy.")
+        if is_secret(name, hidden) or redacted(old[name], hidden) != old[name]:
+            raise ValueError(f"The argument {name} is hidden: it cannot be copied.")
+        return old[name]
+
+    alone = REFERENCE.fullmatch(template)
+    if alone is not None:
+        return value_of(alone[1])
+    return REFERENCE.sub(lambda found: str(value_of(found[1])), template)
 
 
 def names_by_position(task: Any, count: int) -> list[str]:

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.utils import timezone
-
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.menus import menus_of
+from stoker.dashboard.pages.bulk import all_address, undo_in_bulk
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
 from stoker.dead_letters import service as dead_letters
+from stoker.operations import bulk
 from stoker.operations.dead_letters import (
-    attempt_by_filters,
+    DISCARD,
+    REQUEUE,
     call_in_list,
     facts_of,
     faults_of,
     filters_of,
     kind_of,
     page_of,
-    requeued_since,
 )
 from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.jobs import others_of_id
 from stoker.operations.operation import LIMIT, Done, Operation
-from stoker.values.marks import project_moment
 
 ON_A_PAGE = 30
 FAULTS = 20
@@ -71,6 +69,7 @@ def show(visit: DashboardContext) -> PageContent:
             }
             for title, state in STATES
         ],
+        "all_address_bulk": all_address(visit, "letter", (REQUEUE, DISCARD)),
         "can_change": wanted["state"] in ("", "open", "unclosed"),
         "most": LIMIT,
     }
@@ -95,25 +94,19 @@ def show_one(visit: DashboardContext, letter_id: UUID) -> PageContent:
 
 
 def perform_on_letters(visit: DashboardContext, operation: Operation) -> Done:
-    """Perform an operation on one dead letter, or on all open ones of a fault."""
-    if visit.request.POST.get("letter"):
+    """Perform an operation on one dead letter, on the ticked ones, or on all open ones of a
+    fault."""
+    ids = visit.request.POST.getlist("letter")[:LIMIT]
+    if len(ids) == 1:
         return perform_on_target(visit, operation)
-    before, filters = timezone.now(), _fault_of(visit)
-    done = attempt_by_filters(visit.operator, operation, filters)
-    undo = {**filters, "since": before.isoformat()} if operation.undo else {}
-    return Done(done.sentence, done.is_good, undo=undo)
+    return bulk.perform(visit.operator, operation, {"ids": ids} if ids else _fault_of(visit))
 
 
 def undo_requeues(visit: DashboardContext, operation: Operation) -> Done:
-    """Undo one requeue, or those of a fault that this user has just made."""
-    if visit.request.POST.get("letter"):
-        return perform_on_target(visit, operation)
-    try:
-        since = project_moment(datetime.fromisoformat(visit.request.POST.get("since", "")))
-    except ValueError:
-        raise PageRefused(400, "The form does not say since when.") from None
-    ids = requeued_since(visit.operator, _fault_of(visit), since)
-    return operation.attempt_each(visit.operator, ids)
+    """Undo one requeue, or those of a bulk operation."""
+    if visit.request.POST.get("bulk"):
+        return undo_in_bulk(visit, REQUEUE)
+    return perform_on_target(visit, operation)
 
 
 def _fault(visit: DashboardContext, group: Any) -> dict[str, Any]:

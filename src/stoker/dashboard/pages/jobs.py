@@ -7,9 +7,10 @@ from typing import Any
 from stoker.brokers.adapters import broker_for
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.menus import menus_of
+from stoker.dashboard.pages.bulk import all_address, undo_in_bulk
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
-from stoker.inspect.jobs import STATES, JobSearch
-from stoker.operations import waiting_jobs
+from stoker.inspect.jobs import ENDED, STATES, JobSearch
+from stoker.operations import bulk, waiting_jobs
 from stoker.operations.dead_letters import page_of as letters_of
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import CANCEL, filter_of, numbers_by_state, others_of_id, rows_of
@@ -39,6 +40,7 @@ def show(visit: DashboardContext) -> PageContent:
     context = {
         "rows": rows,
         "in_bulk": [one for one in in_bulk if visit.may(one.permission)],
+        "all_address_bulk": "" if wanted.state in ENDED else all_address(visit, "job", in_bulk),
         "by_id": found.by_id,
         **others,
         "wanted": wanted,
@@ -52,14 +54,14 @@ def show(visit: DashboardContext) -> PageContent:
 
 
 def perform_on_jobs(visit: DashboardContext, operation: Operation) -> Done:
-    """Perform an operation on the jobs that the form names."""
+    """Perform an operation on the jobs that the form names, or undo it."""
+    if visit.request.POST.get("bulk"):
+        return undo_in_bulk(visit, operation)
     job_ids = visit.request.POST.getlist("job")[:LIMIT]
     if len(job_ids) <= 1:
         return perform_on_target(visit, operation)
-    if operation not in waiting_jobs.OPERATIONS:
-        return operation.attempt_each(visit.operator, job_ids)
     options = {one: visit.request.POST.get(one, "") for one in operation.takes}
-    return waiting_jobs.attempt_on_many(visit.operator, operation, job_ids, **options)
+    return bulk.perform(visit.operator, operation, {"ids": job_ids}, options)
 
 
 def _others(visit: DashboardContext, text: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from django.utils.module_loading import import_string
 
 from stoker.compat import TaskResultDoesNotExist
 from stoker.exceptions import StokerError
+from stoker.management.bulk import BulkCommand
 from stoker.management.clusters import ClustersCommand
 from stoker.management.dead import DeadLettersCommand
 from stoker.management.doctor import DoctorCommand
@@ -55,6 +56,7 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     PauseQueue,
     ResumeQueue,
     ClearQueue,
+    BulkCommand,
     ClustersCommand,
     SchedulesCommand,
     DoctorCommand,

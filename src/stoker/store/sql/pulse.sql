@@ -16,4 +16,7 @@ SELECT
     (SELECT sum(heartbeat_us) FROM stoker_cluster),
     (SELECT count(*) FROM stoker_pausedqueue),
     (SELECT sum(fired_count + missed_count) FROM stoker_schedule),
-    (SELECT count(*) FROM stoker_schedule WHERE is_paused = TRUE)
+    (SELECT count(*) FROM stoker_schedule WHERE is_paused = TRUE),
+    (SELECT id FROM stoker_bulkoperation ORDER BY id DESC LIMIT 1),
+    (SELECT sum(done + refused) FROM stoker_bulkoperation WHERE state = 'running'),
+    (SELECT count(*) FROM stoker_bulkoperation WHERE state IN ('running', 'paused'))

@@ -1,0 +1,176 @@
+"""Operations on many jobs or dead letters: start, show, pause, resume, stop, undo."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from django.http import HttpRequest
+from ninja import Status
+from pydantic import Field
+
+from stoker.api.access import Routes, operator_of, perform
+from stoker.api.filters import LONGEST_PAGE, NO_REASON, Body, ReasonBody
+from stoker.api.problems import CallRefused, first_line
+from stoker.api.shapes import BulkOperationPageShape, BulkOperationShape
+from stoker.api.values import Backend, Moment, Name, Strict, cursor_of, mark_of, settings_of
+from stoker.models import BulkOperation
+from stoker.operations import bulk
+from stoker.operations.bulk_walk import BY_NAME
+from stoker.operations.operation import Operation
+from stoker.store.engines.sessions import explained
+
+routes = Routes(tags=["bulk operations"])
+
+
+class BulkFilters(Body):
+    """What finds the targets; of dead letters only open ones. A filter that is left out matches
+    all."""
+
+    q: Annotated[str, Field(max_length=200)] = ""
+    """A text, see the search of the list."""
+    state: Literal["", "READY", "DEFERRED", "BLOCKED", "RUNNING"] = ""
+    """For jobs."""
+    task: Name = ""
+    queue: Annotated[str, Field(max_length=100)] = ""
+    node: Name = ""
+    since: Moment | None = None
+    until: Moment | None = None
+    reason: Annotated[str, Field(max_length=20)] = ""
+    """For dead letters, as `fingerprint`."""
+    fingerprint: Annotated[str, Field(max_length=64)] = ""
+
+    def given(self) -> dict[str, str]:
+        """Return the filters as in a query string."""
+        texts = {name: getattr(self, name) for name in type(self).model_fields}
+        moments = {name: texts[name] and texts[name].isoformat() for name in ("since", "until")}
+        return {name: text for name, text in {**texts, **moments}.items() if text}
+
+
+class BulkRequest(ReasonBody):
+    """An operation on many."""
+
+    operation: Literal[tuple(BY_NAME)]  # type: ignore[valid-type] # as they are declared
+    filters: BulkFilters = BulkFilters()
+    ids: Annotated[list[UUID], Field(max_length=bulk.MOST_IDS)] | None = None
+    """The targets, instead of filters."""
+    all: Annotated[bool, Strict] = False
+    """Required to start without a filter."""
+    queue: Annotated[str, Field(max_length=100)] = ""
+    """For `move-job`."""
+    priority: Annotated[int, Strict, Field(ge=-100, le=100)] | None = None
+    """For `prioritise-job`."""
+    run_after: Annotated[str, Field(max_length=50)] = ""
+    """For `reschedule-job`: a moment, or a duration such as `2h`."""
+    arguments: dict[str, Any] | None = None
+    """For `requeue-letter`: new values by name. `"{order_id}"` stands for an old argument."""
+    dry_run: Annotated[bool, Strict] = False
+    """Only count the targets; change nothing."""
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of the operation."""
+        given = {"queue": self.queue, "run_after": self.run_after, "arguments": self.arguments}
+        if self.priority is not None:
+            given["priority"] = str(self.priority)
+        return {name: value for name, value in given.items() if value}
+
+
+@routes.show("/bulk", bulk.VIEW, BulkOperationPageShape)
+def list_bulk_operations(
+    request: HttpRequest,
+    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50,
+    after: Annotated[str, Field(max_length=500)] | None = None,
+    backend: Backend = None,
+) -> Any:
+    """List the bulk operations of the last 90 days, the newest first."""
+    settings, mark = settings_of(backend), mark_of(after)
+    with explained(settings.database):
+        try:
+            rows, rest = bulk.find(settings, limit, mark or "")
+        except ValueError as error:
+            raise CallRefused(422, f"after: {error}.") from error
+    return {"operations": rows, "next": cursor_of(rest)}
+
+
+@routes.route(
+    "POST",
+    "/bulk",
+    permissions=(bulk.VIEW,),
+    answers={201: BulkOperationShape, 200: BulkOperationShape, 409: ...},
+    example={
+        "operation": "requeue-letter",
+        "filters": {"q": "connection refused", "since": "2030-01-31T06:00:00Z"},
+        "arguments": {"currency": "EUR"},
+        "because": "the bank is back",
+    },
+)
+def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backend = None) -> Any:
+    """Start an operation on many. It goes on in the background. The permission for the operation is
+    needed, too. 200: a dry run."""
+    operation: Operation = BY_NAME[body.operation]
+    _require(request, operation)
+    operator = operator_of(request, backend, body.because)
+    filters: dict[str, Any] = {"ids": [str(one) for one in body.ids]} if body.ids else {}
+    filters = filters or body.filters.given()
+    if not (filters or body.all or body.dry_run):
+        raise CallRefused(422, "filters: name at least one, or ids, or all: true.")
+    try:
+        if body.dry_run:
+            return Status(200, bulk.preview(operator, operation, filters, body.options()))
+        row = bulk.start(operator, operation, filters, body.options())
+    except ValueError as error:
+        raise CallRefused(422, first_line(error)) from error
+    return Status(201, row)
+
+
+@routes.show("/bulk/{bulk_id}", bulk.VIEW, BulkOperationShape)
+def get_bulk_operation(request: HttpRequest, bulk_id: UUID, backend: Backend = None) -> Any:
+    """Show how far a bulk operation is."""
+    return bulk.get(settings_of(backend), bulk_id)
+
+
+@routes.change("/bulk/{bulk_id}/pause", bulk.PAUSE, BulkOperationShape, may_conflict=True)
+def pause_bulk_operation(
+    request: HttpRequest, bulk_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
+) -> Any:
+    """Hold a bulk operation until it is resumed. 409: it does not run."""
+    return _changed(request, bulk.PAUSE, bulk_id, body, backend)
+
+
+@routes.change("/bulk/{bulk_id}/resume", bulk.RESUME, BulkOperationShape, may_conflict=True)
+def resume_bulk_operation(
+    request: HttpRequest, bulk_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
+) -> Any:
+    """Let a paused bulk operation go on. 409: it is not paused."""
+    return _changed(request, bulk.RESUME, bulk_id, body, backend)
+
+
+@routes.change("/bulk/{bulk_id}/stop", bulk.STOP, BulkOperationShape, may_conflict=True)
+def stop_bulk_operation(
+    request: HttpRequest, bulk_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
+) -> Any:
+    """End a bulk operation: what is done stays. 409: it has ended."""
+    return _changed(request, bulk.STOP, bulk_id, body, backend)
+
+
+@routes.change("/bulk/{bulk_id}/undo", bulk.UNDO, BulkOperationShape, may_conflict=True)
+def undo_bulk_operation(
+    request: HttpRequest, bulk_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
+) -> Any:
+    """Undo a bulk operation that has ended: the answer is a new one. 409: it has no undo, or was
+    undone before."""
+    return _changed(request, bulk.UNDO, bulk_id, body, backend)
+
+
+def _require(request: HttpRequest, operation: Operation) -> None:
+    if not request.auth.has_perm(operation.permission):  # type: ignore[attr-defined] # ninja sets it
+        raise CallRefused(403, f"You need the permission {operation.permission!r} for this.")
+
+
+def _changed(
+    request: HttpRequest, operation: Operation, bulk_id: UUID, body: ReasonBody, backend: str | None
+) -> BulkOperation:
+    operator = operator_of(request, backend, body.because)
+    _require(request, BY_NAME[bulk.get(operator.settings, bulk_id).operation])
+    done = perform(operation, operator, str(bulk_id))
+    return bulk.get(operator.settings, done.value.pk if done.value else bulk_id)

@@ -1,0 +1,182 @@
+"""Operations on many: the preview, how far each is, and who did what to how many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from django.http import HttpResponse, HttpResponseRedirect
+
+from stoker.dashboard.context import DashboardContext
+from stoker.dashboard.views import PageContent, PageRefused, enclosed, page, perform_on_target
+from stoker.models import BulkOperation
+from stoker.operations import bulk, bulk_walk
+from stoker.operations.dead_letters import REQUEUE
+from stoker.operations.details import REVEAL
+from stoker.operations.jobs import CANCEL
+from stoker.operations.operation import Done, Operation
+from stoker.store.engines.sessions import explained
+
+ON_A_PAGE = 30
+REFUSALS = 50
+SAMPLES = 5
+KINDS = {"job": bulk_walk.ON_JOBS, "letter": bulk_walk.ON_LETTERS}
+ANY = {"job": CANCEL, "letter": REQUEUE}
+"""An operation without options, to find the targets."""
+VIEW = {"job": "stoker.view_job", "letter": "stoker.view_deadletter"}
+FILTERS = (
+    "state", "q", "task", "queue", "node", "since", "until", "fingerprint", "reason",
+)  # fmt: skip
+
+
+@page(bulk.VIEW)
+def show(visit: DashboardContext) -> PageContent:
+    """Return the bulk operations, the newest first."""
+    with explained(visit.database):
+        try:
+            rows, after = bulk.find(visit.settings, ON_A_PAGE, visit.request.GET.get("after", ""))
+        except ValueError as error:
+            raise PageRefused(400, str(error)) from None
+    return PageContent(
+        "bulk_operations", {"rows": [_shown(r) for r in rows], **visit.paging(after)}
+    )
+
+
+@page(bulk.VIEW)
+def show_one(visit: DashboardContext, bulk_id: UUID) -> PageContent:
+    """Return one bulk operation: how far it is, and what it left as it was."""
+    with explained(visit.database):
+        row = bulk.get(visit.settings, bulk_id)
+        operation = bulk_walk.BY_NAME[row.operation]
+        context = {
+            **_shown(row),
+            "sentence": bulk.sum_up(visit.settings, row).sentence,
+            "refusals": bulk.refusals_of(visit.settings, row, REFUSALS),
+            "can_undo": bulk.can_undo(visit.settings, row),
+            "may_change": visit.may(operation.permission),
+            "targets": "dead-letter" if operation.target == "letter" else "job",
+        }
+    return PageContent("bulk", context)
+
+
+@page(bulk.VIEW)
+def show_new(visit: DashboardContext) -> PageContent:
+    """Return the operations that can be performed on all that match, with a preview."""
+    given = visit.request.GET
+    kind = given.get("kind", "job")
+    if kind not in KINDS:
+        raise PageRefused(400, f"There is no kind {kind!r}.")
+    may = [one for one in KINDS[kind] if visit.may(one.permission)]
+    filters = {name: given[name] for name in FILTERS if given.get(name)}
+    text = given.get("arguments", "")
+    with explained(visit.database):
+        try:
+            options = _options(REQUEUE, given)
+            row = bulk.preview(visit.operator, ANY[kind], filters)
+            samples = []
+            if visit.may(VIEW[kind]):
+                samples = bulk_walk.samples_of(
+                    visit.settings, row, options, SAMPLES, reveal=visit.may(REVEAL)
+                )
+        except ValueError as error:
+            raise PageRefused(400, str(error)) from None
+    context = {
+        "row": row,
+        "kind": kind,
+        "operations": may,
+        "requeue": REQUEUE if REQUEUE in may else None,
+        "filters": filters.items(),
+        "samples": samples,
+        "arguments": text,
+        "back": visit.at("jobs" if kind == "job" else "dead-letters", **filters),
+    }
+    return PageContent("new_bulk", context)
+
+
+def _start(visit: DashboardContext) -> HttpResponse:
+    """Start an operation on all that match, and show how far it is."""
+    post = visit.request.POST
+    operation = bulk_walk.BY_NAME.get(post.get("operation", ""))
+    if operation is None:
+        raise PageRefused(400, "The form names no operation.")
+    _require(visit, operation)
+    try:
+        done = bulk.perform(
+            visit.operator,
+            operation,
+            {name: post[name] for name in FILTERS if post.get(name)},
+            _options(operation, post),
+        )
+    except ValueError as error:
+        raise PageRefused(400, str(error)) from None
+    if done.value is None:
+        raise PageRefused(400, done.sentence)
+    return HttpResponseRedirect(visit.at("bulk", done.value.pk))
+
+
+start: Any = enclosed(_start, ("POST",), bulk.VIEW)
+
+
+def control(visit: DashboardContext, operation: Operation) -> Done:
+    """Pause, resume, stop or undo: this takes the permission of what is done in bulk, too."""
+    row = bulk.get(visit.settings, visit.request.POST.get("bulk", ""))
+    _require(visit, bulk_walk.BY_NAME[row.operation])
+    if operation is bulk.UNDO:
+        return bulk.undo_at_once(visit.operator, str(row.pk))
+    return perform_on_target(visit, operation)
+
+
+def undo_in_bulk(visit: DashboardContext, operation: Operation) -> Done:
+    """Undo the bulk operation that the form names, if it is one of this kind."""
+    row = bulk.get(visit.settings, visit.request.POST.get("bulk", ""))
+    _require(visit, bulk_walk.BY_NAME[row.operation])
+    return bulk.undo_at_once(visit.operator, str(row.pk))
+
+
+def all_address(visit: DashboardContext, kind: str, operations: Sequence[Operation]) -> str:
+    """Return the page of what can be done to all that the filters of this page find; "" = none."""
+    if not visit.may(bulk.VIEW) or not any(visit.may(one.permission) for one in operations):
+        return ""
+    given = visit.request.GET
+    return visit.at("new-bulk", kind=kind, **{name: given.get(name) for name in FILTERS})
+
+
+def _require(visit: DashboardContext, operation: Operation) -> None:
+    if not visit.may(operation.permission):
+        raise PageRefused(403, f"You need the permission {operation.permission!r} for this.")
+
+
+def _options(operation: Operation, given: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options in the form.
+
+    Raises:
+        ValueError: the new arguments are no JSON object.
+    """
+    # The filter of the list is named queue, too.
+    names = {one: "to" if one == "queue" else one for one in operation.takes}
+    options: dict[str, Any] = {one: given.get(name, "") for one, name in names.items()}
+    text = given.get("arguments", "").strip()
+    if text and operation is REQUEUE:
+        try:
+            options["arguments"] = json.loads(text)
+        except (ValueError, RecursionError):
+            options["arguments"] = None
+        if not isinstance(options["arguments"], dict):
+            raise ValueError("Write the new arguments as a JSON object.")
+    return options
+
+
+def _shown(row: BulkOperation) -> dict[str, Any]:
+    operation = bulk_walk.BY_NAME[row.operation]
+    most = max(row.matched, row.done + row.refused)
+    title = f"{operation.title}: {operation.things}"
+    return {
+        "row": row,
+        "title": f"Undo: {title}" if row.undoes else title,
+        "passed": row.done + row.refused,
+        "most": most,
+        "filters": [(name, value) for name, value in row.filters.items() if name != "ids"],
+        "options": [(name, value) for name, value in row.options.items()],
+    }

@@ -1,0 +1,72 @@
+"""Delete results whose retention has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from django.db import models
+from django.utils import timezone
+
+from stoker.conf import Settings
+from stoker.dead_letters.search import told_by_dead_letters
+from stoker.models import Attempt, Job
+from stoker.signals import tell
+
+BATCH = 500
+
+
+class Pruning:
+    """The results of one store.
+
+    Args:
+        beat: called often, as a heartbeat.
+    """
+
+    def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
+        self._settings = settings
+        self._alias = settings.database
+        self._beat = beat
+
+    def prune(self) -> int:
+        """Delete results whose retention has ended, in batches along an index."""
+        keep = self._settings.keep_results
+        limits = (
+            ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),
+            ((Job.Status.FAILED, Job.Status.CANCELLED), keep.failed_seconds, keep.failed_count),
+        )
+        removed = 0
+        for statuses, seconds, count in limits:
+            for status in statuses:
+                removed += self._prune_older(status, seconds) + self._prune_beyond(status, count)
+        if removed:
+            tell("pruned", count=removed)
+        return removed
+
+    def _prune_older(self, status: str, seconds: float | None) -> int:
+        if seconds is None:
+            return 0
+        limit = timezone.now() - timedelta(seconds=seconds)
+        return self._delete(self._finished(status).filter(finished_at__lt=limit))
+
+    def _prune_beyond(self, status: str, count: int | None) -> int:
+        if count is None:
+            return 0
+        newest_first = self._finished(status).order_by("-finished_at", "-pk")
+        oldest_kept = newest_first[count : count + 1].values_list("finished_at", flat=True).first()
+        if oldest_kept is None:
+            return 0
+        return self._delete(self._finished(status).filter(finished_at__lte=oldest_kept))
+
+    def _finished(self, status: str) -> models.QuerySet[Job]:
+        return Job.objects.using(self._alias).filter(status=status)
+
+    def _delete(self, jobs: models.QuerySet[Job]) -> int:
+        removed = 0
+        while job_ids := list(jobs.order_by("finished_at").values_list("pk", flat=True)[:BATCH]):
+            told_of = told_by_dead_letters(self._alias, job_ids)
+            forgotten = [job_id for job_id in job_ids if job_id not in told_of]
+            Attempt.objects.using(self._alias).filter(job_id__in=forgotten).delete()
+            removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
+            self._beat()
+        return removed

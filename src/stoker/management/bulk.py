@@ -1,0 +1,255 @@
+"""``manage.py stoker bulk``: operations on many jobs or dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+from stoker.models import BulkOperation
+from stoker.operations import bulk
+from stoker.operations.bulk_walk import BY_NAME, go_on
+from stoker.operations.operation import Operation
+from stoker.operations.wording import since
+
+from .arguments import json_of
+from .subcommand import (
+    AFTER,
+    BACKEND,
+    BECAUSE,
+    BY,
+    DRY_RUN,
+    JSON,
+    QUEUE,
+    TASK,
+    ExitCode,
+    Subcommand,
+    SubcommandGroup,
+    limit,
+    option,
+    refuse,
+)
+
+COLUMNS = (
+    "id", "operation", "state", "matched", "is_counted", "done", "refused", "by", "because",
+    "filters", "started_at", "ended_at", "undoes",
+)  # fmt: skip
+ID = option("id", metavar="ID", help="The id of the bulk operation: a UUID.")
+FILTERS = ("state", "q", "task", "queue", "node", "since", "until", "fingerprint", "reason")
+LONG_SECONDS = 3600.0
+
+
+def as_plain(row: BulkOperation) -> dict[str, Any]:
+    """Return a bulk operation for JSON."""
+    return {name: getattr(row, name) for name in COLUMNS}
+
+
+class StartBulk(Subcommand):
+    """Start an operation on all jobs or dead letters that match.
+
+    Start an operation on all jobs, or open dead letters, that the filters find. Clusters go on with
+    it in the background; with --wait this command does. Without a filter, --all is needed.
+
+    --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
+    filters, started_at, ended_at, undoes.
+
+    Examples:
+      manage.py stoker bulk start move-job --task shop.tasks.charge --to slow
+      manage.py stoker bulk start requeue-letter --search refused --arguments '{"to": "bob"}'
+      manage.py stoker bulk start discard-letter --fingerprint 5f0c1e --dry-run
+    """
+
+    name = "start"
+    options = (
+        option("operation", choices=tuple(BY_NAME), metavar="OPERATION", help=", ".join(BY_NAME)),
+        option("--state", default="", metavar="STATE", help="Only jobs of this state."),
+        option("--search", dest="q", default="", metavar="TEXT", help="As in `jobs list`."),
+        TASK,
+        QUEUE,
+        option("--node", default="", metavar="HOST", help="Only what ran or runs there."),
+        option("--since", default="", metavar="MOMENT", help="2h ago, or 2030-01-31T06:00."),
+        option("--until", default="", metavar="MOMENT", help="As --since."),
+        option("--fingerprint", default="", metavar="FAULT", help="Only dead letters of a fault."),
+        option("--reason", default="", metavar="REASON", help="Only dead letters of this reason."),
+        option("--all", action="store_true", help="Start without a filter."),
+        option("--to", default="", metavar="QUEUE", help="For move-job."),
+        option("--priority", default="", metavar="N", help="For prioritise-job."),
+        option("--run-after", default="", metavar="MOMENT", help="For reschedule-job: in 2h, say."),
+        option(
+            "--arguments",
+            type=json_of(dict),
+            metavar="JSON",
+            help='For requeue-letter: new values by name. "{order_id}" stands for an old argument.',
+        ),
+        option("--wait", action="store_true", help="Go on with it here until it is done."),
+        DRY_RUN,
+        BY,
+        BECAUSE,
+        BACKEND,
+        JSON,
+    )
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        operation, operator = BY_NAME[options["operation"]], self.operator(options)
+        filters = {name: options[name] for name in FILTERS if options[name]}
+        if not (filters or options["all"] or options["dry_run"]):
+            raise refuse("Name a filter, or --all.")
+        names = ("run_after", "priority", "arguments")
+        given = {name: options[name] for name in names} | {"queue": options["to"]}
+        begin = bulk.preview if options["dry_run"] else bulk.start
+        try:
+            row = begin(operator, operation, filters, given)
+        except ValueError as error:
+            raise refuse(str(error)) from error
+        if options["wait"] and not options["dry_run"]:
+            while row.state == BulkOperation.State.RUNNING:
+                go_on(operator.settings, LONG_SECONDS, only=row.pk)
+                row = bulk.get(operator.settings, row.pk)
+        more = "" if row.is_counted else "more than "
+        would = f"{operation.title}: {more}{row.matched:,} {operation.things}."
+        lines = [would] if options["dry_run"] else list(_lines(self, options, row))
+        self.answer(options, as_plain(row), lines)
+        return ExitCode.DONE
+
+
+class ListBulk(Subcommand):
+    """List bulk operations, the newest first.
+
+    List the bulk operations of the last 90 days: who did what to how many, and why.
+
+    --json writes one object: operations[] (as `bulk show`), next (for --after; null on the last
+    page).
+
+    Examples:
+      manage.py stoker bulk list
+    """
+
+    name = "list"
+    options = (limit(20), AFTER, BACKEND, JSON)
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        settings = self.settings(options)
+        try:
+            rows, rest = bulk.find(settings, options["limit"], options["after"] or "")
+        except ValueError as error:
+            raise refuse(f"--after: {error}.") from error
+        lines = [line for row in rows for line in _lines(self, options, row)]
+        if rest:
+            lines.append(f"The next page: --after '{rest}'")
+        plain = {"operations": [as_plain(row) for row in rows], "next": rest}
+        self.answer(options, plain, lines or ["No bulk operations."])
+        return ExitCode.DONE
+
+
+class ShowBulk(Subcommand):
+    """Show how far a bulk operation is.
+
+    Show a bulk operation: how many targets are done, and how many were left as they were.
+
+    --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
+    filters, started_at, ended_at, undoes.
+
+    Examples:
+      manage.py stoker bulk show 01a1ffdb-f411-7482-86ed-55b43acb2507
+    """
+
+    name = "show"
+    options = (ID, BACKEND, JSON)
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        row = bulk.get(self.settings(options), options["id"])
+        self.answer(options, as_plain(row), _lines(self, options, row))
+        return ExitCode.DONE
+
+
+def _lines(command: Subcommand, options: dict[str, Any], row: BulkOperation) -> Iterator[str]:
+    by = f" by {row.by}" if row.by else ""
+    yield f"{row.pk}  {row.state}"
+    yield f"  {row.operation}, started {since(row.started_at)}{by}"
+    yield f"  {bulk.sum_up(command.settings(options), row).sentence}"
+
+
+class _ChangeBulk(Subcommand):
+    operation: ClassVar[Operation]
+    options = (ID, BY, BECAUSE, BACKEND, JSON)
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        done = self.operation.act(self.operator(options), options["id"])
+        plain = {"is_done": done.is_good, "sentence": done.sentence}
+        self.answer(options, plain, [done.sentence])
+        return ExitCode.DONE if done.is_good else ExitCode.NO
+
+
+class PauseBulk(_ChangeBulk):
+    """Hold a bulk operation.
+
+    Hold a bulk operation until it is resumed. What is done stays.
+
+    --json writes one object: is_done, sentence.
+
+    Examples:
+      manage.py stoker bulk pause 01a1ffdb-f411-7482-86ed-55b43acb2507
+    """
+
+    name = "pause"
+    operation = bulk.PAUSE
+
+
+class ResumeBulk(_ChangeBulk):
+    """Let a paused bulk operation go on.
+
+    Let a paused bulk operation go on from where it is.
+
+    --json writes one object: is_done, sentence.
+
+    Examples:
+      manage.py stoker bulk resume 01a1ffdb-f411-7482-86ed-55b43acb2507
+    """
+
+    name = "resume"
+    operation = bulk.RESUME
+
+
+class StopBulk(_ChangeBulk):
+    """End a bulk operation.
+
+    End a bulk operation. What is done stays; the rest is not done.
+
+    --json writes one object: is_done, sentence.
+
+    Examples:
+      manage.py stoker bulk stop 01a1ffdb-f411-7482-86ed-55b43acb2507
+    """
+
+    name = "stop"
+    operation = bulk.STOP
+
+
+class UndoBulk(_ChangeBulk):
+    """Undo a bulk operation.
+
+    Undo a bulk operation that has ended: jobs get back their time, priority or queue, and requeues
+    are undone. Jobs that have started stay as they are. The undo is a bulk operation, too.
+
+    --json writes one object: is_done, sentence.
+
+    Examples:
+      manage.py stoker bulk undo 01a1ffdb-f411-7482-86ed-55b43acb2507
+    """
+
+    name = "undo"
+    operation = bulk.UNDO
+
+
+class BulkCommand(SubcommandGroup):
+    """Operate on many jobs or dead letters in the background.
+
+    Start operations on all jobs or dead letters that match, see how far they are, pause, resume,
+    stop and undo them.
+
+    Examples:
+      manage.py stoker bulk start hold-job --task shop.tasks.charge
+      manage.py stoker bulk list
+    """
+
+    name = "bulk"
+    parts = (StartBulk, ListBulk, ShowBulk, PauseBulk, ResumeBulk, StopBulk, UndoBulk)

@@ -1,0 +1,77 @@
+"""``manage.py stoker bulk``, and clusters that go on with operations on many."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from stoker.conf import settings_for
+from stoker.models import BulkItem, BulkOperation, DeadLetter, Job, Ready, Requeue
+from stoker.operations import bulk, waiting_jobs
+from stoker.operations.dead_letters import REQUEUE
+from stoker.operations.operation import Operator
+
+from tests.app import frail, payments
+from tests.cluster.clusters import running_cluster, wait_for
+from tests.integration.letters import dead
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def plain(*arguments: str) -> Any:
+    output = StringIO()
+    call_command("stoker", "bulk", *arguments, "--json", stdout=output, no_color=True)
+    return json.loads(output.getvalue())
+
+
+def test_command_starts_waits_lists_and_undoes() -> None:
+    for number in range(3):
+        payments.plain.enqueue(number, note="alice")
+    move = ("start", "move-job", "--search", "note=alice", "--to", "slow")
+    assert plain(*move, "--dry-run")["matched"] == 3
+    assert not BulkOperation.objects.exists()
+    row = plain(*move, "--wait", "--by", "alice")
+    assert (row["state"], row["done"], row["by"]) == ("done", 3, "alice")
+    assert plain("list")["operations"][0]["id"] == row["id"]
+    assert plain("undo", row["id"])["is_done"]
+    assert Job.objects.filter(queue="slow").count() == 3, "a cluster goes on with the undo"
+    output = StringIO()
+    call_command("stoker", "bulk", "show", row["id"], stdout=output, no_color=True)
+    assert "3 of 3 jobs moved." in output.getvalue()
+    with pytest.raises(CommandError, match="Name a filter, or --all"):
+        plain("start", "hold-job")
+    with pytest.raises(CommandError, match="a priority"):
+        plain("start", "prioritise-job", "--all")
+
+
+def test_cluster_goes_on_with_an_operation(tmp_path: Path) -> None:
+    for number in range(250):
+        payments.plain.using(queue_name="elsewhere").enqueue(number)
+    row = bulk.start(Operator(settings_for()), waiting_jobs.MOVE, {}, {"queue": "slow"})
+    with running_cluster(tmp_path, "--queues", "mail"):
+        wait_for(lambda: bulk.get(settings_for(), row.pk).state == "done")
+    assert Ready.objects.filter(queue="slow").count() == 250
+
+
+def test_killed_scheduler_leaves_each_dead_letter_requeued_once(tmp_path: Path) -> None:
+    """The next one goes on where it was. The jobs wait in a queue that nobody serves."""
+    for number in range(60):
+        dead(frail.charge, f"order {number}")
+    frail.broken.clear()
+    DeadLetter.objects.update(queue="elsewhere")
+    row = bulk.start(Operator(settings_for()), REQUEUE, {"task": frail.charge.module_path})
+
+    def done() -> int:
+        return bulk.get(settings_for(), row.pk).done
+
+    with running_cluster(tmp_path, "--queues", "mail") as cluster:
+        for kills in range(3):
+            before = done()
+            wait_for(lambda before=before: done() > before or done() == 60)
+            cluster.kill("scheduler", kills)
+        wait_for(lambda: bulk.get(settings_for(), row.pk).state == "done")
+    assert Requeue.objects.count() == BulkItem.objects.count() == done() == 60
+    assert Ready.objects.filter(queue="elsewhere").count() == 60

@@ -1,0 +1,380 @@
+"""Operations on many: each target once, whatever happens, and back again."""
+
+import threading
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import pytest
+from django.db import connections
+
+from stoker import dead_letters
+from stoker.conf import settings_for
+from stoker.exceptions import BulkOperationNotFound
+from stoker.models import BulkItem, BulkOperation, DeadLetter, Deferred, Job, Ready, Requeue
+from stoker.operations import bulk, bulk_walk, waiting_jobs
+from stoker.operations.dead_letters import DISCARD, REQUEUE
+from stoker.operations.jobs import CANCEL
+from stoker.operations.operation import Operation, Operator
+from stoker.testing import drain
+
+from tests.app import frail, payments, tasks
+from tests.integration.letters import dead
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_broken")]
+
+LONG = 600.0
+
+
+@pytest.fixture
+def alice(monkeypatch: pytest.MonkeyPatch) -> Operator:
+    # A busy machine may need more than a moment to count a few targets.
+    monkeypatch.setattr(bulk_walk, "COUNT_SECONDS", LONG)
+    monkeypatch.setattr(bulk, "AT_ONCE_SECONDS", LONG)
+    return Operator(settings_for(), "alice", "the bank is back")
+
+
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_jobs, "AT_A_TIME", 2)
+    monkeypatch.setattr("stoker.inspect.jobs.WALKED", 3)
+    monkeypatch.setattr("stoker.dead_letters.search.WALKED", 3)
+
+
+def whole(alice: Operator, operation: Operation, filters: Any, options: Any = None) -> Any:
+    row = bulk.start(alice, operation, filters, options)
+    bulk_walk.go_on(alice.settings, LONG)
+    return bulk.get(alice.settings, row.pk)
+
+
+def queues_of(jobs: list[Any]) -> list[str]:
+    found = dict(Job.objects.values_list("pk", "queue"))
+    return [found[UUID(job.id)] for job in jobs]
+
+
+# -- each once ------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("state", ["", "ready"])
+def test_all_that_match_are_changed_and_no_others(state: str, alice: Operator) -> None:
+    wanted = [payments.plain.enqueue(n, note="alice") for n in range(8)]
+    others = [payments.plain.enqueue(n, note="bob") for n in range(3)]
+    filters = {"state": state, "q": "note=alice", "since": "1h"}
+    row = bulk.start(alice, waiting_jobs.MOVE, filters, {"queue": "slow"})
+    others.append(payments.plain.enqueue(9, note="alice"))  # later than the start
+    assert (row.matched, row.is_counted, row.state) == (8, True, "running")
+    assert queues_of(wanted) == ["default"] * 8, "the start changes nothing yet"
+    bulk_walk.go_on(alice.settings, LONG)
+    assert queues_of(wanted) == ["slow"] * 8
+    assert queues_of(others) == ["default"] * 4
+    row = bulk.get(alice.settings, row.pk)
+    assert (row.state, row.done, row.refused, row.by) == ("done", 8, 0, "alice")
+    assert bulk.sum_up(alice.settings, row).sentence == "8 of 8 jobs moved."
+    targets = set(BulkItem.objects.filter(bulk_id=row.pk).values_list("target", flat=True))
+    assert targets == {UUID(job.id) for job in wanted}
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_only_chosen_targets_are_changed(alice: Operator) -> None:
+    jobs = [tasks.nothing.enqueue() for _ in range(5)]
+    gone = "01a1ffdb-f411-7482-86ed-55b43acb2507"
+    row = whole(alice, waiting_jobs.HOLD, {"ids": [jobs[1].id, gone, jobs[3].id]})
+    assert (row.done, row.refused) == (2, 1)
+    assert "does not wait" in bulk.refusals_of(alice.settings, row, 5)[0].refusal
+    assert set(Deferred.objects.values_list("pk", flat=True)) == {
+        UUID(jobs[1].id),
+        UUID(jobs[3].id),
+    }
+
+
+class Killed(BaseException):
+    """Ends a process at that line, as far as this can be done here."""
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("kind", ["jobs", "letters"])
+def test_operation_that_was_killed_goes_on_without_doubling(
+    kind: str, alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kind == "jobs":
+        for number in range(7):
+            payments.plain.enqueue(number)
+        row = bulk.start(alice, waiting_jobs.MOVE, {}, {"queue": "slow"})
+    else:
+        for number in range(7):
+            dead(frail.charge, f"order {number}")
+        row = bulk.start(alice, REQUEUE, {"task": frail.charge.module_path})
+    really, calls = bulk_walk._act, []
+
+    def act(*args: Any) -> Any:
+        outcomes = really(*args)
+        calls.append(len(outcomes))
+        if len(calls) % 2 == 0:  # the targets are changed, nothing is committed
+            raise Killed
+        return outcomes
+
+    monkeypatch.setattr(bulk_walk, "_act", act)
+    kills = 0
+    while bulk.get(alice.settings, row.pk).state == "running":
+        try:
+            bulk_walk.go_on(alice.settings, LONG)
+        except Killed:
+            kills += 1
+    assert kills >= 3
+    row = bulk.get(alice.settings, row.pk)
+    assert (row.done, row.refused) == (7, 0)
+    assert BulkItem.objects.count() == 7
+    if kind == "letters":
+        assert Requeue.objects.count() == Ready.objects.count() == 7
+    else:
+        assert set(Ready.objects.values_list("queue", flat=True)) == {"slow"}
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_two_processes_share_an_operation(alice: Operator) -> None:
+    for number in range(20):
+        dead(frail.charge, f"order {number}")
+    row = bulk.start(alice, REQUEUE, {"task": frail.charge.module_path})
+    errors: list[BaseException] = []
+
+    def walk() -> None:
+        try:
+            while bulk.get(alice.settings, row.pk).state == "running":
+                bulk_walk.go_on(alice.settings, LONG)
+        except BaseException as error:  # noqa: BLE001 - shown by the test
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=walk) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    row = bulk.get(alice.settings, row.pk)
+    assert (row.done, row.refused) == (20, 0)
+    assert Requeue.objects.count() == 20
+
+
+def test_dead_letter_that_fails_again_is_requeued_once(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.dead_letters.search.WALKED", 1)
+    letters = [dead(frail.charge, f"order {number}") for number in range(3)]
+    frail.broken.update(f"order {number}" for number in range(3))
+    row = bulk.start(alice, REQUEUE, {"task": frail.charge.module_path})
+    while bulk.get(alice.settings, row.pk).state == "running":
+        bulk_walk.go_on(alice.settings, 0)
+        drain()  # those that were requeued fail again, later than the start
+    assert Requeue.objects.count() == 3
+    assert {one.failure_count for one in DeadLetter.objects.all()} == {2}
+    assert len(letters) == bulk.get(alice.settings, row.pk).done
+
+
+def test_one_bad_target_does_not_hold_up_the_others(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [tasks.nothing.enqueue() for _ in range(5)]
+    really = bulk_walk.change
+
+    def change(settings: Any, ids: list[UUID], wanted: Any) -> Any:
+        if UUID(jobs[2].id) in ids:
+            raise RuntimeError("unexpected")
+        return really(settings, ids, wanted)
+
+    monkeypatch.setattr(bulk_walk, "change", change)
+    row = whole(alice, waiting_jobs.HOLD, {})
+    assert (row.state, row.done, row.refused) == ("done", 4, 1)
+    assert bulk.refusals_of(alice.settings, row, 5)[0].refusal == "RuntimeError: unexpected"
+
+
+# -- pause, stop ----------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_pause_holds_an_operation_between_two_batches(alice: Operator) -> None:
+    for _ in range(6):
+        tasks.nothing.enqueue()
+    row = bulk.start(alice, waiting_jobs.HOLD, {})
+
+    def pause() -> None:
+        assert bulk.PAUSE.attempt(alice, str(row.pk)).is_good
+
+    bulk_walk.go_on(alice.settings, LONG, beat=pause)
+    assert Deferred.objects.count() == 2
+    bulk_walk.go_on(alice.settings, LONG)
+    assert Deferred.objects.count() == 2
+    assert not bulk.PAUSE.attempt(alice, str(row.pk)).is_good
+    assert bulk.RESUME.attempt(alice, str(row.pk)).is_good
+    bulk_walk.go_on(alice.settings, LONG)
+    assert Deferred.objects.count() == 6
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_stopped_operation_keeps_what_is_done(alice: Operator) -> None:
+    for _ in range(4):
+        tasks.nothing.enqueue()
+    row = bulk.start(alice, CANCEL, {})
+    bulk_walk.go_on(alice.settings, LONG, beat=lambda: bulk.STOP.attempt(alice, str(row.pk)))
+    assert Job.objects.filter(status="CANCELLED").count() == 1
+    assert not bulk.RESUME.attempt(alice, str(row.pk)).is_good
+    assert bulk.get(alice.settings, row.pk).ended_at is not None
+
+
+# -- undo -----------------------------------------------------------------------------------------
+
+
+def undone(alice: Operator, row: BulkOperation) -> BulkOperation:
+    done = bulk.undo_at_once(alice, str(row.pk))
+    bulk_walk.go_on(alice.settings, LONG)
+    return bulk.get(alice.settings, done.value.pk)
+
+
+CHANGES: tuple[tuple[Operation, dict[str, str]], ...] = (
+    (waiting_jobs.RUN_NOW, {}),
+    (waiting_jobs.HOLD, {}),
+    (waiting_jobs.RESCHEDULE, {"run_after": "3h"}),
+    (waiting_jobs.PRIORITISE, {"priority": "7"}),
+    (waiting_jobs.MOVE, {"queue": "slow"}),
+)
+
+
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize(
+    ("operation", "options"), CHANGES, ids=lambda one: getattr(one, "name", "")
+)
+def test_undo_puts_each_job_back(operation: Operation, options: Any, alice: Operator) -> None:
+    tasks.nothing.using(queue_name="mail", priority=3).enqueue()
+    tasks.nothing.enqueue()
+    tasks.nothing.using(run_after=3600).enqueue()
+    before = places()
+    row = whole(alice, operation, {}, options)
+    assert (row.done, row.refused) == (3, 0)
+    assert places() != before
+    undo = undone(alice, row)
+    assert (undo.done, undo.refused) == (3, 0)
+    assert places() == before
+    assert not bulk.undo_at_once(alice, str(row.pk)).is_good, "only once"
+    assert not bulk.can_undo(alice.settings, undo)
+
+
+def places() -> list[Any]:
+    ready = [
+        (pk, queue, rank, 0) for pk, queue, rank in Ready.objects.values_list("pk", "queue", "rank")
+    ]
+    later = Deferred.objects.values_list("pk", "queue", "rank", "due_us")
+    return sorted([*ready, *((pk, queue, rank, due // 10) for pk, queue, rank, due in later)])
+
+
+def test_undo_of_a_requeue_leaves_what_has_started(alice: Operator) -> None:
+    letters = [dead(frail.charge, f"order {number}") for number in range(3)]
+    row = whole(alice, REQUEUE, {"ids": [str(one.pk) for one in letters]})
+    job_id = DeadLetter.objects.get(pk=letters[0].pk).successor_id
+    frail.broken.add("order 0")
+    Ready.objects.exclude(pk=job_id).update(queue="elsewhere")
+    drain(queues=["default"])
+    dead_letters.requeue(letters[0].pk, by="bob")
+    undo = undone(alice, row)
+    assert (undo.done, undo.refused) == (2, 1)
+    assert "requeued again" in bulk.refusals_of(alice.settings, undo, 5)[0].refusal
+    assert DeadLetter.objects.get(pk=letters[0].pk).last_requeued_by == "bob"
+    assert DeadLetter.objects.filter(state="open").count() == 2
+
+
+# -- dead letters with other arguments ------------------------------------------------------------
+
+
+def test_requeue_changes_arguments_by_a_template(alice: Operator) -> None:
+    for number in range(3):
+        dead(frail.charge, f"order {number}", note="first")
+    changes = {"note": "{order}, was {note}"}
+    row = whole(alice, REQUEUE, {"q": "order"}, {"arguments": changes})
+    assert (row.done, row.refused) == (3, 0)
+    drain()
+    values = sorted(
+        frail.charge.get_result(str(job_id)).args[1]
+        for job_id in Requeue.objects.values_list("pk", flat=True)
+    )
+    assert values == [f"order {number}, was first" for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"colour": "red"}, "takes no argument 'colour'"),
+        ({"iban": "DE00"}, "is hidden"),
+        ({"more": {"copy": "{iban}"}}, "is hidden"),
+        ({"more": "{more}"}, "is hidden"),
+        ({"more": "{colour}"}, "no argument 'colour'"),
+    ],
+)
+def test_template_that_cannot_be_filled_changes_nothing(
+    changes: Any, refusal: str, alice: Operator
+) -> None:
+    payments.pay.enqueue(-1, payments.IBAN, more=payments.MORE)
+    drain()
+    row = whole(alice, REQUEUE, {}, {"arguments": changes})
+    assert (row.done, row.refused) == (0, 1)
+    assert refusal in bulk.refusals_of(alice.settings, row, 1)[0].refusal
+    assert not Requeue.objects.exists()
+
+
+def test_template_copies_values_as_they_are(alice: Operator) -> None:
+    letter = dead(frail.keep, datetime(2030, 1, 31, tzinfo=UTC))
+    whole(alice, REQUEUE, {}, {"arguments": {"note": ["{thing}"]}})
+    letter.refresh_from_db()
+    result: Any = frail.keep.get_result(str(letter.successor_id))
+    moment = datetime(2030, 1, 31, tzinfo=UTC)
+    assert result.args == [moment, [moment]]
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("operation", "filters", "options"),
+    [
+        (waiting_jobs.MOVE, {}, {"queue": ""}),
+        (waiting_jobs.PRIORITISE, {}, {"priority": "high"}),
+        (waiting_jobs.HOLD, {"since": "soon"}, {}),
+        (waiting_jobs.HOLD, {"state": "failed"}, {}),
+        (waiting_jobs.HOLD, {"ids": ["7"]}, {}),
+        (waiting_jobs.HOLD, {"ids": []}, {}),
+        (DISCARD, {"reason": "odd"}, {}),
+        (REQUEUE, {}, {"arguments": [1]}),
+        (bulk.PAUSE, {}, {}),
+    ],
+)
+def test_impossible_operation_is_refused_at_the_start(
+    operation: Operation, filters: Any, options: Any, alice: Operator
+) -> None:
+    tasks.nothing.enqueue()
+    with pytest.raises(ValueError):  # noqa: PT011 - of different functions
+        bulk.start(alice, operation, filters, options)
+    assert not BulkOperation.objects.exists()
+
+
+def test_unknown_operation_is_not_found(alice: Operator) -> None:
+    BulkOperation.objects.create(pk=UUID(int=1), backend="default", operation="of-a-newer-version")
+    for one in (UUID(int=1), UUID(int=2), "7"):
+        with pytest.raises(BulkOperationNotFound):
+            bulk.get(alice.settings, one)
+    bulk_walk.go_on(alice.settings, LONG)
+    assert BulkOperation.objects.get().state == "running"
+
+
+def test_old_operations_are_deleted_with_their_targets(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for _ in range(5):
+        tasks.nothing.enqueue()
+    whole(alice, waiting_jobs.HOLD, {})
+    new = whole(alice, waiting_jobs.RUN_NOW, {})
+    BulkOperation.objects.exclude(pk=new.pk).update(ended_at=datetime(2020, 1, 1, tzinfo=UTC))
+    monkeypatch.setattr(bulk_walk, "FORGOTTEN_AT_ONCE", 2)
+    while bulk_walk.forget_old(alice.settings):
+        pass
+    assert [one.pk for one in BulkOperation.objects.all()] == [new.pk]
+    assert BulkItem.objects.count() == 5
