@@ -45,7 +45,7 @@ def test_pages_cover_all_dead_letters_without_overlap(
     anna: Visitor, query: Any, are_together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.admin.dead_letters.PAGE", 2)
-    monkeypatch.setattr("stoker.operations.dead_letters.LOOKED_AT", 3)
+    monkeypatch.setattr("stoker.dead_letters.search.LOOKED_AT", 3)
     letters = [dead(frail.charge, f"order {number}") for number in range(7)]
     if are_together:
         DeadLetter.objects.update(failed_at=letters[0].failed_at)

@@ -12,7 +12,7 @@ from django.db.models import Case, Count, Max, Min, Q, QuerySet, Sum, When
 from django.db.models.functions import Length
 
 from stoker.conf import Settings
-from stoker.jobs.matching import LARGEST_BYTES, Needle
+from stoker.jobs.matching import LARGEST_BYTES, MOST_OPENED, Needle
 from stoker.models.cluster import LONGEST_HOST
 from stoker.models.dead_letter import CLOSED, UNCLOSED, DeadLetter
 from stoker.models.requeue import Requeue
@@ -30,7 +30,7 @@ LOOKED_AT = 10_000
 """How many dead letters a page looks at if no index answers its filters."""
 READ = 1_000
 """How many it reads to find a text."""
-WALKED = 1_000
+WALKED = MOST_OPENED
 WITHOUT_INDEX = ("queue", "reason", "key", "node")
 Key = tuple[datetime, UUID]
 KEY = (datetime, UUID)

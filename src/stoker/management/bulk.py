@@ -241,7 +241,7 @@ class UndoBulk(_ChangeBulk):
 
 
 class BulkCommand(SubcommandGroup):
-    """Operate on many jobs or dead letters in the background.
+    """Operate on many jobs or dead letters.
 
     Start operations on all jobs or dead letters that match, see how far they are, pause, resume,
     stop and undo them.
