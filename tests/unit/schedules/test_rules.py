@@ -5,7 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule
+from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule, change_between
 
 pytestmark = pytest.mark.unit
 
@@ -199,3 +199,12 @@ def test_invalid_interval_is_refused() -> None:
             IntervalRule(count, unit, zone)  # type: ignore[arg-type] # on purpose
     with pytest.raises(ValueError, match="no time zone 'Mars/Olympus'"):
         IntervalRule(1, "days", "Mars/Olympus")
+
+
+@pytest.mark.parametrize("seconds", [1, 2, 3, 5, 86_399])
+def test_change_of_the_clock_is_found_to_the_second(seconds: int) -> None:
+    """However many seconds before it the search starts."""
+    zone, change = ZoneInfo("Europe/Berlin"), datetime(2026, 3, 29, 1, tzinfo=UTC)
+    for end in (change, change + timedelta(seconds=1), change + timedelta(hours=7)):
+        assert change_between(change - timedelta(seconds=seconds), end, zone) == change
+    assert change_between(change, change + timedelta(hours=7), zone) is None
