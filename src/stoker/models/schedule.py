@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.core.exceptions import ValidationError
@@ -14,13 +15,32 @@ from django.db.models.functions import Now
 
 from stoker.store.engines import engine_of
 from stoker.store.prepared import Compiled
-from stoker.store.written import DatabaseNow, Written, microseconds
+from stoker.store.statements import lock_by_key
+from stoker.store.written import DatabaseNow, Written, microseconds, statement
 from stoker.tasks.schedules import as_sentence
 from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule, in_words, zone_named
 from stoker.values.ticks import Course, Misfire, as_moment
 
 from .job import Job
 from .lock import NOBODY
+
+
+class FiredTick(NamedTuple):
+    """A tick that enqueued a job."""
+
+    schedule_id: UUID
+    job_id: UUID
+    fired_us: int
+    """The moment that fired."""
+    missed: int
+    """Number of moments before it that did not fire."""
+    seen_us: int
+    """The moment in the row that was due, and its due time."""
+    seen_due_us: int
+    moment_us: int | None
+    """The next moment."""
+    due_us: int | None
+    repeats_left: int
 
 
 class ScheduleQuerySet(models.QuerySet["Schedule"]):
@@ -48,6 +68,26 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         for row in self.model._base_manager.using(self.db).raw(_hold_statement(self.db), [written]):
             return row
         return None
+
+    def hold_all(self, schedule_ids: Collection[UUID]) -> list[Schedule]:
+        """Lock these rows, except those that are gone or locked by other transactions."""
+        return lock_by_key(self.model._base_manager.using(self.db).all(), schedule_ids, waits=False)
+
+    def advance_all(self, ticks: Sequence[FiredTick]) -> bool:
+        """Write the next moments and the jobs of schedules that fired once each. Return False if
+        one of the rows has changed since it was read."""
+        if not ticks:
+            return True
+        text = statement("schedule_advance", now=engine_of(self.db).now_sql)
+        write = Written(connections[self.db]).id
+        rows = [
+            (one.moment_us, one.due_us, write(one.job_id), one.fired_us, one.repeats_left,
+             one.missed, write(one.schedule_id), one.seen_due_us, one.seen_us)
+            for one in sorted(ticks)
+        ]  # fmt: skip
+        with connections[self.db].cursor() as cursor:
+            cursor.executemany(text, rows)
+            return bool(cursor.rowcount == len(rows))
 
     def advance(self, seen: Schedule, **values: Any) -> bool:
         """Write the changes of a tick. Return False if the row has changed since it was read."""

@@ -8,6 +8,7 @@ unique index of ticks decides.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,18 +21,23 @@ from django.db.models import F
 
 from stoker.conf import Settings
 from stoker.exceptions import DuplicateJob, InvalidSchedule
+from stoker.jobs.enqueue import Prepared, enqueue_prepared
 from stoker.jobs.results import Result
 from stoker.jobs.running import current
 from stoker.jobs.sealing import carrying
 from stoker.models import Job, Schedule, Tick
+from stoker.models.schedule import FiredTick
 from stoker.models.tick import insert_ticks
 from stoker.signals import call_project, post_tick, tell
+from stoker.store.statements import with_keys
 from stoker.store.written import DatabaseNow, database_now_us
 from stoker.tasks.registry import task_of
 from stoker.values.cron import zone_named
-from stoker.values.ticks import Course, as_moment, plan
+from stoker.values.ticks import Course, Missed, as_moment, plan
 
 from .rows import opened, variant
+
+_Call = tuple[Any, tuple[Any, ...], dict[str, Any], AbstractContextManager[None]]
 
 
 class Overtaken(Exception):
@@ -115,6 +121,64 @@ class _Progress:
         return changes
 
 
+@dataclass(frozen=True, slots=True)
+class _DueTick:
+    """A tick that only has to enqueue its job."""
+
+    row: Schedule
+    moment_us: int
+    missed: Missed | None
+    next_us: int | None
+    late_us: int
+
+    @classmethod
+    def of(cls, row: Schedule, now_us: int) -> _DueTick | None:
+        """Return the due tick of a locked schedule; None if there is none, or it needs more."""
+        if row.is_paused or row.due_us is None or row.moment_us is None or row.due_us > now_us:
+            return None
+        if row.problem or row.held_us is not None or row.repeats_left == 0:
+            return None
+        zone_named(row.zone)  # other hosts may know it
+        decided = plan(_course_of(row), row.misfires, row.moment_us, now_us)
+        if len(decided.fire_us) != 1:
+            return None
+        late_us = now_us - row.due_us
+        return cls(row, decided.fire_us[0], decided.missed, decided.next_us, late_us)
+
+    def ticks(self, job_id: UUID, now_us: int) -> list[Tick]:
+        """Return the rows of the tick, and of those that were missed before."""
+        schedule_id, missed = self.row.pk, self.missed
+        rows: list[tuple[int, str, int, UUID | None]] = []
+        if missed is not None:
+            rows.append((missed.first_us, Tick.Outcome.MISSED, missed.count, None))
+        rows.append((self.moment_us, Tick.Outcome.FIRED, 1, job_id))
+        return [
+            Tick(
+                schedule_id=schedule_id,
+                moment_us=moment_us,
+                outcome=outcome,
+                job_id=job,
+                fired_us=now_us,
+                count=count,
+            )
+            for moment_us, outcome, count, job in rows
+        ]
+
+    def advance(self, job_id: UUID) -> FiredTick:
+        """Return the change of the row."""
+        row, next_us, left = self.row, self.next_us, self.row.repeats_left
+        if left > 0:
+            left -= 1
+        if left == 0:
+            next_us = None
+        due_us = None if next_us is None else row.course.due(next_us)
+        assert row.due_us is not None
+        assert row.moment_us is not None
+        missed = 0 if self.missed is None else self.missed.count
+        seen = (row.moment_us, row.due_us)
+        return FiredTick(row.pk, job_id, self.moment_us, missed, *seen, next_us, due_us, left)
+
+
 class Firing:
     """Fires the schedules of one store."""
 
@@ -147,6 +211,38 @@ class Firing:
         if fired is not None:
             self._tell(fired)
         return fired
+
+    def fire_together(self, schedule_ids: Collection[UUID], now_us: int | None = None) -> set[UUID]:
+        """Fire the due ticks of many schedules in one transaction.
+
+        Leave schedules whose ticks need more than an enqueue: several ticks at once, a previous job
+        that has not ended, an earlier problem.
+
+        Args:
+            now_us: replaces the database's clock, for tests.
+
+        Returns:
+            The schedules that were fired.
+
+        Raises: any error of one of the schedules or of the database; none was fired then.
+        """
+        with transaction.atomic(using=self._alias):
+            held = self._schedules.hold_all(schedule_ids)
+            now = database_now_us(self._alias) if now_us is None else now_us
+            alive = self._unended([row for row in held if row.overlap != Schedule.Overlap.ALLOW])
+            simple = [row for row in held if row.last_job_id not in alive]
+            due = [one for row in simple if (one := _DueTick.of(row, now)) is not None]
+            results = enqueue_prepared(
+                self._settings, [self._prepared(one.row, one.moment_us) for one in due]
+            )
+            jobs = [(one, UUID(result.id)) for one, result in zip(due, results, strict=True)]
+            ticks = [tick for one, job_id in jobs for tick in one.ticks(job_id, now)]
+            insert_ticks(self._ticks, ticks)
+            if not self._schedules.advance_all([one.advance(job_id) for one, job_id in jobs]):
+                raise Overtaken
+        for one, job_id in jobs:
+            self._tell(Fired(one.row, Tick.Outcome.FIRED, one.moment_us, job_id, one.late_us))
+        return {one.row.pk for one in due}
 
     def release(self, schedule_id: UUID) -> Fired | None:
         """Fire the tick that was held back, if the previous job has ended."""
@@ -245,16 +341,34 @@ class Firing:
             return None, Tick.Outcome.SKIPPED
         return UUID(result.id), Tick.Outcome.FIRED
 
+    def _unended(self, rows: Sequence[Schedule]) -> set[UUID]:
+        """Return the last jobs of these schedules that have not ended."""
+        last = [row.last_job_id for row in rows if row.last_job_id is not None]
+        if not last:
+            return set()
+        jobs = with_keys(Job.objects.using(self._alias).filter(status=None), last)
+        return set(jobs.values_list("pk", flat=True))
+
     def _call(self, row: Schedule, moment_us: int) -> Result[Any]:
+        task, args, kwargs, mark = self._call_of(row, moment_us)
+        with mark:
+            result: Result[Any] = task.enqueue(*args, **kwargs)
+        return result
+
+    def _prepared(self, row: Schedule, moment_us: int) -> Prepared:
+        task, args, kwargs, mark = self._call_of(row, moment_us)
+        with mark:
+            return Prepared(self._settings, task, args, kwargs)
+
+    def _call_of(self, row: Schedule, moment_us: int) -> _Call:
+        """Return the task of a schedule, its arguments, and what marks its jobs."""
         package = opened(self._settings, row)
         task = variant(self._settings, task_of(package), row.queue, row.priority)
         moment = as_moment(moment_us).astimezone(zone_named(row.zone))
         kwargs = dict(package.kwargs)
         if row.moment_as:
             kwargs[row.moment_as] = moment
-        with marked(row.name, moment, row.zone):
-            result: Result[Any] = task.enqueue(*package.args, **kwargs)
-        return result
+        return task, package.args, kwargs, marked(row.name, moment, row.zone)
 
     def _advance(self, row: Schedule, changes: dict[str, Any]) -> None:
         if not self._schedules.advance(row, **changes):

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from uuid import UUID
 from zlib import crc32
@@ -43,7 +44,7 @@ LOOK_SECONDS = 0.5
 OVERDUE_US = 100_000
 """After this delay any cluster fires a schedule, because the cluster responsible is slow or
 gone."""
-AT_ONCE = 25
+AT_ONCE = 100
 """Maximum number of ticks between two queries. Other clusters fire, too."""
 MOST_LOOKED_AT = 500
 BREATH_SECONDS = 0.05
@@ -120,16 +121,32 @@ class Ticks:
         healthy = [one for one in found if one[1] not in self._troubles]
         troubled = [one for one in found if one[1] in self._troubles]
         batch = [*healthy[: AT_ONCE - 1], *troubled[:1]]  # each of these may wait for a lock
-        for due_us, schedule_id, now_us in batch:
+        while batch:
             self._beat()
-            wait = now + (due_us - now_us) / 1e6 - time.monotonic()
+            wait = now + (batch[0][0] - batch[0][2]) / 1e6 - time.monotonic()
             if wait > 0 and self._listen(wait):
                 return
-            self._fire(schedule_id)
-        if len(batch) < len(found):
+            passed = time.monotonic() - now
+            due = [one for one in batch if (one[0] - one[2]) / 1e6 <= passed] or batch[:1]
+            batch = batch[len(due) :]
+            self._fire_all([schedule_id for _, schedule_id, _ in due])
+        if len(healthy) + len(troubled) > AT_ONCE:
             self._listen(self._breath_seconds)
         else:
             self._listen(max(0.0, looked_at + LOOK_SECONDS - time.monotonic()))
+
+    def _fire_all(self, schedule_ids: Sequence[UUID]) -> None:
+        """Fire due schedules, in one transaction those that need no more than an enqueue. If one
+        of them fails, fire each in a transaction of its own."""
+        rest: Collection[UUID] = schedule_ids
+        healthy = [one for one in schedule_ids if one not in self._troubles]
+        if len(healthy) > 1:
+            with suppress(Exception):  # fired singly below, the one at fault is found
+                fired = self._firing.fire_together(healthy)
+                rest = [one for one in schedule_ids if one not in fired]
+        for schedule_id in rest:
+            self._beat()
+            self._fire(schedule_id)
 
     def _look(self) -> list[tuple[int, UUID, int]]:
         """Return the schedules that are due soon, earliest first.
