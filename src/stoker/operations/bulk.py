@@ -87,7 +87,7 @@ def _new(
         given = _absolute({name: str(value) for name, value in filters.items() if value})
     if operation in waiting_jobs.IN_BULK:
         waiting_jobs.change_of(operation, options).check(operator.settings)
-    if not isinstance(options.get("arguments", {}), Mapping):
+    if not isinstance(options.get("arguments") or {}, Mapping):
         raise ValueError("Write the new arguments as a JSON object.")
     return BulkOperation(
         pk=new_job_id(),
