@@ -106,6 +106,57 @@ def test_job_page_is_updated_by_events(alice: Window, cluster: ProcessCluster) -
     assert page.evaluate("document.documentElement.dataset.follows") == "by events"
 
 
+def keys_of_rows(window: Window) -> list[str]:
+    rows = window.page.locator("#found tbody tr")
+    return [str(key) for key in rows.evaluate_all("rows => rows.map(row => row.dataset.key)")]
+
+
+def test_rows_of_a_list_stay_until_the_new_ones_are_asked_for(
+    alice: Window, cluster: ProcessCluster
+) -> None:
+    """The row of a running job becomes successful at its place, also when the first page of the
+    list would not have it any more."""
+    page = alice.page
+    job = shop_tasks().engrave.enqueue(9)
+    alice.go("/stoker/jobs/")
+    before = keys_of_rows(alice)
+    assert before[0] == job.id
+    row = page.locator(f'#found tr[data-key="{job.id}"]')
+    expect(row.locator(".state")).to_have_text("running")
+    for number in range(60):
+        shop_tasks().pack.enqueue(number, "lamp")
+    expect(page.locator("#newer")).to_have_text("60 new")
+    assert keys_of_rows(alice) == before
+    shop_tasks().mend()
+    expect(row.locator(".state")).to_have_text("successful")
+    assert keys_of_rows(alice) == before
+    page.locator("#newer").click()
+    expect(row).to_have_count(0)
+    expect(page.locator("#newer")).to_be_hidden()
+    assert len(keys_of_rows(alice)) == 50
+
+
+def test_rows_that_leave_a_list_keep_their_places(alice: Window, cluster: ProcessCluster) -> None:
+    page = alice.page
+    queues.pause("parcels")
+    wait_for_heartbeats(2)
+    jobs = [shop_tasks().pack.using(queue_name="parcels").enqueue(1, "rope") for _ in range(3)]
+    alice.go("/stoker/jobs/?state=READY&queue=parcels")
+    before = keys_of_rows(alice)
+    assert len(before) == 3
+    jobs[0].cancel()
+    expect(page.locator("#found tr.gone")).to_have_count(1)
+    later = shop_tasks().pack.using(queue_name="parcels").enqueue(2, "rope")
+    expect(page.locator("#newer")).to_have_text("1 new")
+    assert keys_of_rows(alice) == before
+    page.locator("#newer").click()
+    expect(page.locator("#found tr.gone")).to_have_count(0)
+    assert set(keys_of_rows(alice)) == {jobs[1].id, jobs[2].id, later.id}
+    for job in (*jobs[1:], later):
+        job.cancel()
+    queues.resume("parcels")
+
+
 def test_job_page_is_updated_by_polling_without_asgi(
     db: None,
     browser: object,

@@ -28,6 +28,7 @@ from stoker.tasks.decorator import own_backends
 from stoker.values.pickles import nothing_unpickled
 
 from .context import PAGES, DashboardContext
+from .parts import LIVE, changes
 
 POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -123,12 +124,14 @@ def perform_on_target(visit: DashboardContext, operation: Operation) -> Done:
 def rendered(
     visit: DashboardContext, template: str, context: dict[str, Any], status: int = 200
 ) -> HttpResponse:
-    """Return a page, with the answer to the last operation."""
-    is_whole = visit.request.headers.get("X-Stoker-Live") is None
+    """Return a page, with the answer to the last operation; to a script the changed parts of it."""
+    is_whole = LIVE not in visit.request.headers
     notice = _notice(visit.request) if is_whole else None
     text = render_to_string(
         template, {"visit": visit, "notice": notice, **context}, request=visit.request
     )
+    if not is_whole:
+        return changes(visit.request, text, status)
     response = HttpResponse(text, status=status)
     if notice is not None:
         response.delete_cookie(NOTICE)

@@ -45,6 +45,8 @@ AT_ONCE = (1_000, READ)
 ID_PREFIX = re.compile(r"[0-9a-f]{6,32}")
 MOST_BY_ID = 10
 WALKED = 1_000
+COUNTED_NEW = 99
+"""Newer jobs are counted up to one more."""
 KINDS = {"finished_at": datetime, "id": UUID, "job_id": UUID, "due_us": int, "rank": int}
 """The types of the columns that lists are ordered by."""
 
@@ -228,6 +230,24 @@ class JobSearch:
             last = stopped_at or last
         rest = None if last is None else str(last[0])
         return [(key[0], str(key[0])) for key in found], rest
+
+    def page_from(self, first_id: UUID, limit: int) -> tuple[JobPage, int] | None:
+        """Return the page that begins with this job, and how many newer ones there are.
+
+        Returns None for lists that are not in the order of time, or that no index answers, and if
+        the job is gone.
+        """
+        rows, order = self._rows()
+        if self._needle.text or self._condition(rows.model) is not None or order[-1][0] != "-":
+            return None
+        key = rows.filter(pk=first_id).values_list(*(name.lstrip("-") for name in order)).first()
+        if key is None:
+            return None
+        rows = rows.order_by(*order)
+        older = _beyond(order, key)
+        found = [key, *self._keys(rows.filter(older), order)[:limit]]
+        newer = rows.filter(_beyond([name.lstrip("-") for name in order], key))
+        return self._shown(found, limit), len(newer.values_list("pk")[: COUNTED_NEW + 1])
 
     def slowest(self, limit: int, since: datetime) -> list[Job]:
         """Return the jobs of the task with the longest last attempt, each with the attribute

@@ -8,6 +8,7 @@ from typing import Any
 
 from django import template
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
@@ -60,9 +61,10 @@ def moment(at: datetime | None) -> SafeString:
     """How long ago; the tooltip has the exact time."""
     if at is None:
         return format_html("{}", words.UNKNOWN)
+    aware = at if timezone.is_aware(at) else timezone.make_aware(at)  # for scripts
     return format_html(
         '<time datetime="{}" title="{}">{}</time>',
-        at.isoformat(),
+        aware.isoformat(),
         words.exactly(at),
         words.since(at),
     )

@@ -1,9 +1,12 @@
 "use strict";
 // Lets a page of the dashboard follow what happens: told by the server that something has changed,
-// it fetches the page again and changes what differs, in place. Without this script everything
-// works, but for that.
+// it fetches the parts that differ and changes them in place. Rows keep their places: those of lists
+// until the user asks for the new ones, others while the pointer is on them. Without this script
+// everything works, but for that.
 (() => {
   const POLL_MS = 2000;
+  const BYTES_A_SECOND = 1400; // what a page fetches at most, so that a tab costs 84 KB a minute
+  const BYTES_OF_HEADERS = 1000;
   const root = document.documentElement;
   root.dataset.js = "";
   const stored = (name) => { try { return localStorage.getItem(name); } catch { return null; } };
@@ -41,7 +44,33 @@
     becomeInside(old, fresh);
   }
 
+  // Rows that must not move: the others are counted, or come once the pointer has left.
+  const isHeld = (body) => body.firstElementChild?.dataset.key
+    && (body.closest("[data-hold]") || body.matches(":hover, :focus-within"));
+  let newRows = 0;
+  let heldParts = false;
+
+  function becomeHeld(old, fresh) {
+    const wanted = new Map();
+    for (const row of fresh.children) wanted.set(keyOf(row), row);
+    let known = 0;
+    for (const row of old.children) {
+      const same = wanted.get(keyOf(row));
+      row.classList.toggle("gone", !same);
+      if (!same) continue;
+      known += 1;
+      become(row, same);
+    }
+    const unknown = wanted.size - known;
+    if (old.closest("[data-hold]")) newRows += unknown;
+    if (unknown || known < old.children.length) heldParts = true;
+  }
+
   function becomeInside(old, fresh) {
+    if (!mayMove && old.nodeName === "TBODY" && isHeld(old)) {
+      becomeHeld(old, fresh);
+      return;
+    }
     const known = new Map();
     for (const child of old.childNodes) if (keyOf(child)) known.set(keyOf(child), child);
     let at = old.firstChild;
@@ -75,26 +104,79 @@
   let isFetching = false;
   let isStale = false;
 
+  const digests = {};
+  let wantsNew = false; // whether the user has asked for the new rows
+  let mayMove = false; // whether what is shown now may move rows
+  let restUntil = 0;
+
   async function refresh() {
-    if (isPaused || document.hidden || isSelecting() || isFetching) {
+    if (isPaused || document.hidden || isSelecting() || isFetching || Date.now() < restUntil) {
       isStale = true;
       return;
     }
     isFetching = true;
     isStale = false;
+    mayMove = wantsNew;
+    const headers = { "X-Stoker-Live": Object.entries(digests).map((pair) => pair.join("=")).join(",") || "-" };
+    const first = mayMove ? null : document.querySelector("[data-hold] tbody tr[data-key]");
+    if (first) headers["X-Stoker-First"] = first.dataset.key;
     try {
-      const answer = await fetch(location.href, { headers: { "X-Stoker-Live": "1" }, redirect: "manual" });
+      const answer = await fetch(location.href, { headers, redirect: "manual" });
       if (answer.type === "opaqueredirect") { location.reload(); return; }
-      const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
-      for (const part of document.querySelectorAll("[data-live]")) {
-        const wanted = fresh.getElementById(part.id);
-        if (wanted) become(part, wanted);
-      }
+      const bytes = Number(answer.headers.get("Content-Length")) + BYTES_OF_HEADERS;
+      restUntil = Date.now() + 1000 * bytes / BYTES_A_SECOND;
+      setTimeout(() => { if (isStale) refresh(); }, restUntil - Date.now() + 10);
+      const { parts, new: counted } = await answer.json();
+      show(parts, counted);
+      if (mayMove) wantsNew = false;
       say(answer.ok ? "live" : "broken");
     } catch {
       say("broken");
     } finally {
       isFetching = false;
+    }
+  }
+
+  function show(parts, counted) {
+    let count = counted;
+    for (const part of document.querySelectorAll("[data-live]")) {
+      const [digest, html] = parts[part.id] ?? [];
+      if (!html) continue;
+      const fresh = new DOMParser().parseFromString(html, "text/html").getElementById(part.id);
+      if (!fresh) continue;
+      newRows = 0;
+      heldParts = false;
+      become(part, fresh);
+      if ("hold" in part.dataset && counted === null) count = newRows;
+      if (heldParts) delete digests[part.id];
+      else digests[part.id] = digest;
+    }
+    if (count !== null) showNewer(count);
+  }
+
+  function showNewer(count) {
+    const button = document.getElementById("newer");
+    if (!button) return;
+    button.hidden = count === 0;
+    button.textContent = `${count > 99 ? "99+" : count} new`;
+  }
+
+  // -- times pass ---------------------------------------------------------------------------------
+  function since(moment) {
+    const seconds = (Date.now() - new Date(moment)) / 1000;
+    const size = Math.abs(seconds);
+    if (size < 1) return "now";
+    const text = size < 60 ? `${Math.round(size)} s`
+      : size < 3600 ? `${Math.floor(size / 60)} min`
+      : size < 172800 ? `${Math.floor(size / 3600)} h` : `${Math.floor(size / 86400)} d`;
+    return seconds > 0 ? `${text} ago` : `in ${text}`;
+  }
+
+  function age() {
+    if (document.hidden || isPaused || isSelecting()) return;
+    for (const one of document.querySelectorAll("[data-live] time")) {
+      const text = since(one.dateTime);
+      if (one.textContent !== text) one.textContent = text;
     }
   }
 
@@ -175,7 +257,15 @@
       live.hidden = false;
       say("live");
       follow(live.dataset.address);
+      setInterval(age, 1000);
     }
+    document.getElementById("newer")?.addEventListener("click", () => {
+      wantsNew = true;
+      restUntil = 0;
+      for (const part of document.querySelectorAll("[data-hold]")) delete digests[part.id];
+      refresh();
+      showNewer(0);
+    });
 
     document.addEventListener("change", (event) => {
       if (event.target.matches("input[data-choose]")) {

@@ -9,15 +9,18 @@ from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.menus import menus_of
 from stoker.dashboard.pages.bulk import all_address, undo_in_bulk
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
-from stoker.inspect.jobs import ENDED, STATES, JobSearch
+from stoker.inspect.jobs import ENDED, STATES, JobPage, JobSearch
 from stoker.operations import bulk, waiting_jobs
 from stoker.operations.dead_letters import page_of as letters_of
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import CANCEL, filter_of, numbers_by_state, others_of_id, rows_of
 from stoker.operations.operation import LIMIT, Done, Operation
 from stoker.store.engines.sessions import explained
+from stoker.values.ids import parse_job_id
 
 ON_A_PAGE = 50
+FIRST = "X-Stoker-First"
+"""The request header with the id of the first row that a script shows."""
 LETTERS = 5
 """How many dead letters a search for jobs shows as well."""
 
@@ -30,7 +33,8 @@ def show(visit: DashboardContext) -> PageContent:
         try:
             wanted = filter_of(given.dict())
             search = JobSearch(visit.settings, wanted)
-            found = search.page(ON_A_PAGE, given.get("after") or None)
+            held = _held(visit, search)
+            found, new = held or (search.page(ON_A_PAGE, given.get("after") or None), None)
         except ValueError as error:
             raise PageRefused(400, str(error)) from None
         numbers = numbers_by_state(visit.database)
@@ -41,6 +45,7 @@ def show(visit: DashboardContext) -> PageContent:
         "rows": rows,
         "in_bulk": [one for one in in_bulk if visit.may(one.permission)],
         "all_address_bulk": "" if wanted.state in ENDED else all_address(visit, "job", in_bulk),
+        "new": new,
         "by_id": found.by_id,
         **others,
         "wanted": wanted,
@@ -51,6 +56,14 @@ def show(visit: DashboardContext) -> PageContent:
         "is_elsewhere": not broker_for(visit.settings).capabilities.transactional,
     }
     return PageContent("jobs", context)
+
+
+def _held(visit: DashboardContext, search: JobSearch) -> tuple[JobPage, int] | None:
+    """Return the rows that a script shows and does not want to move, and how many are newer."""
+    first_id = parse_job_id(visit.request.headers.get(FIRST, ""))
+    if first_id is None or visit.request.GET.get("after"):
+        return None
+    return search.page_from(first_id, ON_A_PAGE)
 
 
 def perform_on_jobs(visit: DashboardContext, operation: Operation) -> Done:
