@@ -16,14 +16,9 @@ from django.db import connections
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
+from stoker.cluster.channel import Stream
 from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.wire import (
-    Stream,
-    open_batch,
-    open_job,
-    pack_for_monitor,
-    pack_report,
-)
+from stoker.cluster.wire import open_batch, open_job, pack_for_monitor, pack_report
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor
 from stoker.jobs.record import Recorder, finish

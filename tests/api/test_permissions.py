@@ -22,6 +22,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "GET health/clusters": ("stoker.view_cluster",),
     "GET status": VIEW_ALL,
     "GET tasks": ("stoker.add_job",),
+    "GET jobs": ("stoker.view_job",),
     "POST jobs": ("stoker.add_job",),
     "GET jobs/{job_id}": ("stoker.view_job",),
     "GET jobs/{job_id}/why": ("stoker.view_job",),
@@ -56,6 +57,13 @@ TABLE: dict[str, tuple[str, ...]] = {
     "POST clusters/{cluster_id}/quiet": ("stoker.quiet_cluster",),
     "POST clusters/{cluster_id}/resume": ("stoker.quiet_cluster",),
     "POST clusters/{cluster_id}/stop": ("stoker.stop_cluster",),
+    "GET bulk": ("stoker.view_bulkoperation",),
+    "GET bulk/{bulk_id}": ("stoker.view_bulkoperation",),
+    "POST bulk": ("stoker.view_bulkoperation",),
+    "POST bulk/{bulk_id}/pause": ("stoker.view_bulkoperation",),
+    "POST bulk/{bulk_id}/resume": ("stoker.view_bulkoperation",),
+    "POST bulk/{bulk_id}/stop": ("stoker.view_bulkoperation",),
+    "POST bulk/{bulk_id}/undo": ("stoker.view_bulkoperation",),
 }
 CLOSED = [name for name, permissions in TABLE.items() if permissions]
 

@@ -21,12 +21,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from uuid import UUID
 
-from stoker.models.job import Message
 from stoker.store.wake import NoWake, Wake
 from stoker.values.ids import id_of
 
 if TYPE_CHECKING:
     from stoker.conf import Settings
+    from stoker.models.job import Message
 
 
 LeaseId = int | str

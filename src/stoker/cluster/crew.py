@@ -18,9 +18,9 @@ from django.db import connections
 from stoker.brokers.adapters import adapter_class
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, board_path, is_fenced, store_mark
+from stoker.cluster.channel import socket_pair
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import ENTRANCES, Started, start_method
-from stoker.cluster.wire import socket_pair
 from stoker.conf import Settings
 from stoker.signals import tell
 

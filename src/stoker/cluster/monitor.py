@@ -35,8 +35,9 @@ from stoker.values.ids import id_of
 from . import board as place
 from .board import lease_clock_ns
 from .callbacks import Callbacks
+from .channel import Closed, Stream
 from .process import Child
-from .wire import Closed, Reported, Stream, as_failed, open_batch, open_report
+from .wire import Reported, as_failed, open_batch, open_report
 
 BATCH = 400
 LINGER_SECONDS = 0.004

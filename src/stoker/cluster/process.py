@@ -20,7 +20,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
-from stoker.cluster.wire import Closed, Control
+from stoker.cluster.channel import Closed, Control
 from stoker.signals import post_spawn, pre_exit
 
 from .board import Board

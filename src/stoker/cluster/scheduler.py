@@ -12,7 +12,7 @@ from copy import deepcopy
 from django.db import connections
 
 from stoker.brokers.adapters import broker_for
-from stoker.cluster.wire import is_readable
+from stoker.cluster.channel import is_readable
 from stoker.conf import Settings
 from stoker.jobs.relay import relay_from
 from stoker.schedules.ticking import LOOK_SECONDS, Ticks

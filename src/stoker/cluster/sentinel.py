@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from stoker.cluster.wire import who_is_readable
+from stoker.cluster.channel import who_is_readable
 from stoker.signals import tell
 
 from . import board as place

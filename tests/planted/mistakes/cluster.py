@@ -209,7 +209,7 @@ MISTAKES = (
     ),
     Mistake(
         "a message that does not fit is dropped",
-        [Change("cluster.wire:Control.flush", replace("return", "self._outgoing.clear()"))],
+        [Change("cluster.channel:Control.flush", replace("return", "self._outgoing.clear()"))],
         "tests/unit/cluster/test_channel.py",
         "kept",
     ),

@@ -9,11 +9,12 @@ import pytest
 from stoker.brokers.contract import Delivery
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, lease_mark
+from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.crew import Death
 from stoker.cluster.pusher.adoption import PATIENCE_SECONDS, Adoption
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import LOST_REPORT, Recall, Roster
-from stoker.cluster.wire import Job, Report, Stream, open_outcome, pack_job, socket_pair
+from stoker.cluster.wire import Job, Report, open_outcome, pack_job
 from stoker.jobs.outcomes import Crashed
 
 from tests.unit.cluster.parts import Clock, finish, make_delivery, make_report, occupy

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from stoker.cluster.wire import Closed, Control, Stream, is_readable, socket_pair
+from stoker.cluster.channel import (
+    Closed,
+    Control,
+    Stream,
+    is_readable,
+    socket_pair,
+)
 
 pytestmark = pytest.mark.unit
 

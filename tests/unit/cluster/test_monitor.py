@@ -12,18 +12,16 @@ from django.db import DataError, OperationalError
 from stoker.brokers.contract import Delivery, Lease, Leases
 from stoker.cluster import monitor as monitor_module
 from stoker.cluster.board import Board
+from stoker.cluster.channel import Control, Stream, socket_pair
 from stoker.cluster.monitor import LARGE_BYTES, Monitor
 from stoker.cluster.plan import Plan
 from stoker.cluster.wire import (
-    Control,
     Reported,
-    Stream,
     open_batch,
     open_report,
     pack_for_monitor,
     pack_job,
     pack_report,
-    socket_pair,
 )
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.outcomes import Attempted, Batch, Failed, Outcome, Succeeded

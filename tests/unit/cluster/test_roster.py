@@ -10,6 +10,7 @@ import pytest
 from stoker.brokers.contract import Delivery, Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
+from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.crew import Death
 from stoker.cluster.pusher.flights import PREFETCH_SECONDS, Flights, RunTimes, outline
 from stoker.cluster.pusher.roster import (
@@ -21,7 +22,7 @@ from stoker.cluster.pusher.roster import (
     Recall,
     Roster,
 )
-from stoker.cluster.wire import Stream, open_outcome, socket_pair
+from stoker.cluster.wire import open_outcome
 from stoker.jobs.outcomes import Crashed, TimedOut
 from stoker.jobs.package import JobOptions, Package, Sealer
 

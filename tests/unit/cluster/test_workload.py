@@ -8,7 +8,8 @@ import pytest
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import MOST_UNRECORDED
-from stoker.cluster.wire import Closed, Job, Report, Stream, pack_job, socket_pair
+from stoker.cluster.channel import Closed, Stream, socket_pair
+from stoker.cluster.wire import Job, Report, pack_job
 from stoker.cluster.worker.workload import Workload
 
 pytestmark = pytest.mark.unit

@@ -15,19 +15,11 @@ from django.utils import timezone
 from stoker.brokers.adapters import broker_for
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, is_fenced
+from stoker.cluster.channel import Closed, Stream, set_interest, take_stream, watch_instead
 from stoker.cluster.crew import Death, loop_ages
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import Child
-from stoker.cluster.wire import (
-    Closed,
-    Reported,
-    Stream,
-    is_recorded,
-    pack_for_monitor,
-    set_interest,
-    take_stream,
-    watch_instead,
-)
+from stoker.cluster.wire import Reported, is_recorded, pack_for_monitor
 from stoker.models import Cluster
 from stoker.signals import tell
 from stoker.store.engines.sessions import Patience

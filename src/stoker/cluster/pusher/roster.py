@@ -19,10 +19,11 @@ from typing import Any
 from stoker.brokers.contract import Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
+from stoker.cluster.channel import Stream
 from stoker.cluster.crew import Death
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import resident_bytes
-from stoker.cluster.wire import Report, Stream
+from stoker.cluster.wire import Report
 from stoker.jobs.outcomes import Cancelled, Crashed, Outcome, TimedOut, pack_outcome
 from stoker.jobs.package import sealer_for
 

@@ -20,17 +20,9 @@ from asgiref.sync import sync_to_async
 
 from stoker.cluster import board as place
 from stoker.cluster.board import is_fenced, lease_mark
+from stoker.cluster.channel import Closed, Stream, is_readable, take_stream
 from stoker.cluster.process import ORPHANED, Child, leave, resident_bytes
-from stoker.cluster.wire import (
-    Closed,
-    Stream,
-    is_over,
-    is_readable,
-    open_job,
-    pack_report,
-    permit_of,
-    take_stream,
-)
+from stoker.cluster.wire import is_over, open_job, pack_report, permit_of
 from stoker.cluster.worker.workload import (
     FLUSH_SECONDS,
     JOB_THREADS,

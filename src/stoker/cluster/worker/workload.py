@@ -26,8 +26,9 @@ from django.db.backends.signals import connection_created
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import MOST_UNRECORDED
+from stoker.cluster.channel import Closed, Stream
 from stoker.cluster.process import leave_forked_child
-from stoker.cluster.wire import Closed, Job, Report, Stream
+from stoker.cluster.wire import Job, Report
 from stoker.exceptions import TransactionLeftOpen
 from stoker.jobs.aftercare import Aftercare
 from stoker.signals import tell
