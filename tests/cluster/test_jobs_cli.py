@@ -118,7 +118,7 @@ def test_tasks_names_what_is_declared_and_what_ran() -> None:
     ("words", "hint"),
     [
         (("clusters", "list"), "No cluster is running. Start one: manage.py stoker run\n"),
-        (("workflows", "list"), "No workflows.\n"),
+        (("workflows", "list"), "No workflows. Enqueue one: chain(...).enqueue()\n"),
         (("dead", "list"), "No dead letters.\n"),
     ],
 )

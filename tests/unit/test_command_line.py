@@ -3,6 +3,7 @@
 import argparse
 import json
 import shlex
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -20,6 +21,7 @@ from stoker.exceptions import ConfigurationError
 from stoker.inspect.stats import ClusterState
 from stoker.management.arguments import json_of, json_or_text, moment, written
 from stoker.management.commands.stoker import SUBCOMMANDS, Command
+from stoker.management.completion import script_of
 from stoker.management.dead import DeadLettersCommand
 from stoker.management.health import judge, longest_silence
 from stoker.management.run import plan_of, queues_of
@@ -327,3 +329,39 @@ def test_version_names_stoker_and_django(capsys: pytest.CaptureFixture[str]) -> 
     assert call("--version") == 0
     told = f"Stoker {version('django-stoker')}, Django {django.get_version()}\n"
     assert capsys.readouterr().out == told
+
+
+# -- completion -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        (["stoker", "pa"], ["pause"]),
+        (["stoker", "jobs", ""], ["list", "show", "logs", "cancel", "run"]),
+        (["stoker", "jobs", "logs", "--f"], ["--follow"]),
+        (["stoker", "-v", "2", "dead", "requ"], ["requeue"]),
+        (["stoker", "workflows", "list", "--state", "F"], ["FAILED"]),
+        (["stoker", "completion", "b"], ["bash"]),
+        (["migrate", "--f"], []),
+    ],
+)
+def test_bash_completes_subcommands_options_and_values(
+    typed: list[str], offered: list[str]
+) -> None:
+    script = script_of("bash", Command().create_parser("manage.py", "stoker"))
+    words = " ".join(map(shlex.quote, ["manage.py", *typed]))
+    asked = f"COMP_WORDS=({words}); COMP_CWORD={len(typed)}; _stoker_completion"
+    done = subprocess.run(
+        ["bash", "-c", f'{script}\n{asked}\necho "${{COMPREPLY[*]}}"'],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout.split(), done.stderr) == (offered, "")
+
+
+def test_completion_offers_no_hidden_options() -> None:
+    parser = Command().create_parser("manage.py", "stoker")
+    assert script_of("zsh", parser).count("bashcompinit") == 2
+    assert "--force-color" not in script_of("bash", parser).partition("/stoker/run)")[2]

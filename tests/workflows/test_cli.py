@@ -14,6 +14,8 @@ from tests.workflows.tasks import FAILING, double, note, tell, total
 
 pytestmark = pytest.mark.django_db
 
+WIDTH = 60
+
 
 @pytest.fixture(autouse=True)
 def _this_process_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,13 +42,17 @@ def test_list_filters_by_state_and_shows_pages() -> None:
     chain(note.si("b")).enqueue()
     text, code = stoker("list", "--state", "SUCCESSFUL", "--limit", "2")
     assert code == 0
-    assert [line.split()[0] for line in text.splitlines()[:2]] == ids[:0:-1]
+    first, name, done, second, *_ = text.splitlines()
+    assert (first, second) == (f"{ids[2]}  successful", f"{ids[1]}  successful")
+    assert (name, done[:29]) == ("  flow 2", "  1 of 1 tasks done, created ")
+    assert max(map(len, text.splitlines())) <= WIDTH
     assert f"--after {ids[1]}" in text
     assert "flow 0" in stoker("list", "--after", ids[1])[0]
     page = plain("list", "--limit", "10")
     assert page["workflows"][0]["progress"]["enqueued"] == 1
     assert page["next"] is None
-    with pytest.raises(CommandError, match="is no id"):
+    assert stoker("list", "--state", "failed")[0] == "No such workflows.\n"
+    with pytest.raises(CommandError, match="is not the id"):
         stoker("list", "--after", "x")
 
 
@@ -55,17 +61,17 @@ def test_show_draws_the_tree_of_steps() -> None:
     workflow = chord(members, total.s().undo(tell.s())).enqueue(name="sums")
     drain()
     text, _ = stoker("show", workflow.id)
-    assert "3/4 done" in text
-    assert "    group  SUCCESSFUL" in text
-    assert "undo: tests.workflows.tasks.tell  PENDING" in text
+    assert "3 of 4 tasks done" in text
+    assert "    group  successful" in text
+    assert "undo: tests.workflows.tasks.tell  pending" in text
     shown = plain("show", workflow.id)
     assert (shown["state"], len(shown["steps"])) == ("SUCCESSFUL", 6)
 
 
 def test_cancel_and_retry_change_the_workflow_and_set_the_exit_code() -> None:
     workflow = chain(note.si("a"), note.si("b")).enqueue()
-    assert stoker("cancel", workflow.id, "--because", "wrong")[1] == 0
-    assert get_workflow(workflow.id).reason == "wrong"
+    assert stoker("cancel", workflow.id, "--by", "carol", "--because", "wrong")[1] == 0
+    assert get_workflow(workflow.id).reason == "cancelled by carol: wrong"
     assert stoker("cancel", workflow.id)[1] == 1
     FAILING.add("a")
     assert stoker("retry", workflow.id)[1] == 0

@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 from stoker.exceptions import ClusterNotFound
 from stoker.inspect.stats import ClusterState
 from stoker.operations import clusters
-from stoker.operations.operation import Operation, first_line_of
+from stoker.operations.operation import Done, Operation, first_line_of
 from stoker.values.durations import in_words
 
 from .subcommand import (
     BACKEND,
+    BY,
     JSON,
     NO_CLUSTER,
     ExitCode,
@@ -63,24 +64,25 @@ class _AskClusters(Subcommand):
             help="Ids of clusters (see `clusters list`).",
         ),
         option("--all", action="store_true", help="All clusters of this backend."),
+        BY,
         BACKEND,
+        JSON,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         if bool(options["clusters"]) == options["all"]:
             raise refuse("Name clusters by their ids, or give --all.")
-        operator, code = self.operator(options), ExitCode.DONE
+        operator, answers = self.operator(options), []
         known = options["clusters"] or [one.id for one in clusters.find(backend=operator.alias)]
         for cluster_id in known:
             try:
                 done = self.operation.act(operator, cluster_id)
             except ClusterNotFound as error:
-                self.remark(first_line_of(error))
-                code = ExitCode.NO
-                continue
-            self.say(f"{cluster_id}: {done.sentence}")
-            code = code if done.is_good else ExitCode.NO
-        return code
+                done = Done(first_line_of(error), is_good=False)
+            answers.append({"id": cluster_id, "is_done": done.is_good, "sentence": done.sentence})
+        lines = [f"{one['id']}: {one['sentence']}" for one in answers]
+        self.answer(options, {"clusters": answers}, lines or [NO_CLUSTER])
+        return ExitCode.DONE if all(one["is_done"] for one in answers) else ExitCode.NO
 
 
 class QuietClusters(_AskClusters):
@@ -88,6 +90,8 @@ class QuietClusters(_AskClusters):
 
     Ask clusters to take no more jobs. Running jobs continue, others go back to their queue. This
     takes a second, and holds until `clusters resume` or until the cluster ends.
+
+    --json writes one object: clusters[] {id, is_done, sentence}.
 
     Examples:
       manage.py stoker clusters quiet --all
@@ -100,6 +104,10 @@ class QuietClusters(_AskClusters):
 
 class ResumeClusters(_AskClusters):
     """Ask quiet clusters to take jobs again.
+
+    Ask quiet clusters to take jobs again, which takes a second.
+
+    --json writes one object: clusters[] {id, is_done, sentence}.
 
     Examples:
       manage.py stoker clusters resume --all
@@ -114,6 +122,8 @@ class StopClusters(_AskClusters):
 
     Ask clusters to stop, as SIGTERM does: running jobs have SHUTDOWN_SECONDS to finish. The process
     manager that started a cluster may start it again; this command does not prevent that.
+
+    --json writes one object: clusters[] {id, is_done, sentence}.
 
     Examples:
       manage.py stoker clusters stop 0192f1c4-5f0e-7a51-9c35-2f4b8b3a7c10

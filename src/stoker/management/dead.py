@@ -180,7 +180,7 @@ class ShowLetter(Subcommand):
                 yield attempt.traceback.rstrip()
         if not all_tracebacks:
             yield self.heading("Last traceback")
-            yield story.letter.traceback.rstrip() or "  none"
+            yield story.letter.traceback.rstrip() or "  No traceback was recorded."
 
 
 class StatsOfLetters(Subcommand):

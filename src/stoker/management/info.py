@@ -18,7 +18,7 @@ from stoker.inspect.stats import (
 from stoker.operations.queues import QUEUE_COLUMNS, pause_in_words, queue_row
 from stoker.values.durations import in_words
 
-from .subcommand import BACKEND, JSON, NO_CLUSTER, ExitCode, Subcommand
+from .subcommand import BACKEND, JSON, NO_CLUSTER, NO_JOBS, ExitCode, Subcommand
 
 
 class InfoCommand(Subcommand):
@@ -76,7 +76,7 @@ class InfoCommand(Subcommand):
         yield ""
         yield self.heading("Queues")
         rows = [queue_row(queue) for queue in seen.queues]
-        yield from table_lines(QUEUE_COLUMNS, rows) if rows else ["  none has a job"]
+        yield from table_lines(QUEUE_COLUMNS, rows) if rows else [f"  {NO_JOBS}"]
         for queue in seen.queues:
             if queue.paused is not None:
                 yield f"  {queue.name} is {pause_in_words(queue.paused)}"
@@ -91,7 +91,7 @@ class InfoCommand(Subcommand):
         yield self.heading("Dead letters")
         letters, about = seen.dead_letters, _about(seen.dead_letters.is_exact)
         by_reason = ", ".join(f"{reason} {about}{n:,}" for reason, n in letters.by_reason.items())
-        yield f"  {by_reason or 'none'}"
+        yield f"  {by_reason or 'No job has failed for good.'}"
 
     def _guard_lines(self, guards: Crowded) -> Iterator[str]:
         if not guards.keys:

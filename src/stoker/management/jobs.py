@@ -32,6 +32,7 @@ from .subcommand import (
     BECAUSE,
     BY,
     JSON,
+    NO_JOBS,
     QUEUE,
     TASK,
     ExitCode,
@@ -150,7 +151,7 @@ class ListJobs(Subcommand):
 def _hint(wanted: JobFilter) -> str:
     if wanted != JobFilter():
         return "No such jobs."
-    return "No jobs. Enqueue one: manage.py stoker enqueue TASK"
+    return NO_JOBS
 
 
 def _row_lines(row: JobRow) -> Iterator[str]:

@@ -241,6 +241,7 @@ AFTER = option(
 )
 
 
+NO_JOBS = "No jobs. Enqueue one: manage.py stoker enqueue TASK"
 NO_CLUSTER = "No cluster is running. Start one: manage.py stoker run"
 
 

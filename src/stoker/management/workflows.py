@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.models import Workflow
-from stoker.operations.operation import Done, Operation, Operator
+from stoker.operations.operation import Done, Operation
+from stoker.operations.wording import first_line, since
 from stoker.operations.workflows import CANCEL, RETRY
 from stoker.workflows.results import WorkflowResult, WorkflowStep, get_workflow, list_workflows
 
@@ -15,6 +16,7 @@ from .subcommand import (
     AFTER,
     BACKEND,
     BECAUSE,
+    BY,
     JSON,
     ExitCode,
     Subcommand,
@@ -32,20 +34,26 @@ ID = option("id", metavar="ID", help="The id of the workflow.")
 class ListWorkflows(Subcommand):
     """List workflows, the newest first.
 
-    List workflows, the newest first: id, state, how many of its tasks are done, when it was
-    created, name.
+    List workflows, the newest first: id, state, name, how many of its tasks are done, when it was
+    created, and why it failed or was cancelled.
 
     --json writes one object: workflows[] (id, name, state, made_at, finished_at, reason, progress)
     and next (for --after; null on the last page).
 
     Examples:
       manage.py stoker workflows list
-      manage.py stoker workflows list --state FAILED --json | jq '.workflows[].id'
+      manage.py stoker workflows list --state failed --json | jq '.workflows[].id'
     """
 
     name = "list"
     options = (
-        option("--state", choices=list(Workflow.State.values), help="Only this state."),
+        option(
+            "--state",
+            type=str.upper,
+            choices=list(Workflow.State.values),
+            metavar="STATE",
+            help=f"Only this state: {', '.join(Workflow.State.values).lower()}.",
+        ),
         limit(20),
         AFTER,
         BACKEND,
@@ -60,8 +68,11 @@ class ListWorkflows(Subcommand):
             raise refuse(f"--after: {error}.") from error
         shown = found[:most]
         after = shown[-1].id if len(found) > most else None
-        lines = [_line(one) for one in shown] or ["No workflows."]
-        lines += [f"more: --after {after}"] if after else []
+        lines = [line for one in shown for line in _lines_of(one)]
+        lines += [f"The next page: --after {after}"] if after else []
+        if not shown:
+            hint = "No workflows. Enqueue one: chain(...).enqueue()"
+            lines = ["No such workflows." if options["state"] else hint]
         self.answer(options, {"workflows": [_as_plain(one) for one in shown], "next": after}, lines)
         return ExitCode.DONE
 
@@ -90,9 +101,7 @@ class ShowWorkflow(Subcommand):
         return ExitCode.DONE
 
     def _lines(self, workflow: WorkflowResult, steps: Sequence[WorkflowStep]) -> Iterator[str]:
-        yield _line(workflow)
-        if workflow.reason:
-            yield f"reason: {workflow.reason}"
+        yield from _lines_of(workflow)
         for number, line in enumerate(_tree(steps)):
             if number == MOST_SHOWN:
                 yield f"... and {len(steps) - number:,} more: --json has all"
@@ -101,10 +110,9 @@ class ShowWorkflow(Subcommand):
 
 
 class _ChangeWorkflow(Subcommand):
-    def change(self, options: dict[str, Any], operation: Operation, by: str = "") -> Done:
+    def change(self, options: dict[str, Any], operation: Operation) -> Done:
         """Perform the operation on the named workflow."""
-        operator = Operator(self.settings(options), by, options.get("because", ""))
-        return operation.act(operator, options["id"])
+        return operation.act(self.operator(options), options["id"])
 
     def tell(self, options: dict[str, Any], done: Done, **plain: Any) -> ExitCode:
         """Write the answer; a refusal goes to standard error."""
@@ -125,7 +133,7 @@ class CancelWorkflow(_ChangeWorkflow):
     """
 
     name = "cancel"
-    options = (ID, BACKEND, JSON, BECAUSE)
+    options = (ID, BY, BECAUSE, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         done = self.change(options, CANCEL)
@@ -143,10 +151,10 @@ class RetryWorkflow(_ChangeWorkflow):
     """
 
     name = "retry"
-    options = (ID, BACKEND, JSON)
+    options = (ID, BY, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        done = self.change(options, RETRY, by="manage.py stoker workflows retry")
+        done = self.change(options, RETRY)
         return self.tell(options, done, sent=done.facts["sent"])
 
 
@@ -156,7 +164,7 @@ class WorkflowsCommand(SubcommandGroup):
     List and show workflows (chains, groups, chords); cancel or retry them.
 
     Examples:
-      manage.py stoker workflows list --state FAILED
+      manage.py stoker workflows list --state failed
       manage.py stoker workflows show ID
       manage.py stoker workflows retry ID
     """
@@ -177,12 +185,16 @@ def _as_plain(workflow: WorkflowResult) -> dict[str, Any]:
     }
 
 
-def _line(workflow: WorkflowResult) -> str:
+def _lines_of(workflow: WorkflowResult) -> Iterator[str]:
     progress = workflow.progress()
     ended = progress.successful + progress.failed + progress.cancelled
-    made = workflow.made_at.strftime("%Y-%m-%d %H:%M:%S")
-    name = f"  {workflow.name}" if workflow.name else ""
-    return f"{workflow.id}  {workflow.status:10}  {ended:,}/{progress.total:,} done  {made}{name}"
+    yield f"{workflow.id}  {workflow.status.lower()}"
+    if workflow.name:
+        yield f"  {workflow.name}"
+    done = f"{ended:,} of {progress.total:,} tasks done"
+    yield f"  {done}, created {since(workflow.made_at)}"
+    if workflow.reason:
+        yield f"  {first_line(workflow.reason, 56)}"
 
 
 def _tree(steps: Sequence[WorkflowStep]) -> Iterator[str]:
@@ -194,8 +206,9 @@ def _tree(steps: Sequence[WorkflowStep]) -> Iterator[str]:
         for step in sorted(below.get(parent_id, []), key=lambda one: (one.role, one.position)):
             role = "" if step.role == "step" else f"{step.role}: "
             what = step.label if step.kind == "task" else f"{step.kind} {step.label}".rstrip()
-            job = f"  {step.job_id}" if step.job_id else ""
-            yield f"{'  ' * depth}{role}{what}  {step.state}{job}"
+            yield f"{'  ' * depth}{role}{what}  {step.state.lower()}"
+            if step.job_id:
+                yield f"{'  ' * depth}  {step.job_id}"
             yield from lines(step.id, depth + 1)
 
     return lines(None, 1)

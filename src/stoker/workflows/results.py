@@ -348,7 +348,7 @@ def get_workflow(workflow_id: Any, *, backend: str = "default") -> WorkflowResul
     """
     parsed = parse_job_id(str(workflow_id))
     if parsed is None:
-        raise WorkflowNotFound(f"{str(workflow_id)!r} is no id of a workflow.")
+        raise WorkflowNotFound(f"{str(workflow_id)!r} is not the id of a workflow.")
     return WorkflowResult(_row_of(settings_for(backend), parsed))
 
 
@@ -381,7 +381,7 @@ def list_workflows(
     if after is not None:
         parsed = parse_job_id(after)
         if parsed is None:
-            raise ValueError(f"{after!r} is no id of a workflow")
+            raise ValueError(f"{after!r} is not the id of a workflow")
         rows = rows.filter(pk__lt=parsed)
     with explained(settings.database):
         return [WorkflowResult(row) for row in rows.order_by("-pk")[:limit]]

@@ -18,6 +18,7 @@ from stoker.compat import TaskResultDoesNotExist
 from stoker.exceptions import StokerError
 from stoker.management.bulk import BulkCommand
 from stoker.management.clusters import ClustersCommand
+from stoker.management.completion import CompletionCommand
 from stoker.management.dead import DeadLettersCommand
 from stoker.management.doctor import DoctorCommand
 from stoker.management.enqueue import Enqueue
@@ -61,6 +62,7 @@ SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     SchedulesCommand,
     DoctorCommand,
     WorkflowsCommand,
+    CompletionCommand,
 )
 
 REFUSALS = (
