@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from stoker import every, schedules
+from stoker import chain, every, schedules
 from stoker.api.urls import api
 from stoker.api.values import cursor_of
 from stoker.models import DeadLetter
@@ -24,7 +24,7 @@ AWAY = 503
 
 
 @pytest.fixture
-def parts(transactional_db: None) -> dict[str, str]:
+def parts(transactional_db: None, anna: Caller) -> dict[str, str]:
     """Names of path parameters -> something that there is."""
     frail.broken.add("order 1")
     failed = frail.charge.enqueue("order 1")
@@ -32,12 +32,16 @@ def parts(transactional_db: None) -> dict[str, str]:
     frail.broken.clear()
     schedules.create("refresh", tasks.add, every(hours=1, args=[1, 2]))
     letter = DeadLetter.objects.get(job_id=failed.id)
+    asked = {"operation": "move-job", "queue": "slow", "all": True}
+    moving = anna.post("bulk", asked, status=201)
     return {
         "job_id": failed.id,
         "letter_id": str(letter.pk),
         "queue": "default",
         "schedule": "refresh",
         "cluster_id": str(hostile.ID),
+        "workflow_id": chain(tasks.add.si(1, 2)).enqueue().id,
+        "bulk_id": moving["id"],
     }
 
 

@@ -52,6 +52,10 @@ TABLE: dict[str, tuple[str, ...]] = {
     "POST schedules/{path:schedule}/run": ("stoker.run_schedule",),
     "POST schedules/{path:schedule}/pause": ("stoker.pause_schedule",),
     "POST schedules/{path:schedule}/resume": ("stoker.pause_schedule",),
+    "GET workflows": ("stoker.view_workflow",),
+    "GET workflows/{workflow_id}": ("stoker.view_workflow",),
+    "POST workflows/{workflow_id}/cancel": ("stoker.change_workflow",),
+    "POST workflows/{workflow_id}/retry": ("stoker.change_workflow",),
     "GET clusters": ("stoker.view_cluster",),
     "GET clusters/{cluster_id}": ("stoker.view_cluster",),
     "POST clusters/{cluster_id}/quiet": ("stoker.quiet_cluster",),
@@ -91,7 +95,7 @@ def test_every_route_asks_for_the_permissions_in_the_table() -> None:
 def call(caller: Caller, route: str) -> Any:
     """Call a route with ids that need not exist."""
     method, _, path = route.partition(" ")
-    for name in ("{job_id}", "{letter_id}", "{cluster_id}"):
+    for name in ("{job_id}", "{letter_id}", "{cluster_id}", "{workflow_id}"):
         path = path.replace(name, str(uuid.uuid4()))
     path = path.replace("{path:queue}", "mail").replace("{path:schedule}", "nightly")
     return caller.call(method, path, body={} if method == "POST" else None)

@@ -1,6 +1,7 @@
 """Errors: each is answered as application/problem+json, and an invalid request reaches no store."""
 
 import logging
+import re
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -208,8 +209,15 @@ def test_openapi_document_is_for_staff(
         assert who_may("stoker.view_job").call("GET", path).status_code == 403
         assert anna.call("POST", path).status_code == 405
         assert anna.call("GET", path).status_code == 200
+    page = anna.call("GET", "docs").content.decode()
+    assert "http://" not in page
+    assert "https://" not in page
+    for name in re.findall(r'(?:src|href)="([^"]+)"', page):
+        assert nobody.call("GET", name).status_code == 200
+    assert nobody.call("GET", "docs/redoc.standalone.js").status_code == 404
     settings.STOKER_API = {}
     assert anna.call("GET", "docs").status_code == 404
+    assert anna.call("GET", "docs/swagger-ui.css").status_code == 404
 
 
 def test_openapi_document_describes_all_operations_and_errors(anna: Caller) -> None:
@@ -217,7 +225,7 @@ def test_openapi_document_describes_all_operations_and_errors(anna: Caller) -> N
     assert document["openapi"].startswith("3.1")
     operations = [one for path in document["paths"].values() for one in path.values()]
     ids = [one["operationId"] for one in operations]
-    assert len(set(ids)) == len(ids) == 39
+    assert len(set(ids)) == len(ids) == 51
     for one in operations:
         assert one["description"]
         assert "x-permissions" in one

@@ -33,6 +33,7 @@ from stoker.exceptions import (
     ScheduleNotFound,
     UnknownTask,
     UnreadablePackage,
+    WorkflowNotFound,
 )
 from stoker.setting_values import api_settings
 
@@ -101,6 +102,7 @@ STATUSES: dict[type[Exception], int] = {
     ClusterNotFound: 404,
     QueueNotFound: 404,
     ScheduleNotFound: 404,
+    WorkflowNotFound: 404,
     UnknownTask: 404,
     DuplicateJob: 409,
     PackageTooLarge: 413,

@@ -6,10 +6,13 @@ The ``tasks`` modules of the installed apps are imported, so that the exposed ta
 from __future__ import annotations
 
 from importlib.metadata import version
+from importlib.resources import files
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.middleware.csrf import get_token
 from django.urls import URLPattern, path, re_path
+from django.utils.html import format_html, json_script
 from django.utils.module_loading import autodiscover_modules
 from ninja import NinjaAPI
 from ninja.openapi.docs import Swagger
@@ -19,16 +22,35 @@ from stoker.setting_values import api_settings
 from . import problems
 from .access import SessionUser, StrictParser, TokenUser, enclosed, not_found
 from .problems import MEDIA_TYPE, STRANGER, CallRefused, problem
-from .views import bulk, clusters, dead_letters, health, jobs, queues, schedules
+from .views import bulk, clusters, dead_letters, health, jobs, queues, schedules, workflows
 
+FILES = {
+    "swagger-ui.css": "text/css; charset=utf-8",
+    "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
+    "swagger-ui-init.js": "text/javascript; charset=utf-8",
+}
+"""The files of the page, with their types."""
 PROBLEM = "#/components/schemas/Problem"
 
 
-class SwaggerPage(Swagger):
-    """A page that reads the OpenAPI document at the address beside its own."""
-
-    def get_openapi_url(self, api: NinjaAPI, path_params: dict[str, Any]) -> str:
-        return "openapi.json"
+PAGE = """\
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}: the HTTP API</title>
+<link rel="stylesheet" href="docs/swagger-ui.css">
+</head>
+<body data-csrf-token="{token}" data-api-csrf="true">
+{settings}
+<div id="swagger-ui"></div>
+<script src="docs/swagger-ui-bundle.js"></script>
+<script src="docs/swagger-ui-init.js"></script>
+</body>
+</html>
+"""
+"""The page of the documentation. All that it loads is at addresses beside its own."""
 
 
 class Document:
@@ -36,7 +58,6 @@ class Document:
 
     def __init__(self, api: NinjaAPI) -> None:
         self._api = api
-        self._page = SwaggerPage()
 
     def show(self, request: HttpRequest) -> HttpResponse:
         """Return the document."""
@@ -49,7 +70,24 @@ class Document:
         if not api_settings().docs:
             return problem(404, "There is no page of documentation: see DOCS of STOKER_API.")
         refuse_strangers(request)
-        return self._page.render_page(request, self._api)
+        settings = {**Swagger.default_settings, "url": "openapi.json"}
+        page = format_html(
+            PAGE,
+            title=self._api.title,
+            token=get_token(request),
+            settings=json_script(settings, "swagger-settings"),
+        )
+        return HttpResponse(page)
+
+    def show_file(self, request: HttpRequest, name: str) -> HttpResponse:
+        """Return a file of the page, from the package django-ninja."""
+        if not api_settings().docs or name not in FILES:
+            return problem(404, "There is no such file.")
+        content = files("ninja").joinpath("static", "ninja", name).read_bytes()
+        response = HttpResponse(content, content_type=FILES[name])
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        response.headers["Cache-Control"] = "max-age=86400"
+        return response
 
 
 def refuse_strangers(request: HttpRequest) -> None:
@@ -89,6 +127,7 @@ AREAS = (
     "queues",
     "dead-letters",
     "schedules",
+    "workflows",
     "clusters",
     "bulk",
 )
@@ -104,7 +143,7 @@ api = NinjaAPI(
     parser=StrictParser(),
 )
 problems.install(api)
-for part in (health, jobs, queues, dead_letters, schedules, clusters, bulk):
+for part in (health, jobs, queues, dead_letters, schedules, workflows, clusters, bulk):
     api.add_router("", part.routes)
 document = Document(api)
 
@@ -114,6 +153,7 @@ app_name = "stoker-api"
 urlpatterns = [
     path("openapi.json", enclosed(document.show), name="openapi"),
     path("docs", enclosed(document.show_page), name="docs"),
+    path("docs/<str:name>", enclosed(document.show_file), name="docs-file"),
     *(
         URLPattern(one.pattern, enclosed(one.callback), one.default_args, one.name)
         for one in api.urls[0]
