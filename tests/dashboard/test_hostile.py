@@ -25,20 +25,27 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 FILES = [*Path(dashboard.__file__).parent.rglob("*.py")]
 KNOWN = {
     "after": (),
+    "arguments": ('{"a": 1}',),
     "backend": ("default",),
     "fingerprint": ("abc",),
+    "kind": ("job", "letter"),
     "last": ("hour", "week"),
     "name": ("default", "tests.app.tasks.add"),
+    "node": ("host",),
     "q": ("add", "7"),
     "queue": ("default",),
     "reason": ("error",),
+    "since": ("2d",),
     "state": (*STATES, "open", "closed", "all"),
     "task": ("tests.app.tasks.add",),
+    "until": ("1h",),
 }
 """Parameter -> valid values."""
 PARAMETERS = {
     "": ("last", "backend"),
-    "jobs/": ("state", "queue", "task", "q", "after", "backend"),
+    "bulk/": ("after", "backend"),
+    "bulk/new": ("kind", "arguments", "state", "q", "task", "queue", "fingerprint", "since"),
+    "jobs/": ("state", "queue", "task", "q", "node", "since", "until", "after", "backend"),
     "queues/": ("last",),
     "queues/one": ("name", "last"),
     "tasks/": ("last",),

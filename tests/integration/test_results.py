@@ -44,6 +44,7 @@ from stoker.models import (
     Need,
     Ready,
 )
+from stoker.store.engines import engine_of
 from stoker.store.written import DatabaseNow
 from stoker.tasks.decorator import AbsentTask
 
@@ -567,7 +568,7 @@ class TestCancelling:
             raise OperationalError("the server went away")
 
         result = add.enqueue(1, 2)
-        monkeypatch.setattr(type(Job.objects.all()), "finish", fail)
+        monkeypatch.setattr(type(engine_of("default")), "finish_jobs", fail)
         with pytest.raises(BrokerUnavailable, match="went away"):
             result.cancel()
         assert Ready.objects.count() == 1
