@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
+from botocore.config import Config
+from botocore.exceptions import ReadTimeoutError
 
 from stoker.brokers.adapters import adapter_for
 from stoker.brokers.contract import Return
@@ -260,3 +262,22 @@ def test_stand_in_closes_connections_of_lost_clients() -> None:
         for _ in range(20):
             with socket.create_connection(("127.0.0.1", server.port)) as lost:
                 assert lost.recv(1) == b""
+
+
+def test_stand_in_does_not_answer_clients_that_have_hung_up() -> None:
+    patience = Config(read_timeout=0.5, retries={"total_max_attempts": 1})
+    with PrivateSqs() as server:
+        endpoint = {
+            "endpoint_url": f"http://127.0.0.1:{server.port}",
+            "region_name": "us-east-1",
+            "aws_access_key_id": "test",
+            "aws_secret_access_key": "test",
+        }
+        sqs = boto3.client("sqs", **endpoint)
+        queue = sqs.create_queue(QueueName="default")["QueueUrl"]
+        with pytest.raises(ReadTimeoutError):
+            boto3.client("sqs", **endpoint, config=patience).receive_message(
+                QueueUrl=queue, WaitTimeSeconds=20
+            )
+        sqs.send_message(QueueUrl=queue, MessageBody="hello")
+        assert sqs.receive_message(QueueUrl=queue, WaitTimeSeconds=5).get("Messages")

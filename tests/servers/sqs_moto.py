@@ -1,4 +1,4 @@
-"""Moto's SQS as a server, with five changes.
+"""Moto's SQS as a server, with six changes.
 
 - Its clock cannot be advanced, but the times it is compared with can: a request to
   ``/stoker-test/?prefix=test-&seconds=10`` makes the messages of these queues that much older.
@@ -8,6 +8,8 @@
 - Therefore a long poll consists of short ones, a new one whenever a message may have come.
 - It has a thread for each connection, also for those whose client was lost silently, until it has
   no descriptor left and hangs. So it closes connections on which nothing comes for a while.
+- It does not answer clients that have hung up. A client that waits too long asks again, so that a
+  busy server would be asked more and more.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from __future__ import annotations
 import io
 import json
 import logging
+import select
+import socket
 import threading
 import time
 from collections.abc import Iterable
@@ -49,6 +53,9 @@ class Wrapped:
         while True:
             begun: list[Any] = []
             with self._turn:
+                if _has_hung_up(environment["werkzeug.socket"]):
+                    start("408 Request Timeout", [("Content-Length", "0")])
+                    return [b""]
                 answer = self._ask(environment, body, begun)
                 is_over = b'"Messages"' in answer or time.monotonic() >= until
                 if not is_over and begun[0].startswith("200"):
@@ -75,6 +82,15 @@ class Wrapped:
             self._turn.notify_all()
         start("204 No Content", [("Content-Length", "0")])
         return [b""]
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    watched = select.poll()
+    watched.register(connection, select.POLLIN)
+    try:
+        return bool(watched.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    except ConnectionError:
+        return True
 
 
 def main(port: int, idle_seconds: float = IDLE_SECONDS) -> None:
