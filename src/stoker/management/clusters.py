@@ -72,16 +72,17 @@ class _AskClusters(Subcommand):
     def run(self, options: dict[str, Any]) -> ExitCode:
         if bool(options["clusters"]) == options["all"]:
             raise refuse("Name clusters by their ids, or give --all.")
-        operator, answers = self.operator(options), []
+        operator, answers, lines = self.operator(options), [], []
         known = options["clusters"] or [one.id for one in clusters.find(backend=operator.alias)]
         for cluster_id in known:
             try:
                 done = self.operation.act(operator, cluster_id)
+                lines.append(f"{cluster_id}: {done.sentence}")
             except ClusterNotFound as error:
                 done = Done(first_line_of(error), is_good=False)
+                self.remark(done.sentence)
             answers.append({"id": cluster_id, "is_done": done.is_good, "sentence": done.sentence})
-        lines = [f"{one['id']}: {one['sentence']}" for one in answers]
-        self.answer(options, {"clusters": answers}, lines or [NO_CLUSTER])
+        self.answer(options, {"clusters": answers}, lines if known else [NO_CLUSTER])
         return ExitCode.DONE if all(one["is_done"] for one in answers) else ExitCode.NO
 
 
