@@ -123,17 +123,23 @@ def stale_outcomes() -> None:
 @mistake("a lock is released when it is old", "overlapping")
 def locks_by_age() -> None:
     from stoker.models.need import NeedQuerySet
+    from stoker.store.engines.guards import HOLDER, GuardRows
 
     since: dict[Any, float] = {}
+
+    def is_young(key: Any, job: Any) -> bool:
+        now = time.monotonic()
+        return now - since.setdefault((key, job), now) < 0.1
 
     @replace(NeedQuerySet, "holders")
     def holders(right: Any, self: Any, key_ids: Any) -> Any:
         found = right(self, key_ids)
-        now = time.monotonic()
-        return {
-            key: {job for job in jobs if now - since.setdefault((key, job), now) < 0.1}
-            for key, jobs in found.items()
-        }
+        return {key: {job for job in jobs if is_young(key, job)} for key, jobs in found.items()}
+
+    @replace(GuardRows, "guard_state")
+    def guard_state(right: Any, self: Any, *asked: Any) -> Any:
+        rows = right(self, *asked)
+        return [row for row in rows if row[0] != HOLDER or is_young(row[1], row[2])]
 
 
 @mistake("a job runs before the transaction commits", "early")
@@ -186,6 +192,17 @@ def ticks_twice() -> None:
             row.now_us = database_now_us(self.db)
             time.sleep(0.1)
         return row
+
+    @replace(ScheduleQuerySet, "hold_all")
+    def hold_all(_right: Any, self: Any, schedule_ids: Any) -> Any:
+        rows = list(Schedule.objects.using(self.db).filter(pk__in=schedule_ids))
+        time.sleep(0.1)
+        return rows
+
+    @replace(ScheduleQuerySet, "advance_all")
+    def advance_all(right: Any, self: Any, ticks: Any) -> bool:
+        right(self, ticks)
+        return True
 
     @replace(ScheduleQuerySet, "advance")
     def advance(_right: Any, self: Any, seen: Any, **values: Any) -> bool:
