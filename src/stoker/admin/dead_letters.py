@@ -240,7 +240,7 @@ class DeadLetterAdmin(StoreAdmin):
 
 
 def _page(visit: AdminContext, filters: Mapping[str, str]) -> tuple[DeadLetterPage, str]:
-    """Return a page of dead letters, and what was wrong with the request."""
+    """Return a page of dead letters, and an error message if the request is not valid."""
     after = visit.request.GET.get("after") or None
     try:
         return operations.page_of(visit.settings, filters, PAGE, after), ""

@@ -254,11 +254,11 @@ class Batch:
         return Batch(**parts, seen=seen, decided=decided)
 
     def where(self, has: Callable[[int], object]) -> Batch:
-        """The batch of the rows whose place this says yes to."""
+        """Return a batch of the rows for whose places ``has`` returns true."""
         return self.take([place for place in range(len(self)) if has(place)])
 
     def without(self, leases: Collection[Lease]) -> Batch:
-        """The batch of the rows that have none of these leases."""
+        """Return a batch of the rows with other leases than these."""
         if not leases:
             return self
         gone = {(lease.job_id.hex, lease.lease_id) for lease in leases}

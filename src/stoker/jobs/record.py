@@ -156,7 +156,7 @@ class Recorder:
         return _retry_unless(is_last, plain_fault(WorkerCrashed, seen.detail), "crash", crashes)
 
     def _recorded(self, batch: Batch) -> set[Lease]:
-        """Of these, what is recorded as just this attempt's end."""
+        """Return the leases whose attempts are already recorded as ended."""
         over = batch.over()
         places = {job_id: place for place, job_id in enumerate(over.ids())}
         ended = with_keys(Job.objects.using(self._alias).exclude(status=None), list(places))
@@ -221,7 +221,7 @@ class Recorder:
         return self._broker.extend(doubtful.leases, lease_seconds=seconds)
 
     def _describe(self, batch: Batch) -> None:
-        """Say what was called, also where no worker has opened the package or said so."""
+        """Fill in the tasks and enqueue times that the reports of workers do not contain."""
         if all(batch.tasks) and None not in batch.enqueued_at:  # nearly always
             return
         tasks, enqueued_at = list(batch.tasks), list(batch.enqueued_at)

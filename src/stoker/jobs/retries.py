@@ -88,8 +88,8 @@ def _delay(error: BaseException, options: TaskOptions, result: Any) -> float | N
 
 
 def crash_delay_seconds(times: int) -> float:
-    """Return the delay after an attempt without an exception, for which the task's own ``backoff``
-    cannot be called."""
+    """Return the delay in seconds after a crash. The task's own ``backoff`` needs an exception, and
+    a crash has none."""
     return min(CRASH_DELAY_CAP_SECONDS, float(2 ** min(times, 20)))
 
 

@@ -68,7 +68,7 @@ class TargetOutcome(NamedTuple):
     refusal: str = ""
     """Why nothing was changed; "" = it was."""
     before: Mapping[str, Any] = {}
-    """What the undo needs."""
+    """The values that the undo writes back."""
 
 
 def count(settings: Settings, row: BulkOperation) -> tuple[int, bool]:

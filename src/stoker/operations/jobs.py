@@ -196,7 +196,7 @@ def details_of(settings: Settings, job_id: UUID, *, reveal: bool = False) -> Job
 
 
 def value_of(settings: Settings, job_id: UUID, progress: Progress) -> str | None:
-    """Return what the task returned, as text; None = nothing is kept."""
+    """Return the result of a job as text, or None if no result is kept."""
     if progress.job is None or progress.job.value is None:
         return None
     try:
