@@ -18,6 +18,7 @@ from stoker.exceptions import ConfigurationError
 from stoker.setting_values import (
     Check,
     LetterRetention,
+    LogKeeping,
     NamedReporter,
     Retention,
     are_queue_names,
@@ -25,6 +26,7 @@ from stoker.setting_values import (
     compression,
     flag,
     letter_retention,
+    log_keeping,
     names,
     one_of,
     optional,
@@ -162,6 +164,12 @@ class Settings:
         "KEEP_METRICS", 30 * 86400.0, seconds(0),
         "How long the history of metrics is kept that the dashboard and `stoker monitor` show: "
         "seconds or a timedelta; 0 = none is written.",
+    )  # fmt: skip
+    logs: LogKeeping | None = option(
+        "LOGS", None, optional(log_keeping),
+        "Keep the lines that jobs log and print: a dict of `level` (default `INFO`), "
+        "`keep_seconds` (default 7 days), `max_lines` (default 1000) and `max_bytes` (default "
+        "256 KiB), both of one attempt. Default: none are kept.",
     )  # fmt: skip
     scheduler: bool = option("SCHEDULER", True, flag, "Whether clusters fire schedules.")
     prefetch: int = option(

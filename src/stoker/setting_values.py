@@ -174,6 +174,40 @@ def letter_retention(value: Any) -> LetterRetention:
 
 
 @dataclass(frozen=True, slots=True)
+class LogKeeping:
+    """Which lines of jobs are kept, how many, and how long."""
+
+    level: str = "INFO"
+    keep_seconds: float = 7 * 86400.0
+    max_lines: int = 1000
+    """Maximum number of lines of an attempt."""
+    max_bytes: int = 1 << 18
+    """Maximum size of the lines of an attempt."""
+
+
+LOG_CHECKS: Mapping[str, Check] = {
+    "level": one_of("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"),
+    "keep_seconds": seconds(1),
+    "max_lines": whole(1, 1_000_000),
+    "max_bytes": whole(1024),
+}
+
+
+def log_keeping(value: Any) -> LogKeeping:
+    if isinstance(value, LogKeeping):
+        return value
+    if not isinstance(value, Mapping) or not set(value) <= set(LOG_CHECKS):
+        raise ValueError("must be None, or a dict with some of " + ", ".join(LOG_CHECKS))
+    checked = {}
+    for key, one in value.items():
+        try:
+            checked[key] = LOG_CHECKS[key](one)
+        except ValueError as error:
+            raise ValueError(f"its {key!r} {error}") from None
+    return LogKeeping(**checked)
+
+
+@dataclass(frozen=True, slots=True)
 class NamedReporter:
     """A reporter as named in the settings."""
 

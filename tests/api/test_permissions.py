@@ -26,6 +26,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "POST jobs": ("stoker.add_job",),
     "GET jobs/{job_id}": ("stoker.view_job",),
     "GET jobs/{job_id}/why": ("stoker.view_job",),
+    "GET jobs/{job_id}/logs": ("stoker.view_logchunk",),
     "POST jobs/{job_id}/cancel": ("stoker.cancel_job",),
     "POST jobs/{job_id}/run": ("stoker.change_job",),
     "POST jobs/{job_id}/hold": ("stoker.change_job",),

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import nullcontext
+from datetime import UTC, datetime
 from io import StringIO
 from typing import Any
 from uuid import uuid4
@@ -9,7 +10,7 @@ from uuid import uuid4
 import pytest
 from django.core.management import CommandError, call_command
 
-from stoker.models import Job
+from stoker.models import Job, LogChunk
 from stoker.testing import drain
 
 from tests.app import payments
@@ -124,3 +125,31 @@ def test_tasks_names_what_is_declared_and_what_ran() -> None:
 )
 def test_empty_list_says_so_in_a_sentence(words: tuple[str, ...], hint: str) -> None:
     assert told(*words) == hint
+
+
+def test_logs_shows_pages_of_lines() -> None:
+    result = add.enqueue(1, 2)
+    assert told("jobs", "logs", result.id).startswith("Lines of jobs are not kept: set LOGS")
+    lines = [(n, 1000 * n, "WARNING", "shop", f"line {n}") for n in range(3)]
+    LogChunk.objects.create(
+        job_id=result.id,
+        attempt=2,
+        lines=json.dumps([line[1:] for line in lines]),
+        keep_until=datetime.now(UTC),
+    )
+    text = told("jobs", "logs", result.id, "--limit", "2").splitlines()
+    assert text[0] == "[2] 00:00:00.000 WARNING shop: line 0"
+    assert text[2].startswith("The next page: --after '")
+    page = plain("jobs", "logs", result.id, "--limit", "2")
+    rest = plain("jobs", "logs", result.id, "--after", page["next"])
+    (line,) = rest["lines"]
+    assert (line["attempt"], line["level"], line["source"], line["text"]) == (
+        2, "WARNING", "shop", "line 2",
+    )  # fmt: skip
+    drain()
+    followed = told("jobs", "logs", result.id, "--follow", "--json").splitlines()
+    assert [json.loads(one)["text"] for one in followed] == ["line 0", "line 1", "line 2"]
+    with pytest.raises(CommandError, match="--after: 'x' is not where"):
+        told("jobs", "logs", result.id, "--after", "x")
+    with pytest.raises(CommandError, match="There is no job"):
+        told("jobs", "logs", str(uuid4()))

@@ -22,7 +22,7 @@ from stoker.setting_values import api_settings
 from . import problems
 from .access import SessionUser, StrictParser, TokenUser, enclosed, not_found
 from .problems import MEDIA_TYPE, STRANGER, CallRefused, problem
-from .views import bulk, clusters, dead_letters, health, jobs, queues, schedules, workflows
+from .views import bulk, clusters, dead_letters, health, jobs, logs, queues, schedules, workflows
 
 FILES = {
     "swagger-ui.css": "text/css; charset=utf-8",
@@ -143,7 +143,7 @@ api = NinjaAPI(
     parser=StrictParser(),
 )
 problems.install(api)
-for part in (health, jobs, queues, dead_letters, schedules, workflows, clusters, bulk):
+for part in (health, jobs, logs, queues, dead_letters, schedules, workflows, clusters, bulk):
     api.add_router("", part.routes)
 document = Document(api)
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any, ClassVar
+from uuid import UUID
 
 from stoker.compat import TaskResultDoesNotExist
+from stoker.conf import Settings
 from stoker.exceptions import StokerError
 from stoker.inspect.jobs import STATES, JobFilter, JobSearch
 from stoker.inspect.timeline import Moment
+from stoker.jobs.states import progress_of_one
+from stoker.logs.lines import LogLine, LogPage, has_ended, log_page
 from stoker.operations.details import call_fact, lines_of
 from stoker.operations.jobs import (
     CANCEL,
@@ -39,6 +44,7 @@ from .subcommand import (
     Option,
     Subcommand,
     SubcommandGroup,
+    as_json,
     limit,
     option,
     refuse,
@@ -50,6 +56,9 @@ COLUMNS = (
 )  # fmt: skip
 MOMENT = ("at", "text", "until", "seconds", "number", "worker_id", "by", "job_id")
 ERROR = ("number", "kind", "exception_class", "message", "traceback")
+FOLLOW_SECONDS = 0.5
+LAST_LINES_SECONDS = 1.5
+"""How long the last lines may come after the end of a job: they are written after it."""
 ID = option("id", metavar="ID", help="The job's id: a UUID.")
 IDS = option("ids", nargs="+", metavar="ID", help="Ids of jobs.")
 
@@ -239,7 +248,7 @@ class _ChangeJobs(Subcommand):
         answers = []
         for job_id in options["ids"]:
             try:
-                done = self.operation.act(operator, job_id)
+                done = self.operation.perform(operator, job_id)
             except (TaskResultDoesNotExist, StokerError) as error:
                 answers.append({"id": job_id, "is_done": False, "sentence": first_line_of(error)})
             else:
@@ -292,17 +301,93 @@ class RunJobsAgain(_ChangeJobs):
     options = (IDS, BY, BACKEND, JSON)
 
 
-class JobsCommand(SubcommandGroup):
-    """List and show jobs; cancel them, or run them again.
+class ShowLog(Subcommand):
+    """Show what a job logged and printed.
 
-    List and show jobs of all states, cancel them, or run them again. Stoker keeps
-    no log lines: search the log of the cluster for the id of the job.
+    Show what a job logged and printed, attempt by attempt. Lines are kept if the setting LOGS says
+    so. A line says when it was written, its level, its logger (stdout or stderr if it was printed)
+    and its text.
+
+    --follow goes on with new lines, which come within two seconds, until the job has ended.
+
+    --json writes one object: lines[] {at, attempt, level ("" = printed), source, text, mark} and
+    next (for --after). With --follow, it writes one object for each line.
+
+    Examples:
+      manage.py stoker jobs logs 01a1ffdb-f411-7482-86ed-55b43acb2507
+      manage.py stoker jobs logs 01a1ffdb-f411-7482-86ed-55b43acb2507 --follow
+      manage.py stoker jobs logs 01a1ffdb-f411-7482-86ed-55b43acb2507 --json | jq -r '.lines[].text'
+    """
+
+    name = "logs"
+    options = (
+        ID,
+        option("--follow", action="store_true", help="Go on with new lines until the job ends."),
+        limit(1000, "Maximum number of lines to show. With --follow, all are shown."),
+        AFTER,
+        BACKEND,
+        JSON,
+    )
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        settings = self.settings(options)
+        job_id = job_id_of(options["id"])
+        try:
+            page = log_page(settings, job_id, options["after"] or "", options["limit"])
+        except ValueError as error:
+            raise refuse(f"--after: {error}.") from error
+        if not page.lines:
+            progress_of_one(settings, job_id)  # to refuse an unknown job
+        if options["follow"]:
+            self._follow(settings, job_id, page, as_objects=options["json"])
+            return ExitCode.DONE
+        lines = [_log_line(line) for line in page.lines]
+        if not page.lines:
+            lines.append(_no_lines(settings))
+        if page.has_more:
+            lines.append(f"The next page: --after '{page.next}'")
+        self.answer(options, {"lines": page.lines, "next": page.next}, lines)
+        return ExitCode.DONE
+
+    def _follow(self, settings: Settings, job_id: UUID, page: LogPage, *, as_objects: bool) -> None:
+        ended_at: float | None = None
+        while True:
+            for line in page.lines:
+                self.say(as_json(line) if as_objects else _log_line(line))
+            self.command.stdout.flush()
+            now = time.monotonic()
+            if not page.has_more:
+                if ended_at is not None and now - ended_at >= LAST_LINES_SECONDS:
+                    return
+                if ended_at is None and has_ended(settings, job_id):
+                    ended_at = now
+                time.sleep(FOLLOW_SECONDS)
+            page = log_page(settings, job_id, page.next)
+
+
+def _log_line(line: LogLine) -> str:
+    attempt = f"[{line.attempt}] " if line.attempt > 1 else ""
+    level = f"{line.level} " if line.level else ""
+    return f"{attempt}{line.at:%H:%M:%S.%f}"[:-3] + f" {level}{line.source}: {line.text}"
+
+
+def _no_lines(settings: Settings) -> str:
+    if settings.logs is None:
+        return 'Lines of jobs are not kept: set LOGS, for example {"level": "INFO"}.'
+    return "No lines are kept of this job."
+
+
+class JobsCommand(SubcommandGroup):
+    """Show jobs and their logs; cancel or run them again.
+
+    List and show jobs of all states and their logs, cancel them, or run them again.
 
     Examples:
       manage.py stoker jobs list --state failed
       manage.py stoker jobs show ID
+      manage.py stoker jobs logs ID --follow
       manage.py stoker jobs cancel ID
     """
 
     name = "jobs"
-    parts = (ListJobs, ShowJob, CancelJobs, RunJobsAgain)
+    parts = (ListJobs, ShowJob, ShowLog, CancelJobs, RunJobsAgain)

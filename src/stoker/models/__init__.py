@@ -17,6 +17,7 @@ from .edition import Edition
 from .guard_key import GuardKey
 from .job import Job
 from .lock import Lock
+from .log_chunk import LogChunk
 from .metrics import Sample, Tally
 from .need import Need
 from .note import Note
@@ -45,6 +46,7 @@ __all__ = [
     "GuardKey",
     "Job",
     "Lock",
+    "LogChunk",
     "Need",
     "Note",
     "Outgoing",

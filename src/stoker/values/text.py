@@ -2,6 +2,20 @@
 
 from __future__ import annotations
 
+import re
+
+UNSAFE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]"
+)
+
+
+def shown_text(text: str) -> str:
+    """Replace control characters and marks for the direction of writing by escapes, so that a text
+    cannot change what is written around it. Tabs and line feeds stay."""
+    if text.isprintable():
+        return text
+    return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
 
 def stored_text(text: str | None, most: int) -> str:
     """Replace NUL characters and lone surrogates by escapes, and cut the text.

@@ -7,11 +7,13 @@ from uuid import UUID
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.views import PageContent, page
 from stoker.jobs.states import JobState
+from stoker.logs.lines import VIEW, LogPage, newest_lines
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import details_of
 from stoker.operations.waiting_jobs import IN_BULK, PERMISSION
 from stoker.why import why
 
+NEWEST_LINES, MOST_LINES = 300, 5000
 WAITING = (JobState.READY, JobState.DEFERRED, JobState.BLOCKED)
 
 
@@ -40,6 +42,15 @@ def show(visit: DashboardContext, job_id: UUID) -> PageContent:
         "waits": details.progress.state in WAITING,
         "changes": IN_BULK if visit.may(PERMISSION) else (),
         "moments": moments,
+        "log": _log(visit, job_id),
         **details.call,
     }
     return PageContent("job", context)
+
+
+def _log(visit: DashboardContext, job_id: UUID) -> LogPage | None:
+    """Return the newest lines of the job; None if none are kept, or without the permission."""
+    if visit.settings.logs is None or not visit.may(VIEW):
+        return None
+    wants_all = visit.request.GET.get("log") == "all"
+    return newest_lines(visit.settings, job_id, MOST_LINES if wants_all else NEWEST_LINES)

@@ -1,7 +1,7 @@
-"""A word that changes when the pages would show something else, so that scripts fetch them again.
+"""A digest that changes when the content of the pages changes, so that scripts fetch them again.
 
-With ASGI browsers get it by server-sent events, otherwise they ask every two seconds. It costs a
-dozen look-ups by index, once a second for all browsers that this process serves.
+With ASGI browsers receive it by server-sent events, otherwise they poll every two seconds. It costs
+a dozen look-ups by index, once a second for all browsers that this process serves.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from stoker.store.engines.sessions import explained
 
 PULSE_SECONDS = 1.0
 STREAM_SECONDS = 300.0
-"""Then the browser connects again, and a user who signed out gets nothing more."""
+"""Maximum duration of a stream. Then the browser connects again, and its session is checked."""
 RETRY_MS = 2000
+LOGS = ", (SELECT max(id) FROM stoker_logchunk)"
 UNKNOWN = "unknown"
 """The word while the store is out of reach: the page that is fetched then says so."""
 
@@ -64,7 +65,8 @@ def pulse(settings: Settings) -> str:
 def _look(settings: Settings) -> str:
     try:
         with explained(settings.database):
-            rows = engine_of(settings.database).fetch("pulse", {})
+            logs = LOGS if settings.logs is not None else ""
+            rows = engine_of(settings.database).fetch("pulse", {}, logs=logs)
     except StokerError:
         return UNKNOWN
     return hashlib.sha256(repr(rows).encode()).hexdigest()[:16]
@@ -83,11 +85,11 @@ def live(request: HttpRequest) -> HttpResponseBase:
     if "text/event-stream" not in request.headers.get("Accept", ""):
         return _as_json(pulse(visit.settings))
     if not isinstance(request, ASGIRequest):
-        return HttpResponse(status=204)  # a browser that is told so does not ask for events again
+        return HttpResponse(status=204)  # after this answer a browser does not request events again
     response = StreamingHttpResponse(_events(visit.alias), content_type="text/event-stream")
     response.headers["Cache-Control"] = "no-store"
     response.headers["X-Accel-Buffering"] = "no"
-    response.headers["Content-Encoding"] = "identity"  # else GZipMiddleware would hold it back
+    response.headers["Content-Encoding"] = "identity"  # otherwise GZipMiddleware would buffer it
     return response
 
 
@@ -111,7 +113,7 @@ async def _events(alias: str) -> AsyncIterator[str]:
     told = None
     while time.monotonic() < until:
         word = await sync_to_async(_pulse_and_close)(alias)
-        # A comment now and then tells that the other side is still there.
+        # A comment from time to time shows whether the browser is still connected.
         yield f"data: {word}\n\n" if word != told else ": still\n\n"
         told = word
         await asyncio.sleep(PULSE_SECONDS)

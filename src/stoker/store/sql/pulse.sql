@@ -19,4 +19,4 @@ SELECT
     (SELECT count(*) FROM stoker_schedule WHERE is_paused = TRUE),
     (SELECT id FROM stoker_bulkoperation ORDER BY id DESC LIMIT 1),
     (SELECT sum(done + refused) FROM stoker_bulkoperation WHERE state = 'running'),
-    (SELECT count(*) FROM stoker_bulkoperation WHERE state IN ('running', 'paused'))
+    (SELECT count(*) FROM stoker_bulkoperation WHERE state IN ('running', 'paused')){logs}

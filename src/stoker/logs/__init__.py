@@ -1,0 +1,1 @@
+"""Logs of jobs: the lines that a job logs and prints, kept in the store."""

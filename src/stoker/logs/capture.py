@@ -1,0 +1,243 @@
+"""Gather in a worker what its jobs log and print.
+
+The context variable ``current`` tells which job a line belongs to, in threads and coroutines, too.
+Lines without a job are not gathered. Nothing here takes a lock while a task runs: a time-out may be
+raised in the task at any point.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from stoker.conf import Settings
+from stoker.jobs.faults import storable
+from stoker.jobs.running import current
+from stoker.setting_values import LogKeeping
+from stoker.tasks.arguments import HIDDEN, hidden_texts
+
+from .lines import Chunk, StoredLine, pack_lines
+
+if TYPE_CHECKING:
+    from stoker.jobs.execute import Opened
+
+SEND_SECONDS = 0.5
+"""How long a line waits at most while its job runs."""
+LINE_CHARACTERS = 8000
+SOURCE_CHARACTERS = 100
+CHUNK_CHARACTERS = 32_768
+MOST_WAITING = 10_000
+"""Limit of the lines that wait while there is no pusher to send them to."""
+NOTHING = re.compile(r"(?!)")
+"""Is found nowhere."""
+OWN = "stoker"
+"""Source of the line that says how many are missing."""
+
+
+class _GatheredAttempt:
+    """An attempt that runs, and how much more of its log is kept."""
+
+    __slots__ = ("bytes_left", "dropped", "lines_left", "opened", "secrets", "unfinished")
+
+    def __init__(self, opened: Opened, keeping: LogKeeping) -> None:
+        self.opened = opened
+        self.lines_left = keeping.max_lines
+        self.bytes_left = keeping.max_bytes
+        self.dropped = 0
+        self.unfinished: dict[str, str] = {}
+        """What was printed after the last line feed, by stream."""
+        self.secrets: re.Pattern[str] | None = None
+        """Finds hidden arguments; None = not looked for yet."""
+
+
+class Capture:
+    """The lines of the jobs of this process, until they are sent."""
+
+    def __init__(self, settings: Settings, keeping: LogKeeping) -> None:
+        self._keeping = keeping
+        self._redact = settings.redact
+        self._attempts: dict[UUID, _GatheredAttempt] = {}
+        self._lines: deque[tuple[bytes, int, StoredLine]] = deque()
+        self._taken_at = 0.0
+
+    def install(self) -> None:
+        """Capture what jobs in this process log and print from now on."""
+        root = logging.getLogger()
+        level = logging.getLevelNamesMapping()[self._keeping.level]
+        if root.level > level:
+            _keep_as_before(root.level)
+            root.setLevel(level)
+        root.addHandler(_Gatherer(self, level))
+        sys.stdout = Printed(sys.stdout, "stdout", self)
+        sys.stderr = Printed(sys.stderr, "stderr", self)
+
+    def begin(self, opened: Opened) -> None:
+        """Gather the lines of this attempt."""
+        self._attempts[opened.delivery.job_id] = _GatheredAttempt(opened, self._keeping)
+
+    def end(self, job_id: UUID) -> None:
+        """End the log of an attempt, if it has one. Later lines of it are not gathered."""
+        attempt = self._attempts.get(job_id)
+        if attempt is None:
+            return
+        for source, text in attempt.unfinished.items():
+            if text:
+                self._add(attempt, time.time(), "", source, text)
+        del self._attempts[job_id]
+        if attempt.dropped:
+            sentence = f"{attempt.dropped} more lines were dropped."
+            self._append(attempt, time.time(), "WARNING", OWN, sentence)
+
+    def put(self, at: float, level: str, source: str, text: str) -> None:
+        """Add a line of the job that runs here, if one does."""
+        attempt = self._attempt()
+        if attempt is not None:
+            self._add(attempt, at, level, source, text)
+
+    def put_printed(self, source: str, text: str) -> None:
+        """Add the complete lines that the current job prints. An incomplete line is kept until
+        its line feed."""
+        attempt = self._attempt()
+        if attempt is None:
+            return
+        *whole, rest = (attempt.unfinished.get(source, "") + text).split("\n")
+        if len(rest) > LINE_CHARACTERS:
+            whole, rest = [*whole, rest], ""
+        attempt.unfinished[source] = rest
+        for line in whole:  # of a progress bar, keep only the last state
+            self._add(attempt, time.time(), "", source, line.rstrip("\r").rpartition("\r")[2])
+
+    @property
+    def is_due(self) -> bool:
+        """Whether lines have waited long enough."""
+        return bool(self._lines) and time.monotonic() - self._taken_at >= SEND_SECONDS
+
+    def take(self) -> list[Chunk]:
+        """Return the lines that wait. Called by one thread at a time."""
+        self._taken_at = time.monotonic()
+        by_attempt: dict[tuple[bytes, int], list[StoredLine]] = {}
+        while self._lines:
+            job_id, number, line = self._lines.popleft()
+            by_attempt.setdefault((job_id, number), []).append(line)
+        return [
+            (*attempt, pack_lines(part))
+            for attempt, lines in by_attempt.items()
+            for part in _cut(lines)
+        ]
+
+    def _attempt(self) -> _GatheredAttempt | None:
+        running = current.get()
+        return None if running is None else self._attempts.get(running.job_id)
+
+    def _add(
+        self, attempt: _GatheredAttempt, at: float, level: str, source: str, text: str
+    ) -> None:
+        text = storable(text, LINE_CHARACTERS)
+        if attempt.secrets is None:
+            attempt.secrets = _pattern_of(attempt.opened, self._redact)
+        text = attempt.secrets.sub(HIDDEN, text)
+        size = len(text.encode())
+        is_full = attempt.lines_left <= 0 or attempt.bytes_left < size
+        if is_full or len(self._lines) >= MOST_WAITING:
+            attempt.dropped += 1
+            attempt.lines_left = 0  # a gap in the middle would be misleading
+            return
+        attempt.lines_left -= 1
+        attempt.bytes_left -= size
+        self._append(attempt, at, level, source, text)
+
+    def _append(
+        self, attempt: _GatheredAttempt, at: float, level: str, source: str, text: str
+    ) -> None:
+        delivery = attempt.opened.delivery
+        line = StoredLine(int(at * 1000), level, storable(source, SOURCE_CHARACTERS), text)
+        self._lines.append((delivery.job_id.bytes, delivery.attempt, line))
+
+
+def _pattern_of(opened: Opened, redact: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern that matches the hidden arguments of a job in its log lines."""
+    package = opened.package
+    texts = hidden_texts(opened.task, package.args, package.kwargs, redact)
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if texts else NOTHING
+
+
+def _cut(lines: list[StoredLine]) -> Iterable[list[StoredLine]]:
+    """Yield the lines in parts that are not too large for one row."""
+    part: list[StoredLine] = []
+    size = 0
+    for line in lines:
+        if part and size + len(line.text) > CHUNK_CHARACTERS:
+            yield part
+            part, size = [], 0
+        part.append(line)
+        size += len(line.text)
+    yield part
+
+
+class _Gatherer(logging.Handler):
+    """Captures log records, except Stoker's own events, which the job's timeline shows."""
+
+    def __init__(self, capture: Capture, level: int) -> None:
+        super().__init__(level)
+        self._capture = capture
+
+    def createLock(self) -> None:  # noqa: N802 - logging's own name
+        self.lock = None
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Gather a record without taking a lock."""
+        if current.get() is None or hasattr(record, "stoker_event"):
+            return False
+        try:
+            text = self.format(record)
+        except Exception:  # noqa: BLE001 - as in every handler
+            self.handleError(record)
+        else:
+            self._capture.put(record.created, record.levelname, record.name, text)
+        return True
+
+
+class Printed:
+    """Replaces a stream, and also captures the text that jobs write to it."""
+
+    def __init__(self, stream: Any, source: str, capture: Capture) -> None:
+        self._stream = stream
+        self._source = source
+        self._capture = capture
+
+    def write(self, text: str) -> int:
+        written: int = self._stream.write(text)
+        self._capture.put_printed(self._source, text)
+        return written
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _keep_as_before(root_level: int) -> None:
+    """Let the project's handlers get no more records than before the level of the root logger was
+    lowered."""
+
+    def got_before(record: logging.LogRecord) -> bool:
+        logger = logging.getLogger(record.name)
+        while logger.parent is not None:
+            if logger.level:
+                return True
+            logger = logger.parent
+        return record.levelno >= root_level
+
+    known = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
+    for logger in known:
+        for handler in getattr(logger, "handlers", ()):  # some are only placeholders
+            handler.addFilter(got_before)

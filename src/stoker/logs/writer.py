@@ -1,0 +1,104 @@
+"""Write the lines of jobs in the monitor, after the outcomes and apart from them."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.utils import timezone
+
+from stoker.conf import Settings
+from stoker.models import LogChunk
+from stoker.signals import tell
+
+from .lines import Chunk
+
+BATCH = 500
+BATCH_CHARACTERS = 1 << 20
+MOST_CHARACTERS = 8 << 20
+"""Limit of what waits while the store cannot be written."""
+WRITE_SECONDS = 0.25
+"""How long chunks wait for others, to be written together."""
+PAUSE_SECONDS = 10.0
+"""Pause after a failure: an outcome must not wait for lines again and again."""
+
+
+class LogWriter:
+    """The lines that one monitor writes. They are best effort: none is written twice on purpose,
+    and none holds up an outcome."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._alias = settings.database
+        self._keep_seconds = settings.logs.keep_seconds if settings.logs else 0.0
+        self._chunks: deque[Chunk] = deque()
+        self._characters = 0
+        self._dropped = 0
+        self._due_at = self._try_at = 0.0
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether something waits."""
+        return bool(self._chunks)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a whole batch waits that may be written now."""
+        return len(self._chunks) >= BATCH and time.monotonic() >= self._try_at
+
+    @property
+    def is_due(self) -> bool:
+        """Whether something has waited long enough, and may be written now."""
+        return bool(self._chunks) and time.monotonic() >= self._due_at
+
+    def add(self, chunks: Sequence[Chunk]) -> None:
+        """Keep chunks until they are written. Drop them if too much waits."""
+        if not self._chunks:
+            self._due_at = max(time.monotonic() + WRITE_SECONDS, self._try_at)
+        for chunk in chunks:
+            if self._characters < MOST_CHARACTERS:
+                self._chunks.append(chunk)
+                self._characters += len(chunk[2])
+            else:
+                self._dropped += 1
+
+    def write_all(self) -> None:
+        """Write all that waits, unless a write fails."""
+        while self._chunks and time.monotonic() >= self._try_at:
+            self.write()
+
+    def write(self) -> None:
+        """Write a batch of chunks."""
+        batch = self._batch()
+        keep_until = timezone.now() + timedelta(seconds=self._keep_seconds)
+        rows = [
+            LogChunk(job_id=UUID(bytes=job_id), attempt=attempt, lines=lines, keep_until=keep_until)
+            for job_id, attempt, lines in batch
+        ]
+        try:
+            LogChunk.objects.using(self._alias).bulk_create(rows)
+        except (DatabaseError, InterfaceError) as error:
+            self._note_failure(error, batch)
+
+    def _batch(self) -> list[Chunk]:
+        """Remove the chunks that are written next."""
+        batch: list[Chunk] = []
+        size = 0
+        while self._chunks and len(batch) < BATCH and size < BATCH_CHARACTERS:
+            batch.append(self._chunks.popleft())
+            size += len(batch[-1][2])
+        self._characters -= size
+        return batch
+
+    def _note_failure(self, error: Exception, batch: list[Chunk]) -> None:
+        self._due_at = self._try_at = time.monotonic() + PAUSE_SECONDS
+        if isinstance(error, OperationalError | InterfaceError):
+            self._chunks.extendleft(reversed(batch))
+            self._characters += sum(len(lines) for _, _, lines in batch)
+        else:  # they will never be taken
+            self._dropped += len(batch)
+        tell("logs_not_written", error=error, count=self._dropped)
+        connections[self._alias].close_if_unusable_or_obsolete()

@@ -1,0 +1,65 @@
+"""Tracebacks in parts, so that pages can fold the frames of Stoker's own code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from typing import NamedTuple
+
+PACKAGE = Path(__file__).resolve().parents[1]
+FRAME = re.compile(r'^ +(?:[|+] +)*File "(.+?)", line \d+')
+
+
+class TracePart(NamedTuple):
+    """Some lines of a traceback."""
+
+    text: str
+    own_frames: int
+    """Number of frames, all of Stoker's own code; 0 = other lines."""
+
+
+def trace_parts(text: str) -> Sequence[TracePart]:
+    """Return a traceback in parts: consecutive frames of Stoker's own code are one part.
+
+    If it has no other frames, it is one part, because they are what matters.
+    """
+    frames = list(_frames(text.splitlines(keepends=True)))
+    if all(is_own is not False for is_own, _ in frames):
+        return [TracePart(text, 0)] if text else []
+    parts = []
+    for is_own, group in groupby(frames, key=lambda frame: frame[0] is True):
+        lines = [line for _, line in group]
+        parts.append(TracePart("".join(lines), len(lines) if is_own else 0))
+    return parts
+
+
+def _frames(lines: Sequence[str]) -> Sequence[tuple[bool | None, str]]:
+    """Return each frame with its source lines, and whether it is Stoker's own; None = the lines are
+    no frame."""
+    found: list[tuple[bool | None, str]] = []
+    indent = 0
+    for line in lines:
+        frame = FRAME.match(line)
+        if frame is not None:
+            indent = _indent_of(line)
+            found.append((is_own_path(frame[1]), line))
+        elif found and found[-1][0] is not None and _indent_of(line) > indent:
+            is_own, text = found[-1]
+            found[-1] = is_own, text + line
+        else:
+            found.append((None, line))
+    return found
+
+
+def _indent_of(line: str) -> int:
+    return len(line) - len(line.lstrip(" |+"))
+
+
+@lru_cache(maxsize=1024)
+def is_own_path(path: str) -> bool:
+    """Return whether a file is part of Stoker, also on a host where it is installed elsewhere."""
+    _, separator, inside = path.replace("\\", "/").rpartition(f"/{PACKAGE.name}/")
+    return bool(separator) and ".." not in inside and (PACKAGE / inside).is_file()

@@ -1,0 +1,137 @@
+"""Lines of jobs when they cannot be written."""
+
+from collections.abc import Iterator
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from django.db import DataError, OperationalError
+
+from stoker.conf import read_settings
+from stoker.logs import writer as writer_module
+from stoker.logs.lines import Chunk
+from stoker.logs.writer import BATCH, LogWriter
+from stoker.models.log_chunk import LogChunkQuerySet
+from stoker.signals import event
+
+pytestmark = pytest.mark.unit
+
+
+class Table:
+    """Takes rows, or raises the error that a test sets."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.error: Exception | None = None
+
+    def bulk_create(self, rows: list[Any]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.rows += rows
+
+
+@pytest.fixture
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
+    table = Table()
+    monkeypatch.setattr(LogChunkQuerySet, "bulk_create", table.bulk_create)
+    monkeypatch.setattr(writer_module, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(writer_module, "WRITE_SECONDS", 0.0)
+    return table
+
+
+@pytest.fixture
+def writer() -> LogWriter:
+    return LogWriter(read_settings("default", {"OPTIONS": {"LOGS": {"keep_seconds": 60}}}))
+
+
+@pytest.fixture
+def told() -> Iterator[list[dict[str, Any]]]:
+    found: list[dict[str, Any]] = []
+
+    def hear(name: str, facts: dict[str, Any], **_: Any) -> None:
+        found.append(facts)
+
+    event.connect(hear)
+    yield found
+    event.disconnect(hear)
+
+
+def chunks(count: int) -> list[Chunk]:
+    return [(uuid4().bytes, 1, "[]") for _ in range(count)]
+
+
+def test_chunks_are_written_in_batches(writer: LogWriter, table: Table) -> None:
+    writer.add(chunks(BATCH + 1))
+    assert writer.is_full
+    writer.write()
+    assert (len(table.rows), writer.is_full) == (BATCH, False)
+    writer.write()
+    assert (len(table.rows), writer.is_due) == (BATCH + 1, False)
+
+
+def test_chunks_wait_for_others(
+    writer: LogWriter, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "WRITE_SECONDS", 1000.0)
+    writer.add(chunks(1))
+    assert (writer.has_waiting, writer.is_due) == (True, False)
+    writer.add(chunks(BATCH))
+    assert writer.is_full
+    writer.write_all()
+    assert (len(table.rows), writer.has_waiting) == (BATCH + 1, False)
+
+
+def test_last_write_ends_when_the_store_is_away(
+    writer: LogWriter, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "PAUSE_SECONDS", 1000.0)
+    table.error = OperationalError("away")
+    writer.add(chunks(2))
+    writer.write_all()
+    assert writer.has_waiting
+
+
+def test_chunks_wait_while_the_store_is_away(
+    writer: LogWriter, table: Table, told: list[dict[str, Any]]
+) -> None:
+    table.error = OperationalError("away")
+    writer.add(chunks(2))
+    writer.write()
+    assert told[-1]["error"] is table.error
+    table.error = None
+    writer.write()
+    assert len(table.rows) == 2
+
+
+def test_failed_write_is_not_due_at_once(
+    writer: LogWriter, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "PAUSE_SECONDS", 1000.0)
+    table.error = OperationalError("locked")
+    writer.add(chunks(BATCH))
+    assert writer.is_full
+    writer.write()
+    assert (writer.is_due, writer.is_full) == (False, False)
+
+
+def test_refused_chunks_are_dropped(
+    writer: LogWriter, table: Table, told: list[dict[str, Any]]
+) -> None:
+    table.error = DataError("no such character")
+    writer.add(chunks(2))
+    writer.write()
+    assert told[-1]["count"] == 2
+    assert not writer.is_due
+
+
+def test_batches_and_what_waits_are_bounded_by_characters(
+    writer: LogWriter, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "BATCH_CHARACTERS", 3)
+    monkeypatch.setattr(writer_module, "MOST_CHARACTERS", 7)
+    written = []
+    writer.add(chunks(10))
+    while writer.is_due:
+        writer.write()
+        written.append(len(table.rows))
+    assert written == [2, 4], "each chunk has two characters, and four fit"
