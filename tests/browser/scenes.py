@@ -9,7 +9,7 @@ from django.db.models.functions import Replace
 
 from stoker import chain, chord, every, group, queues, schedules
 from stoker.conf import settings_for
-from stoker.models import Attempt, DeadLetter, Schedule
+from stoker.models import Attempt, Blocked, DeadLetter, GuardKey, LogChunk, Schedule
 from stoker.operations import bulk, waiting_jobs
 from stoker.operations.operation import Operator
 
@@ -22,8 +22,11 @@ PAGES = {
     "search": "jobs/?q=missing&since=1d&task=shop.tasks.resize_photo",
     "job-failed": "jobs/{failed}",
     "job-waiting": "jobs/{waiting}",
+    "job-running": "jobs/{running}",
     "queues": "queues/",
     "queue": "queues/one?name=mail",
+    "guards": "guards/",
+    "guard": "guards/{guard}",
     "tasks": "tasks/",
     "task": "tasks/one?name=shop.tasks.charge_card",
     "dead-letters": "dead-letters/",
@@ -36,6 +39,7 @@ PAGES = {
     "workflows": "workflows/",
     "workflow": "workflows/{workflow}",
     "clusters": "clusters/",
+    "audit": "audit/",
 }
 
 
@@ -82,12 +86,16 @@ class Scenes:
         wait_for(lambda: DeadLetter.objects.filter(job_id__in=ids).count() == len(ids))
         _forget_the_machine()
         self._long = [tasks.print_label.enqueue(7, seconds=3600.0) for _ in range(3)]
+        wait_for(lambda: Blocked.objects.count() == 2)
+        wait_for(lambda: any(_has_lines(job.id) for job in self._long))
         letter = DeadLetter.objects.filter(job_id__in=ids).first()
         assert letter is not None
         self._ids |= {
             "failed": failed[0].id,
             "waiting": waiting[2].id,
+            "running": next(job.id for job in self._long if _has_lines(job.id)),
             "letter": letter.pk,
+            "guard": GuardKey.objects.get(name="limit printer").pk,
             "bulk": self._hold([job.id for job in waiting], failed[0].id),
         }
 
@@ -124,6 +132,10 @@ class Scenes:
         wait_for(lambda: (flow.refresh(), flow.is_finished)[1])
         chain(tasks.pack.si(1062, "oars"), tasks.send_receipt.si(1062)).enqueue(name="order 1062")
         self._ids["workflow"] = flow.id
+
+
+def _has_lines(job_id: str) -> bool:
+    return LogChunk.objects.filter(job_id=job_id).exists()
 
 
 def _forget_the_machine() -> None:

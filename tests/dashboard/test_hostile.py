@@ -11,9 +11,10 @@ from urllib.parse import quote, urlencode
 import pytest
 from django.test import Client
 
-from stoker import chain, dashboard, every, schedules
+from stoker import chain, dashboard, every, schedules, set_limit
+from stoker.inspect.guards import STATES as GUARD_STATES
 from stoker.inspect.jobs import STATES
-from stoker.models import DeadLetter
+from stoker.models import DeadLetter, GuardKey
 from stoker.testing import drain
 
 from tests import hostile
@@ -27,25 +28,32 @@ KNOWN = {
     "after": (),
     "arguments": ('{"a": 1}',),
     "backend": ("default",),
+    "by": ("anna",),
     "fingerprint": ("abc",),
+    "format": ("csv", "jsonl"),
     "kind": ("job", "letter"),
     "last": ("hour", "week"),
+    "log": ("all",),
     "name": ("default", "tests.app.tasks.add"),
     "node": ("host",),
+    "operation": ("pause-queue",),
     "q": ("add", "7"),
     "queue": ("default",),
     "reason": ("error",),
     "since": ("2d",),
-    "state": (*STATES, "open", "closed", "all"),
+    "state": (*STATES, *GUARD_STATES, "unique", "open", "closed", "all"),
     "task": ("tests.app.tasks.add",),
     "until": ("1h",),
 }
 """Parameter -> valid values."""
 PARAMETERS = {
     "": ("last", "backend"),
+    "audit/": ("by", "operation", "q", "since", "until", "after", "backend"),
+    "audit/export": ("format", "by", "operation", "q", "since", "until"),
     "bulk/": ("after", "backend"),
     "bulk/new": ("kind", "arguments", "state", "q", "task", "queue", "fingerprint", "since"),
     "jobs/": ("state", "queue", "task", "q", "node", "since", "until", "after", "backend"),
+    "guards/": ("state", "q", "after", "backend"),
     "queues/": ("last",),
     "queues/one": ("name", "last"),
     "tasks/": ("last",),
@@ -71,7 +79,9 @@ def details() -> list[str]:
     tasks.add.enqueue(1, 2)
     row = schedules.create("refresh", tasks.add, every(hours=1, args=[1, 2]))
     letter = DeadLetter.objects.get(job_id=failed.id)
+    set_limit("tenant:7", 3)
     return [
+        f"guards/{GuardKey.objects.get().pk}",
         f"jobs/{failed.id}",
         f"dead-letters/{letter.pk}",
         f"schedules/{row.pk}",
@@ -87,7 +97,7 @@ def test_hostile_query_parameters_never_answer_5xx(
 ) -> None:
     random = Random(seed)
     failures = []
-    for path, names in {**PARAMETERS, **dict.fromkeys(details, ("backend",))}.items():
+    for path, names in {**PARAMETERS, **dict.fromkeys(details, ("backend", "log"))}.items():
         for query in queries({name: KNOWN[name] for name in names}, random):
             status = status_of(anna, f"{PREFIX}{path}?{urlencode(query)}")
             if status >= 500:

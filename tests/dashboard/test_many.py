@@ -17,7 +17,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from stoker.dashboard import figures
-from stoker.models import DeadLetter, Job, Ready, Schedule
+from stoker.models import DeadLetter, GuardKey, Job, Ready, Schedule
 
 from tests.app import payments
 from tests.dashboard.conftest import PREFIX
@@ -39,6 +39,10 @@ LARGE = {
     "stoker_ready",
     "stoker_deferred",
     "stoker_claimed",
+    "stoker_blocked",
+    "stoker_need",
+    "stoker_key",
+    "stoker_unique",
     "stoker_attempt",
     "stoker_deadletter",
     "stoker_step",
@@ -72,6 +76,24 @@ INSERT INTO stoker_claimed (job_id, lease_id, holder, leased_until_us, queue, ra
                             crashes)
 SELECT {job}, n, gen_random_uuid(), 9e15, 'q' || n %% 6, 0, 1, 0
 FROM generate_series(%(over)s + 1, %(jobs)s) AS n WHERE n %% 10 = 9 LIMIT 500;
+
+INSERT INTO stoker_key (id, kind, name, fence, places, has_line, period_us, burst, starts)
+SELECT {key}, CASE n %% 9 WHEN 0 THEN 'sequence' ELSE 'lock' END, 'lock tenant:' || n, 0, 1,
+       n <= 1000, 0, 0, '[]'
+FROM generate_series(1, %(jobs)s / 2) AS n;
+
+INSERT INTO stoker_need (id, job_id, key_id, kind, name, places, weight, period_us, burst, on_busy,
+                         retry_us, halts, holds)
+SELECT {job}, {job}, {key}, 'lock', 'lock tenant:' || n, 1, 1, 0, 0, 'wait', 0, n %% 9 = 0, {key}
+FROM generate_series(1, %(jobs)s / 2) AS n;
+
+INSERT INTO stoker_blocked (job_id, key_id, queue, rank, attempts, crashes)
+SELECT {waiting}, {key}, 'q' || n %% 6, 0, 0, 0
+FROM generate_series(1, %(jobs)s / 4) AS m CROSS JOIN LATERAL (SELECT
+    CASE WHEN m %% 2 = 0 THEN 1 ELSE m %% 1000 + 1 END AS n) AS line;
+
+INSERT INTO stoker_unique (key_id, name, job_id, taken_us, until_us)
+SELECT {key}, 'unique order:' || n, {job}, 0, 0 FROM generate_series(1, %(jobs)s / 4) AS n;
 
 INSERT INTO stoker_attempt (job_id, number, kind, worker_id, started_at, finished_at,
                             exception_class, message, traceback)
@@ -123,6 +145,8 @@ def many(transactional_db: None) -> Iterator[dict[str, Any]]:
     words = {
         "job": ID.format(k="0"),
         "flow": ID.format(k="f"),
+        "key": ID.format(k="9"),
+        "waiting": ID.format(k="8").replace("n)", "m)"),
         "step": "(lpad(to_hex(1700000000000 + n), 12, '0') || '70008000000000000a0' || k)::uuid",
     }
     call = payments.plain.enqueue(7, note="a note that a search reads and does not find")
@@ -164,6 +188,7 @@ def many(transactional_db: None) -> Iterator[dict[str, Any]]:
         "ready": ready.pk,
         "letter": letter.pk,
         "schedule": UUID(int=1),
+        "guard": GuardKey.objects.order_by("pk").values_list("pk", flat=True)[0],
         "workflow": workflow,
     }
     with connection.cursor() as cursor:
@@ -188,6 +213,12 @@ PAGES = (
     "jobs/{ready}",
     "queues/",
     "queues/one?name=q1&last=week",
+    "guards/",
+    "guards/?state=waiting",
+    "guards/?state=halted",
+    "guards/?state=unique&q=nothing",
+    "guards/?q=nothing",
+    "guards/{guard}",
     "tasks/",
     "tasks/?last=week",
     "tasks/one?name=shop.tasks.t1&last=week",

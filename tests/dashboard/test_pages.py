@@ -28,7 +28,14 @@ from tests.dashboard.conftest import PREFIX, running_job
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 
-VIEWS = ("view_job", "view_deadletter", "view_schedule", "view_workflow", "view_cluster")
+VIEWS = (
+    "view_job",
+    "view_deadletter",
+    "view_schedule",
+    "view_workflow",
+    "view_cluster",
+    "view_bulkoperation",
+)
 MOST_QUERIES = 15
 
 TRAPPED: list[str] = []
@@ -88,6 +95,9 @@ PAGES = (
     "queues/",
     "queues/one?name=mail",
     "queues/one?name=a%2Fb%3Fc%3D%C3%BC",
+    "guards/",
+    "guards/?state=unique",
+    "guards/?q=door",
     "tasks/",
     "tasks/one?name=tests.app.tasks.add",
     "tasks/one?name=gone.tasks.away",
@@ -101,6 +111,7 @@ PAGES = (
     "workflows/?state=successful",
     "workflows/{flow}",
     "clusters/",
+    "audit/",
 )
 
 

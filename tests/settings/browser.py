@@ -6,6 +6,7 @@ from pathlib import Path
 from tests.dashboard.project import SETTINGS
 from tests.settings.with_admin import *  # noqa: F403 - settings are built on top of one another
 from tests.settings.with_admin import INSTALLED_APPS as _APPS
+from tests.settings.with_admin import TASKS as _TASKS
 from tests.settings.with_admin import TEMPLATES as _TEMPLATES
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "browser" / "project"))
@@ -19,3 +20,4 @@ MIDDLEWARE = [
 ]
 TEMPLATES = [{**_TEMPLATES[0], "DIRS": SETTINGS["TEMPLATES"][0]["DIRS"]}]
 ROOT_URLCONF = "tests.browser.urls"
+_TASKS["default"]["OPTIONS"].setdefault("LOGS", {"level": "INFO"})

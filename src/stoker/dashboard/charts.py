@@ -132,7 +132,7 @@ def wait_chart(points: Sequence[Point], span: Span) -> Chart:
 
 
 def backlog_chart(points: Sequence[Point], span: Span) -> Chart:
-    """Return how many jobs waited."""
+    """Return the chart of the number of waiting jobs."""
     seen = [None if point.backlog is None else float(point.backlog.ready) for point in points]
     top = max((one for one in seen if one is not None), default=0.0)
     bars, rows = [], []

@@ -18,6 +18,8 @@ APP = "stoker-dashboard"
 class Section:
     """One entry of the navigation."""
 
+    key: str
+    """The key that leads there, after ``g``."""
     name: str
     """The name of its page."""
     title: str
@@ -27,15 +29,17 @@ class Section:
 
 
 SECTIONS = (
-    Section("overview", "Overview", "stoker.view_job"),
-    Section("jobs", "Jobs", "stoker.view_job", ("job",)),
-    Section("queues", "Queues", "stoker.view_job", ("queue",)),
-    Section("tasks", "Tasks", "stoker.view_job", ("task",)),
-    Section("dead-letters", "Dead letters", "stoker.view_deadletter", ("dead-letter",)),
-    Section("schedules", "Schedules", "stoker.view_schedule", ("schedule",)),
-    Section("workflows", "Workflows", "stoker.view_workflow", ("workflow",)),
-    Section("bulk-operations", "Bulk", "stoker.view_bulkoperation", ("bulk", "new-bulk")),
-    Section("clusters", "Clusters", "stoker.view_cluster"),
+    Section("o", "overview", "Overview", "stoker.view_job"),
+    Section("j", "jobs", "Jobs", "stoker.view_job", ("job",)),
+    Section("q", "queues", "Queues", "stoker.view_job", ("queue",)),
+    Section("g", "guards", "Guards", "stoker.view_job", ("guard",)),
+    Section("t", "tasks", "Tasks", "stoker.view_job", ("task",)),
+    Section("d", "dead-letters", "Dead letters", "stoker.view_deadletter", ("dead-letter",)),
+    Section("s", "schedules", "Schedules", "stoker.view_schedule", ("schedule",)),
+    Section("w", "workflows", "Workflows", "stoker.view_workflow", ("workflow",)),
+    Section("b", "bulk-operations", "Bulk", "stoker.view_bulkoperation", ("bulk", "new-bulk")),
+    Section("c", "clusters", "Clusters", "stoker.view_cluster"),
+    Section("a", "audit", "Audit", "stoker.view_bulkoperation"),
 )
 PAGES = frozenset(name for section in SECTIONS for name in (section.name, *section.pages))
 """The names of all pages."""
@@ -46,7 +50,7 @@ class DashboardContext(RequestContext):
 
     @cached_property
     def allowed(self) -> dict[str, bool]:
-        """Return what templates ask as ``visit.allowed.cancel_job``."""
+        """Return the permissions, for templates: ``visit.allowed.cancel_job``."""
         return _Allowed(self)
 
     def path_of(self, name: str, args: Sequence[Any]) -> str:
@@ -65,6 +69,7 @@ class DashboardContext(RequestContext):
         """Return the entries of the navigation that this user may see."""
         return [
             {
+                "key": section.key,
                 "title": section.title,
                 "address": self.at(section.name),
                 "is_current": self.page in (section.name, *section.pages),

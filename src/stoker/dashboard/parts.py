@@ -1,7 +1,7 @@
 """The parts of a page that change while it is open, for scripts that show it.
 
-A script says which parts it has, by a digest of each, and gets only those that differ. What a page
-says of times that have passed, and its CSRF tokens, are no difference.
+A script sends a digest of each part that it has, and receives only the parts that differ. Relative
+times and CSRF tokens are ignored.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def changes(request: HttpRequest, page: str, status: int) -> HttpResponse:
     body = json.dumps({"parts": parts, "new": int(new[1]) if new else None}).encode()
     response = HttpResponse(content_type="application/json", status=status)
     if len(body) > LEAST_BYTES and "gzip" in request.headers.get("Accept-Encoding", ""):
-        # The CSRF tokens are masked anew for each answer, so its size tells nothing of them.
+        # CSRF tokens are masked differently in each response, so its size does not reveal them.
         body = gzip.compress(body, 6)
         response.headers["Content-Encoding"] = "gzip"
     response.content = body

@@ -13,9 +13,11 @@ from stoker.operations.waiting_jobs import EDIT, IN_BULK
 
 from . import assets
 from .pages import (
+    audit,
     bulk,
     clusters,
     dead_letters,
+    guards,
     job,
     jobs,
     overview,
@@ -33,6 +35,7 @@ app_name = "stoker-dashboard"
 FOLDERS = {
     "job": "jobs",
     "queue": "queues",
+    "guard": "guards",
     "letter": "dead-letters",
     "schedule": "schedules",
     "workflow": "workflows",
@@ -58,6 +61,8 @@ urlpatterns = [
     path("jobs/<uuid:job_id>", job.show, name="job"),
     path("queues/", queues.show, name="queues"),
     path("queues/one", queues.show_one, name="queue"),
+    path("guards/", guards.show, name="guards"),
+    path("guards/<uuid:guard_id>", guards.show_one, name="guard"),
     path("tasks/", tasks.show, name="tasks"),
     path("tasks/one", tasks.show_one, name="task"),
     path("dead-letters/", dead_letters.show, name="dead-letters"),
@@ -67,6 +72,8 @@ urlpatterns = [
     path("workflows/", workflows.show, name="workflows"),
     path("workflows/<uuid:workflow_id>", workflows.show_one, name="workflow"),
     path("clusters/", clusters.show, name="clusters"),
+    path("audit/", audit.show, name="audit"),
+    path("audit/export", audit.export, name="export-audit"),
     path("bulk/", bulk.show, name="bulk-operations"),
     path("bulk/new", bulk.show_new, name="new-bulk"),
     path("bulk/start", bulk.start, name="start-bulk"),

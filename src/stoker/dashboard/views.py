@@ -87,7 +87,7 @@ def perform(
     """Return the view that performs an operation and then shows the answer on the previous page.
 
     Args:
-        act: Performs it if the form may name something other than one target.
+        act: Replaces ``perform_on_target`` for forms that do not name exactly one target.
     """
 
     def view(visit: DashboardContext) -> HttpResponse:
@@ -139,7 +139,7 @@ def rendered(
 
 
 def enclosed(
-    view: Callable[..., HttpResponse], methods: tuple[str, ...], permission: str
+    view: Callable[..., HttpResponseBase], methods: tuple[str, ...], permission: str
 ) -> Callable[..., HttpResponseBase]:
     @wraps(view)
     def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -157,7 +157,7 @@ def enclosed(
 
 
 def _answered(
-    view: Callable[..., HttpResponse],
+    view: Callable[..., HttpResponseBase],
     methods: tuple[str, ...],
     permission: str,
     request: HttpRequest,

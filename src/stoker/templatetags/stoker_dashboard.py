@@ -17,6 +17,7 @@ from stoker.dashboard.context import APP
 from stoker.operations import wording as words
 from stoker.operations.details import Fact
 from stoker.operations.table import OPERATIONS
+from stoker.operations.tracebacks import trace_parts
 
 register = template.Library()
 
@@ -38,6 +39,9 @@ for _name, _say in (
     ("percent", words.percent),
 ):
     register.filter(_name, _known(_say))
+
+
+register.filter("trace_parts", trace_parts)
 
 
 @register.filter

@@ -1,4 +1,4 @@
-"""Operations on many: the preview, how far each is, and who did what to how many."""
+"""Bulk operations: the preview, the progress of each, and the history."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def show(visit: DashboardContext) -> PageContent:
 
 @page(bulk.VIEW)
 def show_one(visit: DashboardContext, bulk_id: UUID) -> PageContent:
-    """Return one bulk operation: how far it is, and what it left as it was."""
+    """Return one bulk operation: its progress, and the targets that it did not change."""
     with explained(visit.database):
         row = bulk.get(visit.settings, bulk_id)
         operation = bulk_walk.BY_NAME[row.operation]
@@ -96,7 +96,7 @@ def show_new(visit: DashboardContext) -> PageContent:
 
 
 def _start(visit: DashboardContext) -> HttpResponse:
-    """Start an operation on all that match, and show how far it is."""
+    """Start an operation on all matching targets, and show its progress."""
     post = visit.request.POST
     operation = bulk_walk.BY_NAME.get(post.get("operation", ""))
     if operation is None:
@@ -120,7 +120,8 @@ start: Any = enclosed(_start, ("POST",), bulk.VIEW)
 
 
 def control(visit: DashboardContext, operation: Operation) -> Done:
-    """Pause, resume, stop or undo: this takes the permission of what is done in bulk, too."""
+    """Pause, resume, stop or undo a bulk operation. This also needs the permission for its
+    operation."""
     row = bulk.get(visit.settings, visit.request.POST.get("bulk", ""))
     _require(visit, bulk_walk.BY_NAME[row.operation])
     if operation is bulk.UNDO:
@@ -129,14 +130,15 @@ def control(visit: DashboardContext, operation: Operation) -> Done:
 
 
 def undo_in_bulk(visit: DashboardContext, operation: Operation) -> Done:
-    """Undo the bulk operation that the form names, if it is one of this kind."""
+    """Undo the bulk operation that the form names, if it has this kind of target."""
     row = bulk.get(visit.settings, visit.request.POST.get("bulk", ""))
     _require(visit, bulk_walk.BY_NAME[row.operation])
     return bulk.undo_at_once(visit.operator, str(row.pk))
 
 
 def all_address(visit: DashboardContext, kind: str, operations: Sequence[Operation]) -> str:
-    """Return the page of what can be done to all that the filters of this page find; "" = none."""
+    """Return the URL of the page for bulk operations on all rows that the current filters find;
+    "" = the user may perform none."""
     if not visit.may(bulk.VIEW) or not any(visit.may(one.permission) for one in operations):
         return ""
     given = visit.request.GET

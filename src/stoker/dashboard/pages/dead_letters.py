@@ -103,7 +103,7 @@ def perform_on_letters(visit: DashboardContext, operation: Operation) -> Done:
 
 
 def undo_requeues(visit: DashboardContext, operation: Operation) -> Done:
-    """Undo one requeue, or those of a bulk operation."""
+    """Undo one requeue, or all requeues of a bulk operation."""
     if visit.request.POST.get("bulk"):
         return undo_in_bulk(visit, REQUEUE)
     return perform_on_target(visit, operation)

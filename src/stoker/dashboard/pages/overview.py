@@ -73,7 +73,7 @@ def _waiting(depths: tuple[QueueDepth, ...]) -> dict[str, Any]:
 
 
 def _machines(visit: DashboardContext) -> dict[str, int]:
-    """Count clusters and workers by their last signs of life. One query."""
+    """Count clusters and workers by their last heartbeats, with one query."""
     with explained(visit.database):
         rows = Cluster.objects.using(visit.database).filter(name=visit.settings.cluster)
         seen: Any = rows.annotate(now_us=DatabaseNow())

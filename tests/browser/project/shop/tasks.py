@@ -1,10 +1,13 @@
 """The tasks of a shop. A row makes the failing ones succeed: see ``mend``."""
 
+import logging
 import time
 
 from stoker import Cron, Limit, task
 
 from tests.app.models import Account
+
+logger = logging.getLogger(__name__)
 
 
 class BankUnreachable(Exception):
@@ -22,7 +25,10 @@ class OutOfPaper(Exception):
 @task(queue_name="payments", max_attempts=2, backoff=0.2)
 def charge_card(order: int, amount: str) -> str:
     """Charge the card, if the bank answers."""
+    logger.info("Charging %s for order %s.", amount, order)
+    print("POST https://bank.example/charges")
     if not Account.objects.filter(total=1).exists():
+        logger.error("The bank did not answer within 5 seconds.")
         raise BankUnreachable(f"the bank did not answer: order {order} over {amount} is not paid")
     return f"paid {amount}"
 
@@ -46,6 +52,9 @@ def wrap(order: int) -> None:
 
 @task(queue_name="photos", limit=Limit(1, "printer"))
 def print_label(order: int, seconds: float = 0.0) -> None:
+    for page in range(1, 13):
+        logger.info("Printing page %s of the labels of order %s.", page, order)
+    logger.warning("The printer %s is almost out of paper: " + 20 * "labels, ", "cellar-2")
     time.sleep(seconds)
 
 

@@ -1,0 +1,114 @@
+"""The history of operations: who did what to how many, when and why; with an export."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIRequest
+from django.http import StreamingHttpResponse
+
+from stoker.dashboard.context import DashboardContext
+from stoker.dashboard.menus import AGES
+from stoker.dashboard.views import PageContent, PageRefused, enclosed, page
+from stoker.operations import audit, bulk
+from stoker.operations.audit import AuditEntry, AuditFilter
+from stoker.operations.table import OPERATIONS
+from stoker.values.ids import parse_job_id
+
+ON_A_PAGE = 50
+TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
+FILTERS = ("by", "operation", "q", "since", "until")
+PAGES = {
+    "job": "job", "letter": "dead-letter", "workflow": "workflow", "guard": "guard", "bulk": "bulk",
+}  # fmt: skip
+"""Kind of target -> the page that shows it by its id."""
+
+
+@page(bulk.VIEW)
+def show(visit: DashboardContext) -> PageContent:
+    """Return a page of operations, the newest first."""
+    given = visit.request.GET
+    wanted = _filter(visit)
+    try:
+        found = audit.find(visit.settings, wanted, ON_A_PAGE, given.get("after", ""))
+    except ValueError as error:
+        raise PageRefused(400, str(error)) from None
+    filters = {name: given[name] for name in FILTERS if given.get(name)}
+    context = {
+        "entries": [_shown(visit, one) for one in found.entries],
+        "given": given.dict(),
+        "is_filtered": bool(filters),
+        "is_narrowed": bool(filters.keys() - {"q"}),
+        "operations": sorted((one.name, _words(one.name)) for one in OPERATIONS.values()),
+        "ages": AGES,
+        "is_cut": found.is_cut,
+        "exports": [
+            (name, visit.at("export-audit", **{"format": name, **filters})) for name in TYPES
+        ],
+        **visit.paging(found.next),
+    }
+    return PageContent("audit", context)
+
+
+def _export(visit: DashboardContext) -> StreamingHttpResponse:
+    form = visit.request.GET.get("format", "csv")
+    if form not in TYPES:
+        raise PageRefused(400, f"There is no format {form[:50]!r}: write csv or jsonl.")
+    texts = audit.exported(visit.settings, _filter(visit), form)
+    is_asynchronous = isinstance(visit.request, ASGIRequest)
+    response = StreamingHttpResponse(
+        _awaited(texts) if is_asynchronous else texts, content_type=TYPES[form]
+    )
+    response.headers["Content-Disposition"] = f'attachment; filename="stoker-audit.{form}"'
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
+export: Any = enclosed(_export, ("GET", "HEAD"), bulk.VIEW)
+
+
+async def _awaited(texts: Iterator[str]) -> AsyncIterator[str]:
+    while (text := await sync_to_async(_next)(texts)) is not None:
+        yield text
+
+
+def _next(texts: Iterator[str]) -> str | None:
+    return next(texts, None)
+
+
+def _filter(visit: DashboardContext) -> AuditFilter:
+    try:
+        return audit.filter_of(visit.request.GET.dict())
+    except ValueError as error:
+        raise PageRefused(400, str(error)) from None
+
+
+def _shown(visit: DashboardContext, entry: AuditEntry) -> dict[str, Any]:
+    thing = _thing(entry.kind)
+    return {
+        "is": entry,
+        "row": entry.row,
+        "address": _address(visit, entry),
+        "what": f"{thing}s: {entry.target}" if entry.is_bulk else f"{thing} {entry.target}".strip(),
+    }
+
+
+def _address(visit: DashboardContext, entry: AuditEntry) -> str:
+    """Return the page of what was changed; "" = there is none."""
+    if entry.is_bulk:
+        return visit.at("bulk", entry.row.pk)
+    if entry.kind == "queue" and entry.row.done:
+        return visit.at("queue", name=entry.target)
+    target = parse_job_id(entry.target)
+    return visit.at(PAGES[entry.kind], target) if entry.kind in PAGES and target else ""
+
+
+def _words(name: str) -> str:
+    """Return ``Pause: queue`` for ``pause-queue``."""
+    return f"{OPERATIONS[name].title}: {_thing(OPERATIONS[name].target)}"
+
+
+def _thing(kind: str) -> str:
+    return {"letter": "dead letter", "bulk": "bulk operation"}.get(kind, kind)

@@ -1,0 +1,196 @@
+"""The history of operations: who did what to how many, when and why."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from django.db.models import Q
+from django.utils import timezone
+
+from stoker.conf import Settings
+from stoker.inspect.scan import scan
+from stoker.models import BulkOperation
+from stoker.store.engines.sessions import explained
+from stoker.values.ids import first_id_at
+from stoker.values.marks import moment_from
+
+from .bulk_walk import BY_NAME
+from .table import OPERATIONS
+
+SCANNED = 10_000
+"""Maximum number of operations that a page with a filter reads."""
+MOST_EXPORTED = 10_000
+EXPORTED_AT_ONCE = 500
+MOST_LOOKS = 200
+"""Maximum number of pages that an export reads."""
+COLUMNS = (
+    "at", "by", "operation", "target", "matched", "done", "refused", "state", "because", "backend",
+    "id",
+)  # fmt: skip
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""Spreadsheets execute fields that begin so."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """A filter of operations; "" = any."""
+
+    by: str = ""
+    operation: str = ""
+    """A name, such as ``pause-queue``."""
+    text: str = ""
+    """Text in the target or in the reason."""
+    since: datetime | None = None
+    until: datetime | None = None
+
+    @property
+    def condition(self) -> Q:
+        """Return the condition that no index covers."""
+        condition = Q()
+        if self.by:
+            condition &= Q(by__iexact=self.by)
+        if self.operation:
+            condition &= Q(operation=self.operation)
+        if self.text:
+            by_target = Q(filters__target__icontains=self.text)
+            condition &= by_target | Q(because__icontains=self.text)
+        return condition
+
+
+class AuditEntry(NamedTuple):
+    """One operation."""
+
+    row: BulkOperation
+    title: str
+    """What the button says, such as ``Pause``."""
+    kind: str
+    """What it was done to: ``queue``, ``job``, ...; "" = a newer version knows."""
+    target: str
+    """Name or id of the only target, or what found the targets."""
+    is_bulk: bool
+    """Whether it has a page of its own, with its progress."""
+
+
+class AuditPage(NamedTuple):
+    """A page of operations, the newest first."""
+
+    entries: list[AuditEntry]
+    next: str | None
+    """Start of the next page; None = this is the last page."""
+    is_cut: bool
+    """Whether operations that were not read may match as well."""
+
+
+def filter_of(given: Mapping[str, str]) -> AuditFilter:
+    """Return the filter in a query string.
+
+    Raises:
+        ValueError: ``since`` or ``until`` is no moment.
+    """
+    since, until = (given.get(name, "").strip() for name in ("since", "until"))
+    return AuditFilter(
+        by=given.get("by", "").strip()[:150],
+        operation=given.get("operation", "")[:50],
+        text=given.get("q", "").strip()[:255],
+        since=moment_from(since, is_past=True) if since else None,
+        until=moment_from(until, is_past=True) if until else None,
+    )
+
+
+def find(settings: Settings, wanted: AuditFilter, limit: int, after: str = "") -> AuditPage:
+    """Return a page of operations.
+
+    Args:
+        limit: maximum number.
+        after: ``AuditPage.next`` of the previous page.
+
+    Raises:
+        ValueError: ``after`` is invalid.
+        BrokerUnavailable, NotMigrated: the store cannot be read.
+    """
+    rows = BulkOperation.objects.using(settings.database).filter(backend=settings.alias)
+    if wanted.since is not None:
+        rows = rows.filter(pk__gte=first_id_at(wanted.since.timestamp()))
+    if wanted.until is not None:
+        rows = rows.filter(pk__lt=first_id_at(wanted.until.timestamp()))
+    with explained(settings.database):
+        page = scan(rows, wanted.condition, limit, after, most=SCANNED, newest_first=True)
+    return AuditPage([_entry(row) for row in page.rows], page.next, page.is_cut)
+
+
+def exported(settings: Settings, wanted: AuditFilter, form: str) -> Iterator[str]:
+    """Yield the newest operations as text: at most ``MOST_EXPORTED``, read in small batches.
+
+    Args:
+        form: "csv" or "jsonl".
+    """
+    write = _csv_line if form == "csv" else _json_line
+    if form == "csv":
+        yield _csv_line({name: name for name in COLUMNS})
+    after: str | None = ""
+    left = MOST_EXPORTED
+    for _ in range(MOST_LOOKS):
+        page = find(settings, wanted, min(left, EXPORTED_AT_ONCE), after or "")
+        lines = [write(_plain(one)) for one in page.entries]
+        yield "".join(lines)
+        left, after = left - len(lines), page.next
+        if after is None or not left:
+            return
+
+
+def _entry(row: BulkOperation) -> AuditEntry:
+    operation = OPERATIONS.get(row.operation)
+    title = operation.title if operation else row.operation
+    kind = operation.target if operation else ""
+    if "target" in row.filters:
+        return AuditEntry(row, title, kind, str(row.filters["target"]), is_bulk=False)
+    is_known = row.operation in BY_NAME
+    if row.undoes is not None:
+        return AuditEntry(row, f"Undo: {title}", kind, "those it changed", is_bulk=is_known)
+    return AuditEntry(row, title, kind, _found_by(row.filters), is_bulk=is_known)
+
+
+def _found_by(filters: Mapping[str, Any]) -> str:
+    if "ids" in filters:
+        return f"{len(filters['ids']):,} chosen"
+    return ", ".join(f"{name}={value}" for name, value in filters.items()) or "all"
+
+
+def _plain(entry: AuditEntry) -> dict[str, Any]:
+    row = entry.row
+    at = row.started_at
+    return {
+        "at": (at if timezone.is_aware(at) else timezone.make_aware(at)).isoformat(),
+        "by": row.by,
+        "operation": row.operation,
+        "target": entry.target,
+        "matched": row.matched,
+        "done": row.done,
+        "refused": row.refused,
+        "state": row.state,
+        "because": row.because,
+        "backend": row.backend,
+        "id": str(row.pk),
+    }
+
+
+def _json_line(values: Mapping[str, Any]) -> str:
+    return f"{json.dumps(values, ensure_ascii=False)}\n"
+
+
+def _csv_line(values: Mapping[str, Any]) -> str:
+    line = io.StringIO()
+    csv.writer(line).writerow(_field(values[name]) for name in COLUMNS)
+    return line.getvalue()
+
+
+def _field(value: Any) -> Any:
+    if isinstance(value, str) and value.startswith(FORMULAS):
+        return f"'{value}"
+    return value
