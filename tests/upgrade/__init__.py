@@ -1,0 +1,1 @@
+"""Stores that an older version made: their tables, and the jobs that wait in them."""
