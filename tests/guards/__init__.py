@@ -1,1 +1,1 @@
-"""Guards and locks on real stores, with processes that are killed and paused."""
+"""Guards on a real store, in concurrent transactions."""

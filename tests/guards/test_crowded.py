@@ -28,10 +28,10 @@ def put(name: str, count: int = 1, **options: object) -> None:
     )
 
 
-def claim() -> list[Delivery]:
+def claim(queue: str = "mail") -> list[Delivery]:
     broker = broker_for(settings_for())
     return broker.claim(
-        ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60, rated_limit=100, queues=["mail"])
+        ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60, rated_limit=100, queues=[queue])
     )
 
 

@@ -401,6 +401,23 @@ def test_batches_take_few_statements(mode: str, state: str) -> None:
     assert len(captured) <= STATEMENTS[connection.vendor]
 
 
+@pytest.mark.postgres
+@pytest.mark.parametrize("state", ["new", "ended"])
+def test_single_job_whose_key_is_free_takes_it_in_one_statement(state: str) -> None:
+    """That statement inserts the job, too, so neither is there without the other."""
+    guarded = echo.using(unique=Unique("{value}"))
+    guarded.enqueue(1 if state == "ended" else 2)
+    assert work_off() == 1
+    with CaptureQueriesContext(connection) as captured:
+        result = guarded.enqueue(1)
+    (taken,) = [one["sql"] for one in captured if "INSERT INTO stoker_" in one["sql"]]
+    assert "INSERT INTO stoker_unique" in taken
+    assert "INSERT INTO stoker_job" in taken
+    assert not result.was_duplicate
+    assert UniqueKey.objects.filter(job_id=result.id).exists()
+    assert Ready.objects.filter(job_id=result.id).exists()
+
+
 def unique_options(mode: str) -> dict[str, Any]:
     return {"on_conflict": mode, **({"delay": 3600} if mode == "postpone" else {})}
 

@@ -54,7 +54,7 @@ class Other:
 def started(program: Program, place: Any) -> Iterator[Other]:
     """Run a program in a separate process on the database of this test."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.guards.preloaded"])
+    context.set_forkserver_preload(["tests.locks.preloaded"])
     ours, theirs = context.Pipe()
     process = context.Process(target=program, args=(place, theirs), daemon=True)
     process.start()

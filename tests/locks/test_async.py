@@ -12,7 +12,7 @@ from django.db import connections
 
 from stoker.exceptions import LockBusy
 
-from tests.guards.places import Place
+from tests.locks.places import Place
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import django
 
-from tests.guards.places import Place
+from tests.locks.places import Place, all_opened
 
 
 class Hammer:
@@ -22,16 +22,13 @@ class Hammer:
     def __init__(self, place: Place) -> None:
         self._place = place
 
-    def strike(self, name: str, folder: str, until: float, least: int) -> dict[str, Any]:
-        """Repeat until that time of the monotonic clock and that total count of turns.
-
-        Return the number of turns and the faults seen.
-        """
+    def strike(self, name: str, folder: str, least: int) -> dict[str, Any]:
+        """Repeat until all had so many turns together. Return our turns and the faults seen."""
         turns, faults = 0, []
         counter = Path(folder) / "counter"
         count = 0
         with (Path(folder) / "guard").open("a") as guard:
-            while time.monotonic() < until or count < least:
+            while count < least:
                 with self._place.lock(name, wait=120, lease=60) as held:
                     try:
                         fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -53,7 +50,7 @@ class Hammer:
 def strike(place: Place, line: Connection) -> None:
     """Run one hammer when the test sends its arguments."""
     django.setup()
-    with place.opened():
+    with all_opened():
         line.send("ready")
         _, arguments = line.recv()
         line.send(Hammer(place).strike(**arguments))

@@ -21,7 +21,7 @@ from stoker.locks.stores.database import DatabaseCacheLocks
 from stoker.models import Lock
 from stoker.models.lock import NOBODY
 
-from tests.guards.places import Place
+from tests.locks.places import Place
 
 on_the_database = pytest.mark.parametrize("place", ["database", "database cache"], indirect=True)
 
@@ -95,7 +95,7 @@ def test_database_cache_takes_renews_steals_and_drops_locks(
     place: Place, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing is waited for: entries are written as if they had ended already."""
-    store, key = DatabaseCacheLocks("locks"), key_of(name)
+    store, key = DatabaseCacheLocks("database cache"), key_of(name)
     one, two, three = (uuid.uuid4() for _ in range(3))
     first = store.take(LockClaim(key, one, 30))
     assert first is not None
@@ -125,7 +125,7 @@ def test_ended_entry_of_the_database_cache_goes_to_one_claimant(
     place: Place, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two claimants see at once that it has ended. Django's own `add` would let both in."""
-    store, key = DatabaseCacheLocks("locks"), key_of(name)
+    store, key = DatabaseCacheLocks("database cache"), key_of(name)
     monkeypatch.setattr(database_cache, "whole", lambda _: -5)
     assert store.take(LockClaim(key, uuid.uuid4(), 1))
     monkeypatch.undo()

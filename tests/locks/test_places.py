@@ -15,10 +15,11 @@ from stoker.locks.stores.cache import FENCE_PREFIX, PREFIX
 from stoker.models import Lock
 
 from tests.app.models import Ledger
-from tests.guards.hammer import strike
-from tests.guards.holder import write_fenced
-from tests.guards.places import STEALING_PLACES, WITHOUT_STEALING, Place
-from tests.guards.processes import Other, started
+from tests.locks.hammer import strike
+from tests.locks.holder import write_fenced
+from tests.locks.places import STEALING_PLACES, WITHOUT_STEALING, Place
+from tests.locks.processes import Other, started
+from tests.servers.process import wait_until
 
 LEASE_SECONDS = 1.0
 """The shortest possible lease, for holders that are to lose the lock."""
@@ -26,6 +27,8 @@ KEPT_SECONDS = 6.0
 """For holders that are to keep the lock, even on a busy machine."""
 PATIENCE_SECONDS = 120.0
 PROCESSES = 8
+TURNS = 100
+"""Of all processes together."""
 
 
 def test_held_lock_is_refused_to_another(place: Place, name: str) -> None:
@@ -82,83 +85,92 @@ def test_many_processes_never_hold_the_lock_at_once(
     with ExitStack() as stack:
         hammers = [stack.enter_context(started(strike, place)) for _ in range(PROCESSES)]
         other.kill()
-        until = time.monotonic() + LEASE_SECONDS + 2.5
         for hammer in hammers:
-            wish = {"until": until, "least": 2 * PROCESSES}
-            hammer.say("strike", name=name, folder=str(tmp_path), **wish)
+            hammer.say("strike", name=name, folder=str(tmp_path), least=TURNS)
         reports = [hammer.hear() for hammer in hammers]
     assert [fault for report in reports for fault in report["faults"]] == []
     count, last_fence = map(int, (tmp_path / "counter").read_text().split())
     assert count == sum(report["turns"] for report in reports)
-    assert count >= 2 * PROCESSES
+    assert count >= TURNS
     with place.lock(name) as held:
         assert held.fence > last_fence
 
 
 def test_lock_of_a_killed_holder_is_free_after_its_lease(
-    place: Place, name: str, other: Other
+    others: dict[Place, Other], name: str
 ) -> None:
-    fence = other.do("acquire", name=name, lease=LEASE_SECONDS)
-    newcomer = place.lock(name, wait=PATIENCE_SECONDS)
-    other.kill()
-    with newcomer:
-        assert newcomer.fence > fence
+    fences = {}
+    for place, other in others.items():
+        fences[place] = other.do("acquire", name=name, lease=LEASE_SECONDS)
+        other.kill()
+    for place, fence in fences.items():
+        with place.lock(name, wait=PATIENCE_SECONDS) as newcomer:
+            assert newcomer.fence > fence, place
 
 
 def test_paused_holder_loses_the_lock_and_cannot_write(
-    place: Place, name: str, other: Other
+    others: dict[Place, Other], name: str
 ) -> None:
     """This is what the fence is for: a process that was stopped for longer than its lease, as a
     virtual machine can be, resumes and does not know it."""
-    Ledger.objects.create(job_id="fenced", attempt=1, worker="", started_ns=0)
-    old_fence = other.do("acquire", name=name, lease=LEASE_SECONDS)
-    assert other.do("write", note="the first")
-    other.pause()
-    newcomer = place.lock(name, wait=PATIENCE_SECONDS)
-    assert newcomer.acquire()
-    assert newcomer.fence > old_fence
-    assert write_fenced(newcomer.fence, "the newcomer")
-    other.resume()
-    assert not other.do("is_held")
-    assert "is not held any more" in other.do("check")  # as its own clock or the store has told it
-    assert not other.do("write", note="the one that was paused")
-    assert not other.do("release")
-    assert other.do("acquire", name=name, wait=0) is None
-    assert newcomer.is_held
-    assert Ledger.objects.get(job_id="fenced").note == "the newcomer"
-    assert newcomer.release()
+    old_fences, newcomers = {}, {}
+    for place, other in others.items():
+        Ledger.objects.create(job_id=place.name, attempt=1, worker="", started_ns=0)
+        old_fences[place] = other.do("acquire", name=name, lease=LEASE_SECONDS)
+        assert other.do("write", note="the first"), place
+        other.pause()
+    for place, old_fence in old_fences.items():
+        newcomers[place] = newcomer = place.lock(name, wait=PATIENCE_SECONDS)
+        assert newcomer.acquire(), place
+        assert newcomer.fence > old_fence, place
+        assert write_fenced(place, newcomer.fence, "the newcomer"), place
+    for place, other in others.items():
+        other.resume()
+        assert not other.do("is_held"), place
+        assert "is not held any more" in other.do("check")  # so its own clock or the store told it
+        assert not other.do("write", note="the one that was paused"), place
+        assert not other.do("release"), place
+        assert other.do("acquire", name=name, wait=0) is None, place
+        assert newcomers[place].is_held, place
+        assert Ledger.objects.get(job_id=place.name).note == "the newcomer", place
+        assert newcomers[place].release(), place
 
 
-def test_lease_is_renewed_while_the_holder_lives(place: Place, name: str, other: Other) -> None:
-    other.do("acquire", name=name, lease=KEPT_SECONDS)
+def test_lease_is_renewed_while_the_holder_lives(others: dict[Place, Other], name: str) -> None:
+    for place, other in others.items():
+        assert other.do("acquire", name=name, lease=KEPT_SECONDS), place
     # Longer than any store keeps the entry of a lease that is not renewed.
     until = time.monotonic() + KEPT_SECONDS + 1.4
-    newcomer = place.lock(name)
+    newcomers = {place: place.lock(name) for place in others}
     while time.monotonic() < until:
-        assert not newcomer.acquire()
+        assert [place.name for place, one in newcomers.items() if one.acquire()] == []
         time.sleep(0.1)
-    assert other.do("check") == ""
-    assert other.do("release")
-    assert newcomer.acquire()
-    assert newcomer.release()
+    for place, other in others.items():
+        assert other.do("check") == "", place
+        assert other.do("release"), place
+        assert newcomers[place].acquire(), place
+        assert newcomers[place].release(), place
 
 
-@pytest.mark.parametrize("place", STEALING_PLACES, indirect=True)
 def test_steal_after_takes_the_lock_from_a_slow_holder(
-    place: Place, name: str, other: Other
+    others: dict[Place, Other], name: str
 ) -> None:
-    fence = other.do("acquire", name=name, lease=KEPT_SECONDS)
-    assert not place.lock(name, steal_after=600).acquire()
-    thief = place.lock(name, steal_after=1.5)
-    assert thief.acquire(wait=PATIENCE_SECONDS)
-    assert thief.fence > fence
-    until = time.monotonic() + PATIENCE_SECONDS
-    while other.do("is_held") and time.monotonic() < until:
-        time.sleep(0.05)
-    assert "under another holder" in other.do("check")
-    assert not other.do("release")
-    assert thief.is_held
-    assert thief.release()
+    slow = {place: other for place, other in others.items() if place.can_steal}
+    fences = {
+        place: other.do("acquire", name=name, lease=KEPT_SECONDS) for place, other in slow.items()
+    }
+    thieves = {place: place.lock(name, steal_after=0.5) for place in slow}
+    for place, thief in thieves.items():
+        assert not place.lock(name, steal_after=600).acquire(), place
+        assert thief.acquire(wait=PATIENCE_SECONDS), place
+        assert thief.fence > fences[place], place
+    wait_until(lambda: not held_by(slow), PATIENCE_SECONDS)
+    assert held_by(slow) == []
+    for place, other in slow.items():
+        assert "under another holder" in other.do("check"), place
+        assert not other.do("release"), place
+        assert thieves[place].is_held, place
+        assert thieves[place].release(), place
 
 
 @pytest.mark.parametrize("place", [WITHOUT_STEALING], indirect=True)
@@ -177,21 +189,22 @@ def test_stolen_lock_is_not_stolen_again(place: Place, name: str) -> None:
         assert not place.lock(name, steal_after=600).acquire()
 
 
-def test_lock_deleted_from_the_store_is_lost(place: Place, name: str) -> None:
+def test_lock_deleted_from_the_store_is_lost(places: list[Place], name: str) -> None:
     """For example by a flushed or full cache, or a deleted row."""
-    held = place.lock(name, lease=KEPT_SECONDS)
-    assert held.acquire()
-    forget_all(place, name)
-    until = time.monotonic() + PATIENCE_SECONDS
-    while held.is_held and time.monotonic() < until:
-        time.sleep(0.02)
-    with pytest.raises(LockLost, match="the store has it no longer"):
-        held.check()
-    assert not held.release()
-    newcomer = place.lock(name)
-    assert newcomer.acquire()
-    assert newcomer.fence > held.fence
-    assert newcomer.release()
+    held = {place: place.lock(name, lease=KEPT_SECONDS) for place in places}
+    for place, one in held.items():
+        assert one.acquire(), place
+        forget_all(place, name)
+    wait_until(lambda: not any(one.is_held for one in held.values()), PATIENCE_SECONDS)
+    assert [place.name for place, one in held.items() if one.is_held] == []
+    for place, one in held.items():
+        with pytest.raises(LockLost, match="the store has it no longer"):
+            one.check()
+        assert not one.release(), place
+        newcomer = place.lock(name)
+        assert newcomer.acquire(), place
+        assert newcomer.fence > one.fence, place
+        assert newcomer.release(), place
 
 
 def test_lock_deleted_and_taken_by_another_stays_with_the_other(place: Place, name: str) -> None:
@@ -202,6 +215,11 @@ def test_lock_deleted_and_taken_by_another_stays_with_the_other(place: Place, na
     assert not held.release()
     assert not place.lock(name).acquire()
     assert newcomer.release()
+
+
+def held_by(others: dict[Place, Other]) -> list[str]:
+    """Return the names of the places whose locks these processes still hold."""
+    return [place.name for place, other in others.items() if other.do("is_held")]
 
 
 def forget_all(place: Place, name: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import django
 
-from tests.guards.places import Place
+from tests.locks.places import Place, all_opened
 
 
 class Holder:
@@ -40,21 +40,21 @@ class Holder:
 
     def write(self, note: str) -> bool:
         """Write with the fence. Return whether the ledger accepted it."""
-        return write_fenced(self._lock.fence, note)
+        return write_fenced(self._place, self._lock.fence, note)
 
 
-def write_fenced(fence: int, note: str) -> bool:
-    """Write, unless a later holder has written already. Return whether it was written."""
+def write_fenced(place: Place, fence: int, note: str) -> bool:
+    """Write for the place, unless a later holder has. Return whether it was written."""
     from tests.app.models import Ledger
 
-    later = Ledger.objects.filter(job_id="fenced", started_ns__lte=fence)
+    later = Ledger.objects.filter(job_id=place.name, started_ns__lte=fence)
     return bool(later.update(started_ns=fence, note=note))
 
 
 def hold(place: Place, line: Connection) -> None:
     """Carry out each request until the process is killed."""
     django.setup()
-    with place.opened():
+    with all_opened():
         holder = Holder(place)
         line.send("ready")
         while True:

@@ -1,0 +1,1 @@
+"""Locks on every store that keeps them, with processes that are killed and paused."""
