@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.conformance.stands import Stand, stands
+from tests.conformance.server_stands import stands
+from tests.conformance.stands import Stand
 
 
 @pytest.fixture(params=stands())

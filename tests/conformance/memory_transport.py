@@ -70,7 +70,7 @@ class MemoryTransport(Transport):
             time.sleep(0.01)
         return found
 
-    def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+    def extend(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         for parcel in parcels:
             self.kept[parcel.receipt].due = self.now() + self.parcel_seconds
         return list(parcels)

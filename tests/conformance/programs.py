@@ -1,4 +1,4 @@
-"""Programs for tests.guards.processes that use a broker in another process."""
+"""Programs for tests.locks.processes that use a broker in another process."""
 
 from __future__ import annotations
 

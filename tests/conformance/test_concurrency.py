@@ -20,7 +20,7 @@ from tests.conformance.ledger import Ledger
 from tests.conformance.programs import claim
 from tests.conformance.stands import LEASE_SECONDS, Stand, message
 from tests.conformance.threads import PATIENCE_SECONDS, patiently, together
-from tests.guards.processes import started
+from tests.locks.processes import started
 
 
 def test_threads_claim_every_job_once(stand: Stand) -> None:

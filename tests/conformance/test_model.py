@@ -29,7 +29,8 @@ from stoker.brokers.contract import ClaimRequest, Delivery, Lease, Return
 from stoker.brokers.orm import broker as orm
 from stoker.brokers.orm import claim as watermarks
 
-from tests.conformance.stands import MemoryStand, MongodbStand, OrmStand, Stand, message
+from tests.conformance.server_stands import MongodbStand
+from tests.conformance.stands import MemoryStand, OrmStand, Stand, message
 
 QUEUES = ("a", "b")
 HOLDERS = (uuid.UUID(int=1), uuid.UUID(int=2))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from django.db import connection, transaction
 
 from stoker.models import Job
-from stoker.models.job import Calls, Endings
+from stoker.models.job import JobColumns
 from stoker.store.engines import engine_of
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
@@ -22,29 +23,34 @@ TASK, QUEUE = "tests.app.tasks.nothing", "default"
 
 def succeeded(job_ids: Sequence[uuid.UUID]) -> int:
     count = len(job_ids)
-    known = engine_of("default").insert_ended(
-        calls(count),
-        Endings(
-            job_ids=[one.hex for one in job_ids],
-            statuses=["SUCCESSFUL"] * count,
-            attempts=[1] * count,
-            worker_ids=["worker"] * count,
-            started_at=[1.0] * count,
-            finished_at=[2.0] * count,
-            values=[b""] * count,
-            reasons=[""] * count,
-        ),
+    jobs = replace(
+        called(job_ids),
+        statuses=["SUCCESSFUL"] * count,
+        attempts=[1] * count,
+        worker_ids=["worker"] * count,
+        started_at=[1.0] * count,
+        finished_at=[2.0] * count,
+        values=[b""] * count,
+        reasons=[""] * count,
     )
-    return count - len(known)
+    return count - len(engine_of("default").insert_ended(jobs))
 
 
 def failed(job_ids: Sequence[uuid.UUID]) -> int:
-    engine_of("default").ensure_jobs([one.hex for one in job_ids], calls(len(job_ids)))
+    engine_of("default").ensure_jobs(called(job_ids))
     return 0
 
 
-def calls(count: int) -> Calls:
-    return Calls([TASK] * count, [QUEUE] * count, [0] * count, [b"x"] * count, [1.0] * count)
+def called(job_ids: Sequence[uuid.UUID]) -> JobColumns:
+    count = len(job_ids)
+    return JobColumns(
+        job_ids=[one.hex for one in job_ids],
+        tasks=[TASK] * count,
+        queues=[QUEUE] * count,
+        priorities=[0] * count,
+        packages=[b"x"] * count,
+        enqueued_at=[1.0] * count,
+    )
 
 
 @pytest.mark.parametrize("record", [succeeded, failed])

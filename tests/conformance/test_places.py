@@ -77,16 +77,16 @@ def test_job_that_the_server_has_not_delivered_can_be_withdrawn(stand: Stand) ->
         pytest.skip(f"{type(stand.broker).__name__} can look what waits up")
     (ready,), (stays,) = stand.put(), stand.put()
     (deferred,) = stand.put(run_after=stand.now() + 100)
-    assert stand.broker.not_come([ready, stays, deferred]) == {ready, stays, deferred}
+    assert stand.broker.not_arrived([ready, stays, deferred]) == {ready, stays, deferred}
     assert stand.broker.withdraw([ready, deferred]) == {ready, deferred}
     assert stand.broker.withdraw([ready, deferred]) == set()
     stand.advance(101)
     (delivery,) = stand.claim()
     assert delivery.job_id == stays
     assert stand.broker.withdraw([stays]) == set()
-    assert stand.broker.not_come([ready, stays, deferred]) == set()
+    assert stand.broker.not_arrived([ready, stays, deferred]) == set()
     stand.broker.settle([delivery.lease])
-    assert stand.broker.not_come([stays]) == set()
+    assert stand.broker.not_arrived([stays]) == set()
     assert stand.broker.withdraw([stays]) == set()
 
 

@@ -13,7 +13,7 @@ import pytest
 from django.db import connection
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
-from stoker.models.job import Endings
+from stoker.models.job import JobColumns
 from stoker.store import prepared as kept
 from stoker.store.engines import engine_of
 from stoker.store.statements import set_deadlines
@@ -179,7 +179,7 @@ def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], objec
     yield (
         "finish",
         engine_of("default").finish_jobs(
-            Endings(
+            JobColumns(
                 job_ids=[lease.job_id.hex for lease in leases],
                 statuses=["SUCCESSFUL"] * len(leases),
                 attempts=[1] * len(leases),

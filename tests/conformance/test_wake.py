@@ -23,7 +23,7 @@ from tests.cluster.clusters import wait_for
 from tests.conformance.programs import enqueue
 from tests.conformance.stands import Stand, message
 from tests.conformance.threads import together
-from tests.guards.processes import started
+from tests.locks.processes import started
 from tests.servers.proxy import Proxy
 
 WAIT_SECONDS = 60.0
@@ -58,7 +58,7 @@ def is_due_in_time(wake: Wake) -> bool:
 def test_enqueue_on_another_connection_wakes(stand: Stand, wake: Wake) -> None:
     claimed = []
     for _ in range(3):
-        while found := stand.claim():  # an empty claim starts the lookout
+        while found := stand.claim():  # an empty claim starts the poller
             claimed += found
         together(stand, enqueue_and_wake)
         assert isinstance(wake, NoWake) or is_due_in_time(wake)
@@ -70,7 +70,7 @@ def test_enqueue_on_another_connection_wakes(stand: Stand, wake: Wake) -> None:
         claimed.extend(stand.claim())
         return len(claimed) >= 3
 
-    wait_for(are_all_claimed)  # the lookout may hold one for a moment
+    wait_for(are_all_claimed)  # the poller may keep one for a moment
     assert len(claimed) == 3
 
 

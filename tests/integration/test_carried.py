@@ -13,18 +13,19 @@ from uuid import UUID
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
-from stoker.brokers.arrivals import Errand, Lookout
+from stoker.brokers.arrivals import Poller, PollRequest
 from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.ironmq import opened
+from stoker.brokers.orm.broker import OrmBroker
 from stoker.brokers.transport import Line, as_body, as_message, in_turn, lines_of
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job, Ready, Relayed
 from stoker.models.need import NewNeed
-from stoker.store.store import Store
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.memory_transport import MemoryTransport
-from tests.conformance.stands import CarriedStand, message
+from tests.conformance.server_stands import CarriedStand
+from tests.conformance.stands import message
 from tests.conformance.threads import PATIENCE_SECONDS, together
 
 WAIT_BRIEFLY = {
@@ -73,18 +74,18 @@ class TestOnce:
         assert stand.claim() == []
         assert transport.kept == {}
 
-    def test_message_received_by_a_dead_cluster_comes_again_and_holds_up_no_other(
+    def test_message_received_by_a_dead_cluster_is_delivered_again_and_delays_no_other(
         self, stand: CarriedStand, transport: MemoryTransport
     ) -> None:
-        (in_hand,) = stand.put()
+        (received,) = stand.put()
         assert len(transport.receive((), 10)) == 1  # by a cluster that dies now
         (other,) = stand.put()
         assert [one.job_id for one in stand.claim()] == [other]
         transport.advance(transport.parcel_seconds + 1)
-        assert [one.job_id for one in stand.claim()] == [in_hand]
+        assert [one.job_id for one in stand.claim()] == [received]
 
     @pytest.mark.mariadb
-    def test_job_cancelled_in_open_transaction_holds_up_no_other(
+    def test_job_cancelled_in_open_transaction_delays_no_other(
         self, stand: CarriedStand, transport: MemoryTransport
     ) -> None:
         if connection.vendor == "sqlite":
@@ -132,7 +133,7 @@ class TestOnce:
         def note(rows: Any, job_ids: Any) -> Any:
             tries.append(job_ids)
             if len(tries) == 1:
-                raise IntegrityError("somebody else")
+                raise IntegrityError("another cluster stored it")
             return real(rows, job_ids)
 
         monkeypatch.setattr(notes, "note", note)
@@ -157,18 +158,18 @@ class TestOnce:
         assert transport.kept == {}
         assert sorted(Job.objects.values_list("pk", flat=True)) == sorted(put)
 
-    def test_messages_are_held_while_the_store_fails(
+    def test_messages_stay_hidden_while_the_store_fails(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The messages stay reserved, so that the server does not deliver them to others."""
         put = stand.put(2)
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "add", _database_is_away)
+            patch.setattr(OrmBroker, "enqueue", _database_is_away)
             for _ in range(4):
                 with pytest.raises((BrokerUnavailable, DatabaseError)):
                     stand.claim()
                 transport.advance(transport.parcel_seconds / 2)
-                stand.broker.arrivals._hold_at = 0.0  # type: ignore[attr-defined] # holding is due
+                stand.broker.arrivals._extend_at = 0.0  # type: ignore[attr-defined] # an extension is due
             assert transport.receive((), 10) == []
         assert [one.job_id for one in stand.claim()] == put
         assert transport.kept == {}
@@ -178,7 +179,7 @@ class TestOnce:
     ) -> None:
         (job_id,) = stand.put()
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "add", _database_is_away)
+            patch.setattr(OrmBroker, "enqueue", _database_is_away)
             with pytest.raises((BrokerUnavailable, DatabaseError)):
                 stand.claim()
         stand.broker.close()
@@ -189,11 +190,38 @@ class TestTurns:
     def test_backlog_in_store_does_not_delay_new_messages(
         self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("stoker.brokers.arrivals.AHEAD", 5)
+        monkeypatch.setattr("stoker.brokers.arrivals.MOST_AT_ONCE", 5)
         stand.broker.store.enqueue([message() for _ in range(20)])  # type: ignore[union-attr] # it has one
         (job_id,) = stand.put(priority=100)
         first = [one.job_id for _ in range(2) for one in stand.claim(5)]
         assert job_id in first
+
+    def test_slow_backlog_in_store_does_not_delay_new_messages(
+        self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stoker.brokers.arrivals.RELAY_SECONDS", 0.0)
+        stand.broker.arrivals._relay_at = 0.0  # type: ignore[attr-defined] # a look is due
+        stand.broker.store.enqueue([message() for _ in range(20)])  # type: ignore[union-attr] # it has one
+        (job_id,) = stand.put(priority=100)
+        first = [one.job_id for _ in range(2) for one in stand.claim(1)]
+        assert job_id in first
+
+    def test_backlog_in_store_does_not_wait_for_a_server_that_failed(
+        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked = []
+
+        def receive(*_: Any, **__: Any) -> Any:
+            asked.append(1)
+            raise BrokerUnavailable("the server is away")
+
+        monkeypatch.setattr(transport, "receive", receive)
+        monkeypatch.setattr("stoker.brokers.arrivals.RELAY_SECONDS", 0.0)
+        monkeypatch.setattr("stoker.brokers.arrivals.RETRY_SECONDS", 0.0)
+        stand.broker.arrivals._relay_at = 0.0  # type: ignore[attr-defined] # a look is due
+        stand.broker.store.enqueue([message() for _ in range(20)])  # type: ignore[union-attr] # it has one
+        assert len([one for _ in range(10) for one in stand.claim(2)]) == 20
+        assert len(asked) == 1
 
     def test_jobs_in_store_run_while_the_server_is_away(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
@@ -202,14 +230,14 @@ class TestTurns:
 
         def receive(*_: Any, **__: Any) -> Any:
             asked.append(1)
-            raise BrokerUnavailable("it is away")
+            raise BrokerUnavailable("the server is away")
 
         monkeypatch.setattr(transport, "receive", receive)
-        monkeypatch.setattr("stoker.brokers.arrivals.REST_SECONDS", 3600.0)
+        monkeypatch.setattr("stoker.brokers.arrivals.RETRY_SECONDS", 3600.0)
         stand.broker.store.enqueue([message() for _ in range(3)])  # type: ignore[union-attr] # it has one
         assert len([one for _ in range(3) for one in stand.claim(2)]) == 3
-        assert len(asked) == 1, "it is not asked again at once"
-        stand.broker.arrivals._ask_at = 0.0  # type: ignore[attr-defined] # asking is due
+        assert len(asked) == 1, "the server is asked only once"
+        stand.broker.arrivals._receive_at = 0.0  # type: ignore[attr-defined] # a request is due
         with pytest.raises(BrokerUnavailable):
             stand.claim(1)
 
@@ -322,27 +350,27 @@ class TestBodies:
         assert list(packages.values()) == [b"something else"]
 
 
-class TestLookout:
+class TestPoller:
     def test_unclaimed_message_is_given_back(
         self, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("stoker.brokers.arrivals.KEEP_SECONDS", 0.05)
-        with closing(Lookout(transport)) as lookout:
-            lookout.send_out(Errand(("default",), 1, frozenset()))
+        monkeypatch.setattr("stoker.brokers.arrivals.BUFFER_SECONDS", 0.05)
+        with closing(Poller(transport)) as poller:
+            poller.start(PollRequest(("default",), 1, frozenset()))
             transport.send([message()])
-            wait_for(lookout.is_due, lambda: "it did not call")
-            wait_for(lambda: transport.given_back, lambda: "it was not given back")
-            assert lookout.take() == []
+            wait_for(poller.is_due, lambda: "the poller did not wake the pusher")
+            wait_for(lambda: transport.given_back, lambda: "the message was not given back")
+            assert poller.take() == []
 
     def test_close_gives_back_received_messages(self, transport: MemoryTransport) -> None:
-        lookout = Lookout(transport)
-        lookout.send_out(Errand(("default",), 1, frozenset()))
+        poller = Poller(transport)
+        poller.start(PollRequest(("default",), 1, frozenset()))
         transport.send([message()])
-        wait_for(lookout.is_due, lambda: "it did not call")
-        lookout.close()
-        wait_for(lambda: transport.given_back, lambda: "it was not given back")
+        wait_for(poller.is_due, lambda: "the poller did not wake the pusher")
+        poller.close()
+        wait_for(lambda: transport.given_back, lambda: "the message was not given back")
 
-    def test_waiting_lookout_is_the_only_one_to_ask_the_server(
+    def test_claim_sends_no_request_while_the_poller_waits(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with closing(stand.broker.open_wake()):
@@ -361,7 +389,7 @@ class TestLookout:
 
 
 def _unavailable(*_: Any) -> None:
-    raise BrokerUnavailable("it is away")
+    raise BrokerUnavailable("the server is away")
 
 
 def _database_is_away(*_: Any) -> None:

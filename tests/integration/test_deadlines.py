@@ -12,7 +12,7 @@ from django.db.backends.signals import connection_created
 
 from stoker.conf import settings_for
 from stoker.models import Job
-from stoker.models.job import Calls
+from stoker.models.job import JobColumns
 from stoker.store import prepared
 from stoker.store.engines import engine_of
 from stoker.store.statements import set_deadlines
@@ -53,9 +53,7 @@ def test_cluster_runs_with_a_connection_pool(pool: object) -> None:
 
 def test_cluster_commits_though_project_disables_autocommit() -> None:
     with cluster_of_a_project(AUTOCOMMIT=False):
-        engine_of("default").ensure_jobs(
-            [new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0])
-        )
+        engine_of("default").ensure_jobs(one_job())
     assert Job.objects.count() == 1
 
 
@@ -78,13 +76,19 @@ def test_postgresql_ends_silent_transactions_and_long_waits_of_a_cluster() -> No
 
 @pytest.mark.mariadb
 def test_mariadb_ends_silent_transactions_and_long_waits_of_a_cluster() -> None:
-    options = {"init_command": "SET SESSION max_statement_time = 77"}
+    """MySQL has no limit for a silent transaction, so it ends silent sessions."""
+    is_mariadb = connection.mysql_is_mariadb  # type: ignore[attr-defined] # of this backend
+    chosen = "max_statement_time" if is_mariadb else "max_execution_time"
+    limits = {"innodb_lock_wait_timeout": 1, chosen: 7777}
+    if is_mariadb:
+        limits["idle_transaction_timeout"] = 15
+    options = {"init_command": f"SET SESSION {chosen} = 7777"}
     with cluster_of_a_project(OPTIONS=options), connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT @@innodb_lock_wait_timeout, @@idle_transaction_timeout,"
-            " @@wait_timeout = @@global.wait_timeout, @@max_statement_time"
-        )
-        assert cursor.fetchone() == (1, 15, 1, 77)
+        for name, value in limits.items():
+            cursor.execute(f"SELECT @@{name}")
+            assert cursor.fetchone() == (value,)
+        cursor.execute("SELECT @@wait_timeout = @@global.wait_timeout")
+        assert cursor.fetchone() == (is_mariadb,)
 
 
 @pytest.mark.postgres
@@ -114,12 +118,21 @@ def test_call_to_silent_server_raises_after_its_deadline(moment: str) -> None:
             assert Job.objects.count() == 0
 
 
+def one_job() -> JobColumns:
+    return JobColumns(
+        job_ids=[new_job_id().hex],
+        tasks=["task"],
+        queues=["default"],
+        priorities=[0],
+        packages=[b""],
+        enqueued_at=[1.0],
+    )
+
+
 def add_job(moment: str, then: Callable[[], None]) -> None:
     """Add a job in a transaction, and call ``then`` before the given statement."""
     with transaction.atomic():
-        engine_of("default").ensure_jobs(
-            [new_job_id().hex], Calls(["task"], ["default"], [0], [b""], [1.0])
-        )
+        engine_of("default").ensure_jobs(one_job())
         then()
         if moment == "query":
             Job.objects.count()

@@ -169,12 +169,12 @@ class TestOneNode:
         (parcel,) = far.receive(["default"], 1)
         for _ in range(3):
             _advance(node, 20)
-            assert far.hold([parcel]) == [parcel]
+            assert far.extend([parcel]) == [parcel]
         assert far.receive(["default"], 1) == []
         far.give_back([parcel])
         assert far.receive(["default"], 1) == [parcel]
         far.drop([parcel])
-        assert far.hold([parcel]) == []
+        assert far.extend([parcel]) == []
 
     def test_urgent_jobs_come_first(self, far: DisqueTransport) -> None:
         low, usual, high = (message(priority=priority) for priority in (-5, 0, 5))

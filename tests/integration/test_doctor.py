@@ -453,9 +453,9 @@ def test_command_exits_with_one_if_a_fault_is_left(
     out = capsys.readouterr().out
     assert "fault   lost_jobs: 2" in out
     assert str(lost) in out
-    assert "with --repair they are ready again" in out
+    assert "with --repair they become ready" in out
     assert run("--repair") == 0
-    assert "mended 2: they are ready again" in capsys.readouterr().out
+    assert "mended 2: they become ready" in capsys.readouterr().out
     overdue_jobs()
     assert run("--json") == 0, "a notice is no fault"
     told = json.loads(capsys.readouterr().out)

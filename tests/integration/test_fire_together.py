@@ -84,7 +84,7 @@ def test_schedules_that_need_more_are_left() -> None:
     assert len(enqueued()) == 2
 
 
-def test_tick_of_one_that_fails_leaves_no_job_of_the_others() -> None:
+def test_failing_schedule_rolls_back_jobs_of_the_same_transaction() -> None:
     ids = put(3)
     later = max(due(f"s{number}") for number in range(3))
     Schedule.objects.filter(pk=ids[1]).update(priority=1000)
@@ -94,7 +94,7 @@ def test_tick_of_one_that_fails_leaves_no_job_of_the_others() -> None:
     assert Tick.objects.count() == 0
 
 
-def test_scheduler_fires_the_others_of_one_that_fails() -> None:
+def test_scheduler_fires_other_schedules_if_one_fails() -> None:
     ids = put(3)
     Schedule.objects.filter(pk=ids[1]).update(priority=1000)
     Schedule.objects.update(due_us=1, moment_us=1)

@@ -35,7 +35,8 @@ from tests.app import atomic as atomic_tasks
 from tests.app import frail
 from tests.app.models import Account, Ledger
 from tests.app.tasks import add, echo, succeed_at, write_ledger
-from tests.conformance.stands import message, redis_url
+from tests.conformance.server_stands import redis_url
+from tests.conformance.stands import message
 from tests.integration.letters import dead
 from tests.integration.work import claim, work_off, work_off_when_due
 
@@ -239,6 +240,15 @@ class TestEnds:
         about_it = [one["sql"] for one in queries if re.search(r"\bstoker_job\b", one["sql"])]
         assert len(about_it) == 1, about_it
         assert (result.wait(5), result.attempts) == (3, 1)
+
+    def test_row_of_retried_job_does_not_name_the_failed_attempt(self) -> None:
+        succeed_at.enqueue(2)
+        add.enqueue(1, 2)
+        assert work_off() == 2
+        rows = Job.objects.values_list("status", "attempts", "worker_id")
+        assert set(rows) == {(None, 0, ""), ("SUCCESSFUL", 1, "worker 1")}
+        times = Job.objects.filter(status=None).values_list("started_at", "finished_at")
+        assert list(times) == [(None, None)]
 
     @pytest.mark.parametrize("first", ["success", "rescue"])
     def test_first_of_concurrent_success_and_rescue_counts(

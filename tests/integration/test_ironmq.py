@@ -105,11 +105,11 @@ class TestReservations:
         late = transport.receive((), 5)
         _stand_in(server, "advance", seconds=61)
         now = transport.receive((), 5)
-        assert transport.hold(late) == []
+        assert transport.extend(late) == []
         transport.give_back(late)
         transport.drop(late)
         assert transport.receive((), 5) == []
-        assert len(transport.hold(now)) == 2
+        assert len(transport.extend(now)) == 2
 
     def test_touch_makes_a_new_reservation(
         self, server: PrivateIronmq, transport: IronmqTransport
@@ -117,7 +117,7 @@ class TestReservations:
         transport.send([message()])
         before = transport.receive((), 5)
         _stand_in(server, "advance", seconds=50)
-        now = transport.hold(before)
+        now = transport.extend(before)
         _stand_in(server, "advance", seconds=50)
         transport.drop(before)
         assert transport.counts() == {"default": 1}

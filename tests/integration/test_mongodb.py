@@ -18,7 +18,8 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
 from tests.cluster.clusters import wait_for
-from tests.conformance.stands import MongodbStand, message, mongodb_url
+from tests.conformance.server_stands import MongodbStand, mongodb_url
+from tests.conformance.stands import message
 from tests.servers.proxy import Proxy
 
 pytestmark = [pytest.mark.sqlite, pytest.mark.mongodb]

@@ -168,7 +168,7 @@ class TestRefusals:
         """Refuse jobs of high priority, and record the sizes of the batches."""
         broker = broker_for(settings_for())
         real, given = broker.relay, []
-        monkeypatch.setattr(broker, "relays_at_once", 3)
+        monkeypatch.setattr(broker, "relay_batch", 3)
 
         def take(messages: Any, **options: Any) -> None:
             given.append(len(messages))

@@ -20,7 +20,8 @@ from stoker.brokers.redis.connection import weaknesses, without_password
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
-from tests.conformance.stands import LEASE_SECONDS, RedisStand, message, redis_url
+from tests.conformance.server_stands import RedisStand, redis_url
+from tests.conformance.stands import LEASE_SECONDS, message
 from tests.servers.private import NotInstalledError, free_port
 from tests.servers.redis import PrivateRedis
 

@@ -24,7 +24,8 @@ from stoker.exceptions import BrokerUnavailable, ConfigurationError
 from stoker.models import Relayed
 
 from tests.cluster.clusters import wait_for
-from tests.conformance.stands import SqsStand, message
+from tests.conformance.server_stands import SqsStand
+from tests.conformance.stands import message
 from tests.servers.proxy import Proxy
 from tests.servers.sqs import PrivateSqs
 

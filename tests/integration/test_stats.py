@@ -13,13 +13,13 @@ from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
+from stoker.brokers.orm.broker import OrmBroker
 from stoker.conf import settings_for
 from stoker.exceptions import NotMigrated
 from stoker.inspect import queue_depths, stats
 from stoker.inspect.stats import QueueDepth
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Job, Ready
 from stoker.store import counting
-from stoker.store.store import Store
 from stoker.store.written import DatabaseNow, microseconds
 from stoker.values.ids import new_job_id
 
@@ -112,7 +112,7 @@ def test_oldest_wait_counts_from_enqueue_run_after_or_last_attempt() -> None:
     assert 7200 <= waited < 7260, "the longest wait among the first jobs"
     Ready.objects.filter(pk=other.id).delete()
     Ready.objects.filter(pk=urgent.id).delete()
-    Store(settings_for()).promote(10)
+    OrmBroker(settings_for()).promote(10)
     waited = queues()["default"].oldest_ready_seconds
     assert waited is not None
     assert 30 <= waited < 90, "counted from run_after"

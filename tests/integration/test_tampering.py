@@ -21,7 +21,8 @@ from stoker.values.ids import new_job_id
 
 from tests.app.models import Ledger
 from tests.app.tasks import write_ledger
-from tests.conformance.stands import Stand, message, stands
+from tests.conformance.server_stands import stands
+from tests.conformance.stands import Stand, message
 from tests.integration.work import work_off
 
 BACKEND = "stoker.backend.StokerBackend"

@@ -29,13 +29,14 @@ ADAPTERS = {
 }
 """URL scheme -> class."""
 ALONE = ("orm", "memory")
-"""Names of the places that keep all jobs of a backend themselves."""
+"""Schemes of the brokers that keep all jobs of a backend, so that the backend needs no second
+store."""
 
 
 @cache
 def broker_for(settings: Settings) -> Dispatch:
-    """Return what dispatches the jobs of a backend: one per process and settings, safe to share by
-    threads.
+    """Return the dispatch of a backend. There is one per process and settings; threads may share
+    it.
 
     Raises:
         ConfigurationError: see ``adapter_for``.
@@ -49,7 +50,7 @@ def broker_for(settings: Settings) -> Dispatch:
 
 
 def adapter_for(settings: Settings) -> Broker | Transport:
-    """Connect to the place that ``BROKER`` names.
+    """Return the broker or transport that ``BROKER`` names.
 
     Raises:
         ConfigurationError: see ``adapter_class``, or the URL cannot be used.

@@ -40,156 +40,169 @@ from stoker.values.ids import seconds_of
 from .contract import ClaimRequest, Delivery
 from .transport import Parcel, Transport
 
-AHEAD = 100
-"""How many messages are moved to the store at once: more than one claim usually asks for."""
+MOST_AT_ONCE = 100
+"""Maximum number of messages that are moved to the store at once, unless a claim asks for more."""
+RELAY_SECONDS = 1.0
+"""Longest time between two looks at the server while the store has enough jobs. Jobs that take long
+leave the store slowly, and those on the server must not wait for a hundred of them."""
+RELAY_AGAIN_SECONDS = 5.0
+"""Pause before the next look if the server failed: the request may have delayed the claim."""
 TRIES = 3
-REST_SECONDS = 1.0
-"""How long a server that did not answer is left alone: the store's jobs go on meanwhile."""
+RETRY_SECONDS = 1.0
+"""Pause after a request that the server did not answer. Claims from the store go on meanwhile."""
 
 
 class Arrivals:
-    """The jobs that a server holds, until they are moved into the store.
+    """Move jobs from a message server into the store when a claim needs them.
 
     Args:
-        transport: where packages wait until a cluster has room for them.
-        store: where they are moved to.
+        transport: the message server.
+        store: where the jobs are moved to.
     """
 
-    relays_at_once = 100  # in several requests, any of which may fail
+    relay_batch = 100  # the transport may need several requests for them, and each may fail
 
     def __init__(self, transport: Transport, store: OrmBroker) -> None:
         self.transport = transport
         self.capabilities = replace(transport.capabilities, look_up=False)
         self._store = store
         self._alias = store.alias
-        self._taken = 0
-        """How many the store has given since something was brought there."""
-        self._ask_at = 0.0
-        self._lookout: Lookout | None = None
-        self._in_hand: list[Parcel] = []
-        """Messages that were received but are not in the store yet."""
-        self._hand = threading.Lock()
-        """Held by the thread that has something in hand: what another brings goes there, too."""
-        self._hold_at = 0.0
+        self._claimed_since_relay = 0
+        """Number of jobs claimed from the store since the last look at the server."""
+        self._relay_at = time.monotonic() + RELAY_SECONDS
+        self._receive_at = 0.0
+        self._poller: Poller | None = None
+        self._received: list[Parcel] = []
+        """Messages that were received but are not stored yet."""
+        self._receive_lock = threading.Lock()
+        """Protects ``_received``: several threads may claim."""
+        self._extend_at = 0.0
 
-    # -- in ---------------------------------------------------------------------------------------
+    # -- enqueue ----------------------------------------------------------------------------------
 
     def takes(self, message: Message) -> bool:
         """Return whether the server does everything that this job asks for."""
         return self.transport.takes(message)
 
     def enqueue(self, messages: Sequence[Message]) -> None:
-        """Send the messages. Each one may be sent again, as it is recognised when it arrives."""
+        """Send the messages. Sending one twice is safe: its job is stored once."""
         self.transport.send(messages)
 
-    # -- out --------------------------------------------------------------------------------------
+    # -- claim ------------------------------------------------------------------------------------
 
     def claim(self, request: ClaimRequest) -> list[Delivery]:
-        """Claim jobs from the store, after moving messages from the server if the store has too
-        few. Every other claim looks at the server first, so that a full store does not block its
-        messages."""
-        with self._hand:
-            self._hold()
+        """Claim jobs from the store. If it has too few, move messages from the server to the store
+        and claim again. Also move messages after every ``MOST_AT_ONCE`` claimed jobs and after
+        ``RELAY_SECONDS``, so that a backlog in the store does not delay messages."""
+        with self._receive_lock:
+            self._extend_receipts()
         found = self._store.claim(request)
         limit = request.limit
-        self._taken += len(found)
+        self._claimed_since_relay += len(found)
         has_room = len(found) < limit
-        if limit <= 0 or not (has_room or self._taken >= AHEAD):
+        has_taken_many = self._claimed_since_relay >= MOST_AT_ONCE
+        is_due = has_taken_many or time.monotonic() >= self._relay_at
+        if limit <= 0 or not (has_room or is_due):
             return found
-        self._taken = 0
-        errand = Errand(tuple(request.queues), max(AHEAD, limit), frozenset(request.passed_over))
+        self._claimed_since_relay = 0
+        self._relay_at = time.monotonic() + RELAY_SECONDS
+        wanted = PollRequest(
+            tuple(request.queues), max(MOST_AT_ONCE, limit), frozenset(request.passed_over)
+        )
         try:
-            with self._hand:
-                has_more = self._carry(errand)
+            with self._receive_lock:
+                has_more = self._relay(wanted)
         except BrokerUnavailable:
+            self._relay_at = time.monotonic() + RELAY_AGAIN_SECONDS
             if not found:
                 raise
-            return found  # nothing may be raised once something is leased
+            return found  # an error would lose the leases of these jobs
         if has_more and has_room:
             found += self._store.claim(request._replace(limit=limit - len(found)))
         return found
 
-    def _carry(self, errand: Errand) -> bool:
-        """Bring jobs into the store. Whether there were any."""
-        if not (self._in_hand or self._receive(errand)):
+    def _relay(self, wanted: PollRequest) -> bool:
+        """Move messages from the server to the store. Return whether there were any."""
+        if not (self._received or self._receive(wanted)):
             return False
-        parcels = self._in_hand
+        parcels = self._received
         try:
-            self._bring_in([parcel.message for parcel in parcels])
+            self._store_jobs([parcel.message for parcel in parcels])
         except RowsLocked:
-            parcels = self._bring_in_until_locked()
-        except BrokerUnavailable:  # to give them back now would have all clusters play ball with it
+            parcels = self._store_until_locked()
+        except BrokerUnavailable:  # keep the messages: other clusters cannot store them either
             raise
         except BaseException:
-            self._let_go()
+            self._release_received()
             raise
-        self._in_hand = self._in_hand[len(parcels) :]
+        self._received = self._received[len(parcels) :]
         try:
             self.transport.drop(parcels)
-        except BrokerUnavailable as error:  # they come again, and are known
+        except BrokerUnavailable as error:  # the server delivers them again; the ids are known
             tell("parcels_not_dropped", error=error)
         return True
 
-    def _bring_in_until_locked(self) -> list[Parcel]:
+    def _store_until_locked(self) -> list[Parcel]:
         """Move received messages to the store one by one, and stop at the first locked job. The
         lock may belong to a user's open transaction that cancelled the job: drop that message from
         memory, so that the server delivers it again later. The rest waits for the next claim.
 
         Returns:
-            The messages that were moved, which were the first in ``_in_hand``.
+            The messages that were moved, which were the first in ``_received``.
         """
-        for place, parcel in enumerate(self._in_hand):
+        for place, parcel in enumerate(self._received):
             try:
-                self._bring_in([parcel.message])
+                self._store_jobs([parcel.message])
             except RowsLocked as error:
                 tell("rows_locked", error=str(error), seconds=self.transport.parcel_seconds)
-                brought = self._in_hand[:place]
-                del self._in_hand[place]
-                return brought
-        return list(self._in_hand)
+                received = self._received[:place]
+                del self._received[place]
+                return received
+        return list(self._received)
 
-    def _receive(self, errand: Errand) -> bool:
-        """Whether something has come."""
-        if time.monotonic() < self._ask_at:
+    def _receive(self, wanted: PollRequest) -> bool:
+        """Fill ``_received`` from the poller or the server. Return whether there are messages."""
+        if time.monotonic() < self._receive_at:
             return False
-        lookout = self._lookout
-        if lookout is not None and (brought := lookout.take()):
-            self._in_hand = brought
-        elif lookout is None or not lookout.is_out(errand):
+        poller = self._poller
+        if poller is not None and (received := poller.take()):
+            self._received = received
+        elif poller is None or not poller.waits_for(wanted):
             try:
-                self._in_hand = self.transport.receive(
-                    errand.queues, errand.limit, passed_over=errand.passed_over
+                self._received = self.transport.receive(
+                    wanted.queues, wanted.limit, passed_over=wanted.passed_over
                 )
             except BrokerUnavailable:
-                self._ask_at = time.monotonic() + REST_SECONDS
+                self._receive_at = time.monotonic() + RETRY_SECONDS
                 raise
-            if lookout is not None and not self._in_hand:
-                lookout.send_out(errand)
-        self._hold_at = time.monotonic() + self.transport.parcel_seconds / 3
-        return bool(self._in_hand)
+            if poller is not None and not self._received:
+                poller.start(wanted)
+        self._extend_at = time.monotonic() + self.transport.parcel_seconds / 3
+        return bool(self._received)
 
-    def _hold(self) -> None:
-        """Extend the receipts of messages that the store could not take yet."""
-        if self._in_hand and time.monotonic() >= self._hold_at:
-            self._hold_at = time.monotonic() + self.transport.parcel_seconds / 3
+    def _extend_receipts(self) -> None:
+        """Keep messages that could not be stored yet hidden from other receivers."""
+        if self._received and time.monotonic() >= self._extend_at:
+            self._extend_at = time.monotonic() + self.transport.parcel_seconds / 3
             try:
-                self._in_hand = self.transport.hold(self._in_hand)
-            except BrokerUnavailable:  # they come again
-                self._in_hand = []
+                self._received = self.transport.extend(self._received)
+            except BrokerUnavailable:  # the server delivers them again
+                self._received = []
 
-    def _let_go(self) -> None:
-        parcels, self._in_hand = self._in_hand, []
+    def _release_received(self) -> None:
+        """Make the messages that could not be stored visible to other receivers."""
+        parcels, self._received = self._received, []
         if parcels:
             self.transport.give_back(parcels)
 
-    def _bring_in(self, messages: Sequence[Message]) -> None:
+    def _store_jobs(self, messages: Sequence[Message]) -> None:
         """Store the jobs of these messages, each exactly once."""
         for tries_left in reversed(range(TRIES)):
             try:
                 with explained(self._alias), deciding(self._alias):
                     fresh = self._note([one.job_id for one in messages])
                     self._store.enqueue([one for one in messages if one.job_id in fresh])
-            except IntegrityError as error:  # somebody brings one of them in at this moment
+            except IntegrityError as error:  # another cluster is storing one of them now
                 if not tries_left:
                     raise BrokerUnavailable(
                         f"The same jobs came to several clusters at once: {error}"
@@ -198,35 +211,37 @@ class Arrivals:
                 return
 
     def _note(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Record these job ids and return the new ones. An id that is seen again is remembered for
-        longer."""
+        """Record these job ids and return the new ones. Keep the ids that were recorded before for
+        longer, because the server may deliver their messages once more."""
         relayed = Relayed.objects.using(self._alias)
         fresh = relayed.note(job_ids)
         if again := set(job_ids) - fresh:
             relayed.note_again(again)
         return fresh
 
-    # -- looking ----------------------------------------------------------------------------------
+    # -- look-ups ---------------------------------------------------------------------------------
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
         """Record the ids of jobs that have not arrived, so that they are skipped on arrival. Return
         these ids."""
-        if absent := self.not_come(job_ids):
+        if absent := self.not_arrived(job_ids):
             own = transaction.atomic(using=self._alias)
-            with suppress(IntegrityError), explained(self._alias), own:  # else it came just now
+            # An IntegrityError means that one of the jobs has just arrived.
+            with suppress(IntegrityError), explained(self._alias), own:
                 return Relayed.objects.using(self._alias).note(sorted(absent))
         return set()
 
-    def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Return the ids that have not arrived, of those recent enough to be remembered if they
-        had."""
+    def not_arrived(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Return the ids that have not arrived. Leave out ids so old that the record of their
+        arrival may have been deleted."""
         oldest = time.time() - RELAYED_SECONDS
         young = [job_id for job_id in job_ids if seconds_of(job_id) > oldest]
         if not young:
             return set()
         with explained(self._alias):
             known: set[UUID] = set()
-            for model in (Relayed, Job):  # a job stays noted when it ends, and its row is deleted
+            # The id of a finished job stays in Relayed when the job's row is deleted.
+            for model in (Relayed, Job):
                 rows = with_keys(model.objects.using(self._alias).all(), young)
                 known |= set(rows.values_list("pk", flat=True))
         return set(young) - known
@@ -250,33 +265,37 @@ class Arrivals:
         return self.transport.weaknesses()
 
     def open_wake(self) -> Wake:
-        """Return the wake-up source of arrivals. From now on a thread waits for them."""
-        if self._lookout is not None:
-            self._lookout.close()
-        self._lookout = Lookout(self.transport.another())
-        return self._lookout
+        """Return the wake-up source for new messages. From now on a thread waits for messages
+        after each claim that found none."""
+        if self._poller is not None:
+            self._poller.close()
+        self._poller = Poller(self.transport.another())
+        return self._poller
 
     def close(self) -> None:
-        with self._hand:
-            self._let_go()
+        with self._receive_lock:
+            self._release_received()
         self.transport.close()
 
 
-KEEP_SECONDS = 1.0
-"""How long messages that were moved to the store may wait for a claim."""
-AWAY_SECONDS = 2.0
+BUFFER_SECONDS = 1.0
+"""How long the poller keeps received messages for the next claim."""
+PAUSE_SECONDS = 2.0
+"""Pause of the poller after a request that the server did not answer."""
 
 
-class Errand(NamedTuple):
-    """What to wait for."""
+class PollRequest(NamedTuple):
+    """The parameters of ``Transport.receive``."""
 
     queues: Sequence[str]
     limit: int
     passed_over: Collection[str]
 
 
-class Lookout(Wake):
-    """A thread that waits for messages each time it is asked to.
+class Poller(Wake):
+    """Wait for messages in a thread, and wake the pusher when one arrives.
+
+    A claim that finds nothing starts the wait. The next claim takes the messages.
 
     Args:
         transport: must not be used by any other thread.
@@ -287,60 +306,60 @@ class Lookout(Wake):
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
-        self._turn = threading.Condition()
+        self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._errand: Errand | None = None
-        self._brought: list[Parcel] = []
-        self._is_over = False
+        self._request: PollRequest | None = None
+        self._buffer: list[Parcel] = []
+        self._is_closed = False
 
-    # -- for claims -------------------------------------------------------------------------------
+    # -- called by claims -------------------------------------------------------------------------
 
-    def send_out(self, errand: Errand) -> None:
-        """Wait for this from now on, until some of it has come."""
-        with self._turn:
-            if self._is_over:
+    def start(self, wanted: PollRequest) -> None:
+        """Wait for such messages until the first ones arrive."""
+        with self._changed:
+            if self._is_closed:
                 return
-            self._errand = errand
+            self._request = wanted
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
                 self._thread.start()
-            self._turn.notify()
+            self._changed.notify()
 
-    def is_out(self, errand: Errand) -> bool:
-        """Whether it waits for just this."""
-        with self._turn:
-            return self._errand is not None and self._errand._replace(limit=0) == errand._replace(
+    def waits_for(self, wanted: PollRequest) -> bool:
+        """Return whether the thread is waiting for exactly these queues."""
+        with self._changed:
+            return self._request is not None and self._request._replace(limit=0) == wanted._replace(
                 limit=0
             )
 
     def take(self) -> list[Parcel]:
-        """Return the messages that the thread has received."""
-        with self._turn:
-            brought, self._brought = self._brought, []
-            self._turn.notify()
-        return brought
+        """Return the received messages, and empty the buffer."""
+        with self._changed:
+            received, self._buffer = self._buffer, []
+            self._changed.notify()
+        return received
 
-    # -- for sleepers -----------------------------------------------------------------------------
+    # -- called by the pusher ---------------------------------------------------------------------
 
     def fileno(self) -> int | None:
-        return None if self._is_over else self._read
+        return None if self._is_closed else self._read
 
     def is_due(self) -> bool:
         with suppress(BlockingIOError):
-            return not self._is_over and bool(os.read(self._read, 4096))
+            return not self._is_closed and bool(os.read(self._read, 4096))
         return False
 
     def close(self) -> None:
         """Stop the thread and release its messages. A request that is still waiting is
         abandoned."""
-        with self._turn:
-            if self._is_over:
+        with self._changed:
+            if self._is_closed:
                 return
-            self._is_over = True
-            self._errand = None
+            self._is_closed = True
+            self._request = None
             os.close(self._read)
             os.close(self._write)
-            self._turn.notify()
+            self._changed.notify()
         if self._thread is None:
             self._transport.close()
 
@@ -348,44 +367,45 @@ class Lookout(Wake):
 
     def _run(self) -> None:
         try:
-            while errand := self._next_errand():
-                self._look_out(errand)
+            while wanted := self._next_request():
+                self._poll(wanted)
         finally:
             self._transport.close()
 
-    def _next_errand(self) -> Errand | None:
-        with self._turn:
-            self._turn.wait_for(lambda: self._errand is not None or self._is_over)
-            return self._errand
+    def _next_request(self) -> PollRequest | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._request is not None or self._is_closed)
+            return self._request
 
-    def _look_out(self, errand: Errand) -> None:
+    def _poll(self, wanted: PollRequest) -> None:
         try:
             parcels = self._transport.receive(
-                errand.queues,
-                errand.limit,
-                passed_over=errand.passed_over,
+                wanted.queues,
+                wanted.limit,
+                passed_over=wanted.passed_over,
                 wait_seconds=self._transport.wait_seconds,
             )
-        except BrokerUnavailable:  # the next claim will find that out, too
-            self._forget(errand)
-            time.sleep(AWAY_SECONDS)
+        except BrokerUnavailable:  # the next claim raises this error
+            self._clear(wanted)
+            time.sleep(PAUSE_SECONDS)
             return
         if parcels:
-            self._bring(parcels)
+            self._offer(parcels)
 
-    def _forget(self, errand: Errand) -> None:
-        with self._turn:
-            if self._errand == errand:
-                self._errand = None
+    def _clear(self, wanted: PollRequest) -> None:
+        with self._changed:
+            if self._request == wanted:
+                self._request = None
 
-    def _bring(self, parcels: list[Parcel]) -> None:
-        with self._turn:
-            self._errand = None
-            if not self._is_over:
-                self._brought = parcels
+    def _offer(self, parcels: list[Parcel]) -> None:
+        """Buffer the messages for the next claim. If no claim takes them in time, release them."""
+        with self._changed:
+            self._request = None
+            if not self._is_closed:
+                self._buffer = parcels
                 with suppress(BlockingIOError):
                     os.write(self._write, b"!")
-                self._turn.wait_for(lambda: not self._brought or self._is_over, KEEP_SECONDS)
-                parcels, self._brought = self._brought, []
+                self._changed.wait_for(lambda: not self._buffer or self._is_closed, BUFFER_SECONDS)
+                parcels, self._buffer = self._buffer, []
         if parcels:
             self._transport.give_back(parcels)

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
 LeaseId = int | str
 CLAIM_BYTES = 16 << 20
-"""Most bytes of packages that one claim returns, unless a single package is longer."""
+"""Maximum total size of the packages of one claim, in bytes. A single longer package is still
+returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +40,22 @@ class Capabilities:
     """Features that a broker supports. Jobs that need other features wait in the store."""
 
     transactional: bool = False
-    """Enqueue, ack and release join the store's transaction."""
+    """Whether enqueue, ack and release are part of the store's transaction."""
     shared: bool = True
-    """Every process sees the same jobs."""
+    """Whether every process sees the same jobs."""
     delay: bool = True
     priority: bool = True
     look_up: bool = True
-    """Waiting jobs can be found by their id."""
+    """Whether waiting jobs can be found by their id."""
     guards: bool = False
-    """Locks, limits, rates and sequences are kept by it."""
+    """Whether it supports locks, limits, rates and sequences."""
     atomic: bool = False
     """Whether a job's outcome may be recorded in the transaction in which the job runs."""
     max_payload_bytes: int | None = None
     max_delay_seconds: float | None = None
 
     def allow(self, message: Message) -> bool:
-        """Whether such a broker does everything for this job that is asked for."""
+        """Return whether such a broker supports everything that this job needs."""
         if message.stays_in_store or (message.needs and not self.guards):
             return False
         if self.max_payload_bytes is not None and len(message.package) > self.max_payload_bytes:
@@ -66,7 +67,8 @@ class Capabilities:
 
 
 class Lease(NamedTuple):
-    """The right to a job until it ends, is extended, acked or released."""
+    """The right to run a job, for a limited time. Ends when it expires, or with an ack or
+    release."""
 
     job_id: UUID
     lease_id: LeaseId
@@ -74,16 +76,16 @@ class Lease(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Leases(Sequence[Lease]):
-    """Many leases as two columns: an object for each would cost more than what is done with it."""
+    """Many leases as two columns, because one object per lease would be slow."""
 
     job_ids: Sequence[str]
     """The 32 digits of each job's id."""
     lease_ids: Sequence[LeaseId]
-    """Theirs, in the same order."""
+    """The lease ids, in the same order."""
 
     @classmethod
     def of(cls, leases: Sequence[Lease]) -> Leases:
-        """The columns of these leases."""
+        """Return these leases as columns."""
         return cls([one.job_id.hex for one in leases], [one.lease_id for one in leases])
 
     def __len__(self) -> int:
@@ -113,9 +115,9 @@ class ClaimRequest(NamedTuple):
     passed_over: Collection[str] = ()
     """Queues to skip, because they are paused."""
     rated_limit: int = 1
-    """How many of the jobs may have a rate limit, as those must start at once."""
+    """Maximum number of jobs with a rate limit, because such jobs must start at once."""
     permit_seconds: float = 0.0
-    """How long a job with a rate limit may take to start, at least."""
+    """Minimum validity of the permit to start a job with a rate limit."""
 
 
 class Delivery(NamedTuple):
@@ -127,20 +129,19 @@ class Delivery(NamedTuple):
     queue: str
     priority: int
     attempt: int
-    """Which attempt this is, from 1, this claim included."""
+    """Number of this attempt, from 1."""
     crashes: int = 0
-    """How many of the attempts before ended with the worker's death."""
+    """Number of earlier attempts that ended with the death of their worker."""
     fence: int = 0
-    """The fencing number of a job with guards: higher than any number given out for its keys
-    before."""
+    """Fencing number of a job with guards: higher than every earlier number of its keys."""
     permit_seconds: float = 0.0
-    """How long from the claim's beginning on it may be started, if it has a rate; 0 = as long as
-    the lease lasts."""
+    """Seconds after the start of the claim in which the job may start, if it has a rate; 0 = as
+    long as the lease lasts."""
     refused: str = ""
-    """Why a guard will not have it run at all: it ends as cancelled, unrun."""
+    """Why a guard forbids to run the job. It then ends as cancelled, without running."""
     run_after: float | None = None
-    """The moment that it was enqueued for, in seconds since 1970. None = at once, or the broker
-    does not say: for metrics only."""
+    """``run_after`` of the job, in seconds since 1970, for metrics only. None = at once, or the
+    broker does not know it."""
 
     @property
     def lease(self) -> Lease:
@@ -149,26 +150,27 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A leased job on its way back."""
+    """A leased job that is to wait again."""
 
     lease: Lease
     delay_seconds: float = 0.0
     attempts: int = 0
-    """Attempts used so far, as the next claim shall find them: it adds one."""
+    """Number of attempts to store with the job. The next claim adds one."""
     crashes: int = 0
 
 
 class Extension(NamedTuple):
-    """What became of leases that were to be extended; all others were."""
+    """The leases that could not be extended."""
 
     stale: set[Lease]
-    """Somebody else has the job, or it has ended."""
+    """Leases that are no longer valid: another cluster has the job, or it has ended."""
     locked: set[Lease]
-    """Another transaction holds the lease, so that it ends when it would have ended."""
+    """Leases locked by another transaction: they still end at the old time."""
 
 
 class Broker(ABC):
-    """One place where packages wait. Methods may raise BrokerUnavailable: try again then."""
+    """A place where packages wait. Every method may raise BrokerUnavailable; the caller may then
+    try again."""
 
     capabilities: Capabilities = Capabilities()
 
@@ -176,7 +178,7 @@ class Broker(ABC):
         self.settings = settings
 
     def takes(self, message: Message) -> bool:
-        """Return whether the broker does everything that this job asks for."""
+        """Return whether the broker supports everything that this job needs."""
         return self.capabilities.allow(message)
 
     @abstractmethod
@@ -184,13 +186,13 @@ class Broker(ABC):
         """Add jobs; all or none. A job id that is there already is not added again."""
 
     def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
-        """Add jobs that come from an outbox. One that was relayed before is not added again, even
-        if it has ended since: a broker that forgets those remembers these.
+        """Add jobs from an outbox. A job that was relayed before is not added again, even if it has
+        ended since. So the broker remembers the ids of relayed jobs.
 
         Args:
             messages: the jobs.
-            until: what ``relay_until`` said before the outbox was read. The broker refuses them
-                later than that; 0 = it never does.
+            until: the result of ``relay_until`` from before the outbox was read. The broker refuses
+                the jobs after that time; 0 = no limit.
         """
         self.enqueue(messages)
 
@@ -200,7 +202,8 @@ class Broker(ABC):
         return 0.0
 
     def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
-        """The outbox has these no more, so they need not be remembered for long. Best effort."""
+        """Note that these jobs were deleted from the outbox, so that their ids need not be
+        remembered for long. Best effort."""
 
     @abstractmethod
     def claim(self, request: ClaimRequest) -> list[Delivery]:
@@ -208,14 +211,15 @@ class Broker(ABC):
 
     @abstractmethod
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
-        """Let each lease end ``lease_seconds`` from now. Returns the stale ones."""
+        """Let each lease end ``lease_seconds`` from now. Return the stale leases."""
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
-        """Record that workers get these jobs now: until then ``kept`` may return them."""
+        """Record that these jobs are being sent to workers. From then on ``kept`` does not
+        return them."""
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Filter leased jobs: return the ones that had not started if this is their last attempt.
-        A broker that cannot know returns none."""
+        """Return the leased jobs that had not started if this is their last attempt. A broker
+        that does not know returns none."""
         return set()
 
     @abstractmethod
@@ -244,7 +248,7 @@ class Broker(ABC):
 
     @abstractmethod
     def expire_holder(self, holder: UUID) -> int:
-        """End all leases of a holder that is known to be dead. Returns how many."""
+        """End all leases of a holder that is known to be dead. Return their number."""
 
     @abstractmethod
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
@@ -256,7 +260,7 @@ class Broker(ABC):
 
     @abstractmethod
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Remove jobs that wait. Returns those removed; a leased job is left alone."""
+        """Remove waiting jobs. Return the ids of the removed jobs. A leased job stays."""
 
     @abstractmethod
     def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
@@ -265,11 +269,11 @@ class Broker(ABC):
 
     @abstractmethod
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""
+        """Return queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""
 
     @abstractmethod
     def purge(self, queue: str) -> int:
-        """Remove every waiting job of a queue. Returns how many."""
+        """Remove all waiting jobs of a queue. Return their number."""
 
     @abstractmethod
     def info(self) -> dict[str, Any]:
@@ -284,20 +288,21 @@ class Broker(ABC):
         self.info()
 
     def weaknesses(self) -> list[str]:
-        """What about the server's configuration may lose jobs: sentences that say what to do.
+        """Return a sentence for each setting of the server that may lose jobs. The sentence says
+        what to do.
         Raises: BrokerUnavailable."""
         return []
 
     def wake_up(self, queues: Iterable[str]) -> None:
-        """Tell sleeping pushers that jobs came to these queues. Best effort: may do nothing, must
-        not raise. A broker beside the store does so itself when it gets jobs."""
+        """Wake sleeping pushers, because these queues have new jobs. Best effort: may do
+        nothing, must not raise. A broker outside the store wakes them itself in ``enqueue``."""
 
     def open_wake(self) -> Wake:
         """Return the wake-up source on which a pusher of this broker sleeps."""
         return NoWake()
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
-        """Seconds until the next deferred job is due; None when none is known.
+        """Return the seconds until the next deferred job is due, or None if none is known.
 
         Args:
             rated: whether jobs that wait for their rate count, too.
@@ -305,4 +310,4 @@ class Broker(ABC):
         return None
 
     def close(self) -> None:
-        """Give connections back; the next call opens new ones."""
+        """Close the connections. The next call opens new ones."""

@@ -1,11 +1,12 @@
-"""Where each job of a backend waits: in the store, in a broker outside it, or in an outbox.
+"""Decide where each job of a backend waits: in the store, in a broker outside it, or in an outbox.
 
 Jobs that a broker cannot handle wait in the store and are claimed from there: jobs with guards,
 jobs of atomic tasks, packages and delays that are too large. All other jobs go to the broker. The
 jobs of a server that only transports messages (``transport``) are moved into the store before they
 are claimed (``arrivals``).
 
-The id of a lease says whose lease it is: the store's are numbers, a broker's are strings.
+The type of a lease id tells who granted the lease: the store's ids are numbers, a broker's are
+strings.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ from .transport import Transport
 LONGEST_NAME = 100
 """Length limit of a queue name in the store."""
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.02, 0.1
-"""Pause after a look into the store that found nothing, while the broker has jobs. It doubles with
-each such look, and is short again as soon as something comes to the store."""
+"""First and longest pause between claims from the store while it is empty and the broker has
+jobs. The pause doubles with each empty claim. It is reset when a job comes to the store."""
 AT_ONCE = 1000
 
 
@@ -69,7 +70,7 @@ class Dispatch:
             self.broker = broker
         self._outside = self.broker or self.arrivals
         self._lessors: list[Broker] = [one for one in (store, self.broker) if one is not None]
-        """Who grants leases."""
+        """The store and the broker, if they exist: both grant leases."""
         self._places: list[Broker | Arrivals] = [
             one for one in (store, self._outside) if one is not None
         ]
@@ -78,23 +79,26 @@ class Dispatch:
             self.capabilities = replace(
                 self.capabilities, transactional=False, guards=True, atomic=True, delay=True
             )
-        self.relays_at_once = 500 if self.arrivals is None else self.arrivals.relays_at_once
-        """Jobs of an outbox to relay together: if that fails, all of them are sent again."""
+        self.relay_batch = 500 if self.arrivals is None else self.arrivals.relay_batch
+        """Number of outbox jobs to relay together. If that fails, all of them are sent once
+        more."""
         self.sees_pauses = store is not None and self._outside is None and store.sees_pauses
-        """Whether claims skip paused queues without being told which those are."""
+        """Whether claims skip paused queues even if ``passed_over`` does not name them."""
         self._look_at = 0.0
         self._look_pause_seconds = LOOK_SECONDS
         self._is_stores_turn = False
-        """Whether the last claim left the store out."""
+        """Whether the next claim starts with the store, because the last one skipped it."""
 
     def joins(self, message: Message) -> bool:
-        """Return whether this job waits in the store, and so is enqueued in its transaction."""
+        """Return whether this job waits in the store, so that it is enqueued in the caller's
+        transaction."""
         if self.store is None:
             return False
         return self._outside is None or not self._outside.takes(message)
 
     def is_inside(self, lease_id: LeaseId) -> bool:
-        """Return whether the end of a lease with this id is part of the store's transaction."""
+        """Return whether the store granted this lease, so that it can end in the store's
+        transaction."""
         return self.store is not None and isinstance(lease_id, int)
 
     # -- in ---------------------------------------------------------------------------------------
@@ -133,9 +137,9 @@ class Dispatch:
             rows = [as_row(self.settings.alias, message) for message in outside]
             outgoing = Outgoing.objects.using(alias)
             outgoing.bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)
-            after_commit(alias, partial(self.bring, [message.job_id for message in outside]))
+            after_commit(alias, partial(self.relay_outbox, [message.job_id for message in outside]))
 
-    def bring(self, job_ids: Sequence[UUID]) -> None:
+    def relay_outbox(self, job_ids: Sequence[UUID]) -> None:
         """Relay these rows of the store's outbox to the broker. Skip rows that another process is
         relaying."""
         alias = self.settings.database
@@ -147,25 +151,25 @@ class Dispatch:
         for start in range(0, len(job_ids), AT_ONCE):
             lock = partial(outgoing.lock_these, job_ids[start : start + AT_ONCE])
             try:
-                rows = self.carry(alias, lock, relay)
+                rows = self.move_outbox(alias, lock, relay)
             except BrokerError as error:
                 tell("relay_put_off", error=error)
                 return
             self.wake_up({row.queue for row in rows}, inside=False)
 
-    def carry(
+    def move_outbox(
         self,
         alias: str,
         lock: Callable[[], Sequence[Outgoing]],
-        hand_over: Callable[[Sequence[Outgoing], float], None],
+        write: Callable[[Sequence[Outgoing], float], None],
     ) -> list[Outgoing]:
-        """Lock outbox rows, hand them over and delete them. Return the rows.
+        """Lock outbox rows, pass them to ``write`` and delete them. Return the rows.
 
         Args:
             alias: the database of the outbox.
             lock: locks and returns the rows.
-            hand_over: is called with the rows, if any, and the time up to which the broker takes
-                them, see ``Broker.relay_until``. If it raises, the rows stay in the outbox.
+            write: called with the rows, if any, and the time up to which the broker accepts them,
+                see ``Broker.relay_until``. If it raises, the rows stay in the outbox.
         """
         until = 0.0 if self.broker is None else self.broker.relay_until()
         outgoing = Outgoing.objects.using(alias)
@@ -173,7 +177,7 @@ class Dispatch:
             outgoing.be_the_writer()
             rows = list(lock())
             if rows:
-                hand_over(rows, until)
+                write(rows, until)
                 job_ids = [row.pk for row in rows]
                 delete_by_key(outgoing, job_ids)
                 if self.broker is not None:
@@ -181,12 +185,13 @@ class Dispatch:
         return rows
 
     def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
-        """Give jobs from an outbox to the broker outside the store, see ``Broker.relay``. The
-        caller adds those for the store, in a transaction that notes their ids."""
+        """Relay jobs from an outbox to the broker outside the store, see ``Broker.relay``. Jobs
+        for the store are added by the caller, in a transaction that records their ids."""
         if self.broker is not None:
             self.broker.relay(messages, until=until)
         elif self.arrivals is not None:
-            self.arrivals.enqueue(messages)  # one that comes again is recognised, however late
+            # If a message is sent twice, the store recognises the second one.
+            self.arrivals.enqueue(messages)
 
     def outboxes(self) -> list[str]:
         """Return the aliases of the databases that may have an outbox for this backend."""
@@ -217,7 +222,7 @@ class Dispatch:
         """Lease due jobs.
 
         The store goes first in one claim and the broker in the next, so that neither delays the
-        other. If the broker fills the claim, the next one looks into the store.
+        other. If the broker fills the claim, the next claim starts with the store.
         """
         if self.arrivals is not None:
             return self.arrivals.claim(request)
@@ -229,7 +234,7 @@ class Dispatch:
         self._is_stores_turn = not is_stores_turn
         if room := request.limit - len(found):
             found += self._from_broker(request._replace(limit=room), is_first=not found)
-        if not found:  # nothing is left out if there is nothing else to do
+        if not found:  # also ask the place that would be skipped, because there are no other jobs
             self._is_stores_turn = False
             self.look_at_store()
             found = self._from_store(request)
@@ -286,22 +291,22 @@ class Dispatch:
 
     @property
     def leaves_doubt(self) -> bool:
-        """Whether the last claim may have leased more than it returned, since the answer to a
-        statement was lost."""
+        """Return whether the last claim may have leased more jobs than it returned, because the
+        answer to a statement was lost."""
         return self.store is not None and self.store.leaves_doubt
 
     # -- leases -----------------------------------------------------------------------------------
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
-        """Let each lease end ``lease_seconds`` from now. Wait for transactions that hold some of
-        them. Return the stale ones."""
+        """Let each lease end ``lease_seconds`` from now. Wait for transactions that have locked
+        some of them. Return the stale leases."""
         stale: set[Lease] = set()
         for place, theirs in self._by_lessor(leases):
             stale |= place.extend(theirs, lease_seconds=lease_seconds)
         return stale
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        """Extend these leases, but wait for no transaction that holds one of them."""
+        """Extend these leases, except those that another transaction has locked."""
         stale: set[Lease] = set()
         locked: set[Lease] = set()
         for place, theirs in self._by_lessor(leases):
@@ -313,13 +318,12 @@ class Dispatch:
         return Extension(stale, locked)
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
-        """Record that workers get these jobs now, see ``Broker.note_handed_out``."""
+        """Record that these jobs are being sent to workers, see ``Broker.note_handed_out``."""
         for place, theirs in self._by_lessor(leases):
             place.note_handed_out(theirs)
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Filter leased jobs: return the ones that had not started if this is their last
-        attempt."""
+        """Return the leased jobs that had not started if this is their last attempt."""
         return {job_id for place in self._lessors for job_id in place.kept(job_ids)}
 
     def settle(
@@ -329,8 +333,8 @@ class Dispatch:
         *,
         failed: Collection[UUID] = (),
     ) -> set[Lease]:
-        """End leases, see ``Broker.settle``: in one step for those of the store, and in one for
-        those of the broker."""
+        """End leases, see ``Broker.settle``. Takes one step for the leases of the store, and one
+        for those of the broker."""
         if len(self._lessors) == 1:
             return self._lessors[0].settle(over, again, failed=failed)
         if self.broker is not None and not again and _are_a_brokers(over):
@@ -345,7 +349,7 @@ class Dispatch:
         return stale
 
     def expire_holder(self, holder: UUID) -> int:
-        """End all leases of a holder that is known to be dead. Return how many."""
+        """End all leases of a holder that is known to be dead. Return their number."""
         return sum(place.expire_holder(holder) for place in self._lessors)
 
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
@@ -364,16 +368,16 @@ class Dispatch:
     # -- looking ----------------------------------------------------------------------------------
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Remove jobs that wait. Return those removed; a leased job is left alone."""
+        """Remove waiting jobs. Return the ids of the removed jobs. A leased job stays."""
         gone: set[UUID] = set()
         for place in self._places:
             if rest := [job_id for job_id in job_ids if job_id not in gone]:
                 gone |= place.withdraw(rest)
         return gone
 
-    def not_come(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Return the ids that may still be on their way, on a server that cannot look them up."""
-        return set() if self.arrivals is None else self.arrivals.not_come(job_ids)
+    def not_arrived(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Return the ids of the jobs that may still be messages on a server without look-up."""
+        return set() if self.arrivals is None else self.arrivals.not_arrived(job_ids)
 
     def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         """Return job id -> "ready", "deferred", "blocked" or "running", for the jobs that wait or
@@ -395,7 +399,7 @@ class Dispatch:
         return sizes
 
     def purge(self, queue: str) -> int:
-        """Remove every waiting job of a queue. Return how many."""
+        """Remove all waiting jobs of a queue. Return their number."""
         return sum(place.purge(queue) for place in self._places)
 
     def ping(self) -> None:
@@ -408,23 +412,24 @@ class Dispatch:
         return self._places[-1].info()
 
     def weaknesses(self) -> list[str]:
-        """See ``Broker.weaknesses``."""
+        """Return the weaknesses of the store and the broker, see ``Broker.weaknesses``."""
         return self._places[-1].weaknesses()
 
     # -- waking up --------------------------------------------------------------------------------
 
     def wake_up(self, queues: Iterable[str], *, inside: bool = True) -> None:
-        """Tell sleeping pushers that jobs came. Best effort: may do nothing, must not raise.
+        """Wake sleeping pushers because of new jobs. Best effort: may do nothing, must not raise.
 
         Args:
-            queues: where they came.
-            inside: whether to the store. A broker beside the store tells pushers by itself.
+            queues: the queues of the new jobs.
+            inside: whether the jobs are in the store. A broker outside the store wakes pushers
+                itself.
         """
         if inside or self.store is None:
             self._lessors[0].wake_up(queues)
 
     def look_at_store(self) -> None:
-        """Look into the store at the next claim: something came there."""
+        """Let the next claim start with the store, because the store has a new job."""
         self._look_at = 0.0
         self._look_pause_seconds = LOOK_SECONDS
 
@@ -434,7 +439,7 @@ class Dispatch:
         return wakes[0] if len(wakes) == 1 else EitherWake(wakes[0], wakes[1], self.look_at_store)
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
-        """Return the seconds until the next deferred job is due; None when none is known.
+        """Return the seconds until the next deferred job is due, or None if none is known.
 
         Args:
             rated: whether jobs that wait for their rate count, too.
@@ -443,13 +448,13 @@ class Dispatch:
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def close(self) -> None:
-        """Give connections back; the next call opens new ones."""
+        """Close the connections. The next call opens new ones."""
         for place in self._places:
             place.close()
 
 
 def _are_a_brokers(leases: Sequence[Lease]) -> bool:
-    """Return whether the leases are columns, and all of them a broker's."""
+    """Return whether the leases are columns and all come from a broker outside the store."""
     return isinstance(leases, Leases) and set(map(type, leases.lease_ids)) <= {str}
 
 

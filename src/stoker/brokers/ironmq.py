@@ -58,7 +58,7 @@ def unescaped(name: str) -> str:
 
 
 def posted(message: Message) -> dict[str, Any]:
-    """Return the message in the form of IronMQ's API."""
+    """Return the message as IronMQ's API expects it."""
     what: dict[str, Any] = {"body": b64encode(as_body(message)).decode()}
     if message.run_after is not None:
         what["delay"] = max(0, math.ceil(message.run_after - time.time()))
@@ -342,7 +342,7 @@ class IronmqTransport(Transport):
             for one in answer.get("messages", ())
         ]
 
-    def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+    def extend(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         held = []
         for parcel in parcels:
             with suppress(IronmqRefusal):

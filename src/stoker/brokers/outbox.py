@@ -1,4 +1,4 @@
-"""Messages as rows of an outbox, and back."""
+"""Convert messages to rows of an outbox, and back."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from stoker.models.outbox import as_json
 
 
 def as_row(backend: str, message: Message, claim: tuple[Any, ...] | None = None) -> Outgoing:
-    """The row of a message.
+    """Return the outbox row of a message.
 
     Args:
         backend: the name under ``TASKS``.
-        claim: that on its unique key, if it has one.
+        claim: claim on the job's unique key, if it has one.
     """
     return Outgoing(
         job_id=message.job_id,

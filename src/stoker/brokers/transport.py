@@ -85,10 +85,9 @@ class Transport(ABC):
         Skip the queues in ``passed_over``. Wait up to ``wait_seconds`` for the first message."""
 
     @abstractmethod
-    def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
-        """Hide the messages for another ``parcel_seconds``. Leave out
-        messages that another receiver has got meanwhile, as far as the server knows. Return the
-        others, with their new receipts."""
+    def extend(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+        """Hide the messages for another ``parcel_seconds``. Return them with their new receipts,
+        without messages that another receiver has got meanwhile, as far as the server knows."""
 
     @abstractmethod
     def drop(self, parcels: Sequence[Parcel]) -> None:
@@ -193,7 +192,8 @@ BANDS = ("high", "usual", "low")
 
 
 class Line(NamedTuple):
-    """A waiting line of the server: one priority band of one queue."""
+    """A queue on the server: it holds the jobs of one Stoker queue with the priorities of one
+    band."""
 
     band: str
     queue: str
@@ -206,13 +206,12 @@ def band_of(priority: int) -> str:
 
 
 def lines_of(queues: Iterable[str]) -> list[Line]:
-    """Return all possible lines of the given queues."""
+    """Return the lines of the given queues: one per queue and priority band."""
     return [Line(band, queue) for queue in dict.fromkeys(queues) for band in BANDS]
 
 
 def in_turn(lines: Collection[Line], turn: int) -> Iterator[Line]:
-    """Yield the lines, most urgent band first. Within a band, start with another line at each
-    turn."""
+    """Yield the lines, most urgent band first. Rotate the lines within a band by ``turn``."""
     urgent_first = sorted(lines, key=lambda line: (BANDS.index(line.band), line.queue))
     for _, some in itertools.groupby(urgent_first, key=lambda line: line.band):
         alike = list(some)

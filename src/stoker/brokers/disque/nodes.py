@@ -28,7 +28,7 @@ from stoker.exceptions import BrokerUnavailable, ConfigurationError
 PORT = 7711
 USUAL_COPIES = 2
 AWAY_SECONDS = 5.0
-"""How long a node that did not answer is asked only after all others."""
+"""How long a node that did not answer is tried last."""
 SHORTEST_SECONDS = 0.5
 ORIGIN_LENGTH = 8
 """Length of the node id's prefix that job ids contain: ``D-<origin>-...``."""
@@ -55,8 +55,8 @@ class DisqueNode:
 
 
 class Nodes:
-    """The nodes named by ``disque://:PASSWORD@HOST:PORT,HOST:PORT?replicate=N``, and the nodes that
-    those know.
+    """The nodes named by ``disque://:PASSWORD@HOST:PORT,HOST:PORT?replicate=N``, and the other
+    nodes of their cluster.
 
     Raises:
         ConfigurationError: the URL cannot be used.

@@ -133,7 +133,7 @@ class DisqueTransport(Transport):
             return self._nodes.ask(command, wait_seconds=wait_seconds) or []
         return self._nodes.first_answer(command) or []
 
-    def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+    def extend(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         answers = self._nodes.answers(None, [["WORKING", parcel.receipt] for parcel in parcels])
         held = zip(parcels, answers, strict=True)
         return [parcel for parcel, answer in held if not isinstance(answer, Exception)]
@@ -146,7 +146,7 @@ class DisqueTransport(Transport):
             self._nodes.ask(["ACKJOB", *job_ids[start : start + AT_ONCE]])
 
     def give_back(self, parcels: Sequence[Parcel]) -> None:
-        with suppress(BrokerUnavailable):  # they come again after their retry time
+        with suppress(BrokerUnavailable):  # the server delivers them again after their retry time
             self._nodes.ask(["NACK", *[parcel.receipt for parcel in parcels]])
 
     # -- looking ----------------------------------------------------------------------------------

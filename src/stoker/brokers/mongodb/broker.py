@@ -1,4 +1,4 @@
-"""MongoDB: jobs in one collection, one document each.
+"""MongoDB: one collection with one document per job.
 
 A document's ``state`` is the state of the job. Updates change it only if the document still has the
 expected state or lease. The server's clock (``$$NOW``) decides about leases and due times::
@@ -126,8 +126,8 @@ class MongodbBroker(Broker):
         return as_deliveries(found)
 
     def _lease(self, ids: list[UUID], still: dict[str, Any], request: ClaimRequest) -> list[Any]:
-        """Lease the jobs that still match ``still``. Another cluster may have claimed the
-        others."""
+        """Lease the jobs that still match ``still``, because another cluster may have claimed
+        some of them."""
         lease_id = f"{new_lease_id():x}"
         change: dict[str, Any] = {
             "state": "running",

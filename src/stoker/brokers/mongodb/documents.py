@@ -122,10 +122,10 @@ def as_document(message: Message) -> dict[str, Any]:
 
 
 def fitting(documents: Iterable[dict[str, Any]]) -> list[UUID]:
-    """Return the ids of the first jobs whose packages fit into one claim: at least one.
+    """Return the ids of the first jobs whose packages fit into one claim, and at least one id.
 
     Args:
-        documents: with ``bytes``, which documents of older versions do not have.
+        documents: must have ``bytes``, which documents of older versions lack.
     """
     ids: list[UUID] = []
     room_bytes = CLAIM_BYTES

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Sequence
-from operator import itemgetter
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, cast
 from uuid import UUID
 
-from django.db import (
-    DatabaseError,
-    connections,
-    transaction,
-)
+from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db.models import CharField, Count, Value
 
 from stoker.brokers.contract import (
     Broker,
@@ -25,41 +21,36 @@ from stoker.brokers.contract import (
     Return,
 )
 from stoker.conf import Settings
-from stoker.exceptions import (
-    ConfigurationError,
-)
+from stoker.exceptions import ConfigurationError
 from stoker.guards.admission import Rated
 from stoker.guards.sweep import call_due, look_after
 from stoker.models import Attempt, Claimed, Job
-from stoker.models.claimed import Claim, GivenBack, Leasing
+from stoker.models.claimed import ClaimedQuerySet, GivenBack, LeaseKey, Leasing
+from stoker.models.deferred import Deferred
 from stoker.models.job import Message
+from stoker.models.need import Need
+from stoker.models.ready import Place, Ready
 from stoker.signals import tell
+from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
-from stoker.store.places import WAITING
-from stoker.store.store import Store
+from stoker.store.places import PLACES, WAITING, whereabouts
+from stoker.store.statements import (
+    delete_returning_guards,
+    lock_by_key,
+    update_by_key,
+    with_keys,
+)
 from stoker.store.transactions import after_commit, is_locked_out
+from stoker.store.turns import free, leave
 from stoker.store.wake import Wake
-from stoker.store.written import microseconds
-from stoker.values.ids import new_lease_id
+from stoker.store.written import DatabaseNow, as_uuid, database_now_us, microseconds
 
-from .claim import Claiming, Watermarks, read_long, what_is_due
-
-
-def deliveries_of(claims: Iterable[Claim], lease_id: int) -> list[Delivery]:
-    """Return deliveries that all share one lease id object. So it is sent to a worker only once.
-    Packages that the claim did not read are empty."""
-    return [
-        Delivery(job_id, lease_id, bytes(package or b""), *rest)
-        for job_id, _, package, *rest in claims
-    ]
+from .claim import PACKAGE, Claiming, Watermarks, deliveries_of, leasing_of, read_long, what_is_due
 
 
-PACKAGE = itemgetter(2)
-"""Position of the package in a ``Delivery``."""
-
-
-def lease_keys(leases: Sequence[Lease]) -> list[tuple[UUID, int]]:
-    return [(lease.job_id, int(lease.lease_id)) for lease in leases]
+def lease_keys(leases: Sequence[Lease]) -> Sequence[LeaseKey]:
+    """Return the leases as engines take them: the ids of the store's leases are numbers."""
+    return cast("Sequence[LeaseKey]", leases)
 
 
 def given_back(returns: Sequence[Return]) -> list[GivenBack]:
@@ -76,22 +67,25 @@ def given_back(returns: Sequence[Return]) -> list[GivenBack]:
 
 
 PROMOTE_AT_ONCE = 500
-"""Deferred jobs moved per statement when they fall due."""
+"""Maximum number of due jobs that one statement moves to ready."""
 PROMOTE_SECONDS = 0.1
-"""How often due jobs are moved while claims come back full: a backlog must not delay them."""
+"""How often due jobs are moved to ready during a backlog, so that it does not delay them."""
 TRUST_SECONDS = 1.0
-"""How long the answer that nothing falls due is cached. A job enqueued to be due sooner is still
-found: a claim that finds nothing looks again, and one that finds others delays it once."""
+"""How long the answer that no job falls due is cached. A job that is enqueued meanwhile and due
+sooner is found by the next claim that finds nothing else."""
 LOOK_BEHIND_SECONDS = 0.05
-"""How long a claim goes on while guards refuse all jobs that it finds. Jobs behind them may be free
-to start."""
+"""How long a claim continues while guards refuse all jobs that it finds, because later jobs may
+be free to start."""
 CAREFUL_SECONDS = 10.0
-"""How long claims skip locked guard keys after they met one that stayed locked."""
+"""How long claims skip locked guard keys after one claim has waited too long for such a lock."""
 PURGE_AT_ONCE = 500
+PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, None, None)
+"""After each look at jobs that another transaction holds. The last looks wait for it."""
 
 
 class OrmBroker(Broker):
-    """Jobs in the tables of one database alias (``orm://ALIAS``)."""
+    """Jobs in the tables of one database alias (``orm://ALIAS``). Created once per backend and
+    process."""
 
     capabilities = Capabilities(transactional=True, guards=True, atomic=True)
 
@@ -113,16 +107,40 @@ class OrmBroker(Broker):
         self._careful_until = 0.0
         self._knows_rates = False
         """Whether a job with a rate was ever claimed."""
-        self.store = Store(settings)
-        self.sees_pauses = self.store.engine.claims_by_marks
-        """Whether claims see for themselves which queues are paused."""
+        self.engine = engine_of(self.alias)
+        self.sees_pauses = self.engine.claims_by_marks
+        """Whether claims skip paused queues even if ``passed_over`` does not name them."""
 
     def enqueue(self, messages: Sequence[Message]) -> None:
         with explained(self.alias):
-            if len(messages) == 1 and messages[0].is_fresh:
-                self.store.add_fresh(messages[0])
+            if len(messages) == 1 and _is_plain(messages[0]):
+                self.engine.insert_fresh(messages[0])
             else:
-                self.store.add(messages)
+                self._add(messages)
+
+    def _add(self, messages: Sequence[Message]) -> None:
+        first: dict[UUID, Message] = {}
+        for message in messages:  # two waiting rows of one job would be two jobs
+            first.setdefault(message.job_id, message)
+        if not first:
+            return
+        try:
+            self._insert(list(first.values()))
+        except IntegrityError:
+            if self.engine.connection.in_atomic_block:
+                raise
+            self._insert(list(first.values()))  # another transaction added one: skip it
+
+    def _insert(self, messages: Sequence[Message]) -> None:
+        if not any(one.needs for one in messages):
+            self.engine.insert_jobs(messages)
+            return
+        with transaction.atomic(using=self.alias, savepoint=False):
+            added = self.engine.insert_jobs(messages)
+            new = [one for one in messages if one.job_id in added]
+            Need.objects.using(self.alias).add(
+                [(one.job_id, one.needs) for one in new if one.needs]
+            )
 
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         rated_limit, limit = request.rated_limit, request.limit
@@ -141,7 +159,7 @@ class OrmBroker(Broker):
             now = time.monotonic()
             has_looked = self._had_room or now >= self._promote_at
             if has_looked := has_looked and now >= self._nothing_due_until:
-                # else jobs due before the watermark were left out
+                # otherwise jobs that were due before the watermark were skipped
                 has_looked = not self._marks.due_from_us
                 self._promote_due(rated_limit)
             # jobs with a rate wait for a permit, and not for other jobs to end
@@ -195,7 +213,7 @@ class OrmBroker(Broker):
                 again = [
                     Return(one.lease, attempts=one.attempt - 1, crashes=one.crashes) for one in left
                 ]
-                self._call(self.store.settle((), (), given_back(again)).queues)
+                self._call(self._free(Leases([], []), given_back(again))[1])
         except DatabaseError:
             if not read:
                 raise
@@ -204,13 +222,13 @@ class OrmBroker(Broker):
 
     @property
     def leaves_doubt(self) -> bool:
-        """Whether the last claim may have leased more than it returned, because the answer to a
-        statement was lost."""
+        """Return whether the last claim may have leased more jobs than it returned, because the
+        answer to a statement was lost."""
         return self._leaves_doubt
 
     def _be_careful(self) -> None:
-        """Do not wait for guard keys in the next claims. Another transaction holds some for longer
-        than Stoker's own transactions would."""
+        """Skip locked guard keys in the next claims. Another transaction has locked some for
+        longer than Stoker's own transactions take."""
         self._careful_until = time.monotonic() + CAREFUL_SECONDS
 
     def _promote_due(self, rated_limit: int) -> int:
@@ -219,11 +237,24 @@ class OrmBroker(Broker):
         from_us = self._marks.due_from_us
         due = what_is_due(self.alias, from_us)
         called = self._call_due(rated_limit) if due.keys else 0
-        promoted = self.store.promote(PROMOTE_AT_ONCE, from_us) if due.jobs else []
+        promoted = self.promote(PROMOTE_AT_ONCE, from_us) if due.jobs else []
         if due.jobs:
             self._marks.begin_due_at(due.first_us)
         self._marks.lower(promoted)
         return called + len(promoted)
+
+    def promote(self, limit: int, from_us: int = 0) -> list[Place]:
+        """Move deferred jobs that are due to ready.
+
+        Args:
+            limit: largest number of jobs.
+            from_us: jobs that were due earlier than this may be left for later.
+
+        Returns:
+            The new rows in ready.
+        """
+        deferred = Deferred.objects.using(self.alias)
+        return [Place(*row) for row in self.engine.move_due(deferred, limit, from_us)]
 
     def _call_due(self, rated_limit: int) -> int:
         called = call_due(self.alias, rated_limit)
@@ -233,34 +264,41 @@ class OrmBroker(Broker):
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         stale, locked = self.extend_unlocked(leases, lease_seconds=lease_seconds)
-        # the other transaction may end these leases: wait for it to learn which are stale
-        if locked:
-            with explained(self.alias):
-                valid = self.store.extend_waiting(
-                    lease_keys(list(locked)), microseconds(lease_seconds)
-                )
-            stale |= {lease for lease in locked if (lease.job_id, lease.lease_id) not in valid}
-        return stale
+        # The other transaction may end these leases: wait for it to learn which are stale. Each
+        # waits alone, without holding a lock.
+        with explained(self.alias):
+            return stale | {one for one in locked if not self._extend_waiting(one, lease_seconds)}
+
+    def _extend_waiting(self, lease: Lease, lease_seconds: float) -> bool:
+        """Wait for the lease's row and extend it. Return whether the lease was valid then."""
+        with transaction.atomic(using=self.alias):
+            rows = lock_by_key(self._leases, [lease.job_id], "lease_id")
+            if [row.lease_id for row in rows] != [lease.lease_id]:
+                return False
+            until_us = database_now_us(self.alias) + microseconds(lease_seconds)
+            update_by_key(self._leases, [lease.job_id], leased_until_us=until_us)
+        return True
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        """Extend these leases, but wait for no transaction that holds one of them."""
+        """Extend these leases, but wait for no transaction that holds one of them: it may belong to
+        a machine that is gone, and all other leases would expire meanwhile."""
+        lease_us = microseconds(lease_seconds)
         with explained(self.alias):
-            valid, locked = self.store.extend(lease_keys(leases), microseconds(lease_seconds))
-        if len(valid) == len(leases):  # nearly always
-            return Extension(set(), set())
-        keyed = {(lease.job_id, lease.lease_id): lease for lease in leases}
-        return Extension(
-            {lease for key, lease in keyed.items() if key not in valid and key not in locked},
-            {keyed[key] for key in locked},
-        )
+            extended = self.engine.extend_leases(self._leases, lease_keys(leases), lease_us)
+            if len(extended) == len(leases):  # nearly always
+                return Extension(set(), set())
+            rest = {lease for lease in leases if lease not in extended}
+            there = with_keys(self._leases, {lease.job_id for lease in rest})
+            held = set(there.values_list("job_id", "lease_id"))
+        return Extension(rest - held, {lease for lease in rest if lease in held})
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
         with explained(self.alias):
-            Claimed.objects.using(self.alias).note_handed_out(lease_keys(leases))
+            self._leases.note_handed_out(lease_keys(leases))
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
         with explained(self.alias):
-            return Claimed.objects.using(self.alias).kept(job_ids)
+            return self._leases.kept(job_ids)
 
     def settle(
         self,
@@ -273,14 +311,34 @@ class OrmBroker(Broker):
             self._marks.forget()
         with explained(self.alias):
             ended = over if isinstance(over, Leases) else Leases.of(over)
-            returned = given_back(again)
-            freed = self.store.settle(ended.job_ids, ended.lease_ids, returned, failed)
-        self._call(freed.queues)
-        if len(freed.rows) == len(ended.job_ids) + len(again):  # nearly always
+            freed, queues = self._free(ended, given_back(again), failed)
+        self._call(queues)
+        if len(freed) == len(ended.job_ids) + len(again):  # nearly always
             return set()
         leases = [*over, *(back.lease for back in again)]
-        valid = freed.valid
-        return {lease for lease in leases if (lease.job_id, lease.lease_id) not in valid}
+        return set(leases).difference((as_uuid(job_id), lease_id) for job_id, lease_id, _ in freed)
+
+    def _free(
+        self, over: Leases, again: Sequence[GivenBack], failed: Collection[UUID] = ()
+    ) -> tuple[Sequence[tuple[Any, ...]], set[str]]:
+        """End leases, and give up the places of their jobs all at once: a transaction may lock keys
+        only once.
+
+        Returns:
+            Job id as the driver returns it, lease id and number of guards of each lease that was
+                valid, and the queues with blocked jobs that became ready.
+        """
+        engine, job_ids = self.engine, over.job_ids
+        lease_ids = cast("Sequence[int]", over.lease_ids)
+        with engine.deciding():
+            ended = engine.end_leases(self._leases, job_ids, lease_ids) if job_ids else []
+            returned = engine.give_back(self._leases, again) if again else []
+            guards_over = {as_uuid(job_id): count for job_id, _, count in ended if count}
+            guards_again = {job_id: count for job_id, _, count in returned if count}
+            queues: set[str] = set()
+            if guards_over or guards_again:
+                queues = free(self.alias, over=guards_over, again=guards_again, failed=failed)
+        return [*ended, *returned] if returned else ended, queues
 
     def _call(self, queues: Collection[str]) -> None:
         """Wake the pushers of the queues after the commit, because blocked jobs have become
@@ -291,34 +349,67 @@ class OrmBroker(Broker):
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         leasing = leasing_of(request)
         with explained(self.alias):
-            rows = self.store.claim_expired(request.limit, leasing)
+            rows = self.engine.claim_expired(self._leases, request.limit, leasing)
             found, left = read_long(self.alias, deliveries_of(rows, leasing.lease_id))
-            if left:  # they expire at once, for the next call
-                self.store.extend(lease_keys([one.lease for one in left]), 0)
+            if left:  # these leases expire at once, and the next call takes the jobs over
+                keys = lease_keys([one.lease for one in left])
+                self.engine.extend_leases(self._leases, keys, 0)
         return found
 
     def expire_holder(self, holder: UUID) -> int:
         with explained(self.alias):
-            return self.store.expire_holder(holder)
+            valid = self._leases.filter(holder=holder, leased_until_us__gte=DatabaseNow())
+            return valid.update(leased_until_us=DatabaseNow() - 1)
 
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
         with explained(self.alias):
-            rows = list(Claimed.objects.using(self.alias).filter(holder=holder))
+            rows = list(self._leases.filter(holder=holder))
         return [
             Delivery(row.job_id, row.lease_id, b"", row.queue, -row.rank, row.attempts, row.crashes)
             for row in rows
         ]
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Remove waiting jobs and their needs. The caller's transaction may be long.
+
+        A locked job is usually moving to another table, so it is looked for again. Waiting for its
+        lock could cause a deadlock, and on MariaDB the transaction that moves the job would have to
+        wait for this one.
+        """
+        gone: set[UUID] = set()
+        key_ids: set[UUID] = set()
         with explained(self.alias), transaction.atomic(using=self.alias):
-            gone, key_ids = self.store.withdraw(job_ids)
+            for pause_seconds in PAUSES_SECONDS:
+                left = [one for one in job_ids if one not in gone]
+                waiting = whereabouts(self.alias, left, WAITING)
+                if not waiting:
+                    break
+                taken, freed = self._take(waiting, waits=pause_seconds is None)
+                gone |= taken
+                key_ids |= freed
+                if taken == waiting.keys():
+                    break
+                time.sleep(pause_seconds or 0)
             if key_ids:
                 after_commit(self.alias, lambda: self._look_after(key_ids))
         return gone
 
+    def _take(self, waiting: Mapping[UUID, str], *, waits: bool) -> tuple[set[UUID], set[UUID]]:
+        taken: set[UUID] = set()
+        left: set[UUID] = set()
+        for name, model in WAITING.items():
+            there = [job_id for job_id, place in waiting.items() if place == name]
+            rows = model._default_manager.using(self.alias)
+            guards = delete_returning_guards(rows, there, waits=waits) if there else {}
+            held = {job_id: count for job_id, count in guards.items() if count}
+            if held:
+                left |= leave(self.alias, held, had_turn=model is Ready)
+            taken |= guards.keys()
+        return taken, left
+
     def _look_after(self, key_ids: Collection[UUID]) -> None:
-        """Let other jobs take the places under these guard keys. Called after the commit, because
-        the transaction did not lock the keys."""
+        """Make blocked jobs ready where these guard keys have room. Called after the commit,
+        because the transaction did not lock the keys."""
         with explained(self.alias):
             queues = look_after(self.alias, key_ids)
         if queues:
@@ -326,11 +417,20 @@ class OrmBroker(Broker):
 
     def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         with explained(self.alias):
-            return self.store.states(job_ids)
+            return whereabouts(self.alias, job_ids)
 
     def sizes(self) -> dict[str, dict[str, int]]:
+        counted = [
+            place._default_manager.using(self.alias)
+            .values_list("queue", Value(name, CharField()))
+            .annotate(count=Count("pk"))
+            for name, place in PLACES.items()
+        ]
+        found: dict[str, dict[str, int]] = {}
         with explained(self.alias):
-            return self.store.sizes()
+            for queue, name, count in counted[0].union(*counted[1:], all=True):
+                found.setdefault(queue, dict.fromkeys(PLACES, 0))[name] = count
+        return found
 
     def purge(self, queue: str) -> int:
         """Remove all waiting jobs of a queue with all their rows, in batches."""
@@ -341,8 +441,8 @@ class OrmBroker(Broker):
         return removed
 
     def _waiting_in(self, queue: str) -> list[UUID]:
-        """Return some waiting jobs of a queue, from the first table that has any. It is called
-        until none is left, as jobs move between tables during a purge."""
+        """Return some waiting jobs of a queue, from the first table that has any. A purge calls
+        this until no job is left, because jobs move between tables meanwhile."""
         for model in WAITING.values():
             waiting = model.objects.using(self.alias).filter(queue=queue)
             if job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
@@ -369,10 +469,10 @@ class OrmBroker(Broker):
         return {"broker": f"orm://{self.alias}", "server": f"{connection.display_name} {version}"}
 
     def wake_up(self, queues: Iterable[str]) -> None:
-        self.store.engine.notify()
+        self.engine.notify()
 
     def open_wake(self) -> Wake:
-        return self.store.engine.open_wake()
+        return self.engine.open_wake()
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         with explained(self.alias):
@@ -388,6 +488,11 @@ class OrmBroker(Broker):
     def close(self) -> None:
         connections[self.alias].close()
 
+    @property
+    def _leases(self) -> ClaimedQuerySet:
+        return Claimed.objects.using(self.alias)
 
-def leasing_of(request: ClaimRequest) -> Leasing:
-    return Leasing(new_lease_id(), request.holder, microseconds(request.lease_seconds))
+
+def _is_plain(message: Message) -> bool:
+    """Return whether the job is new and due, and has no guards."""
+    return message.is_fresh and message.run_after is None and not message.needs

@@ -1,16 +1,17 @@
-"""Claim ready jobs: watermarks say where to start, guards say which jobs may run."""
+"""Claim ready jobs. Watermarks tell where to start the search, guards decide which jobs may run."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Sized
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from django.db.models.functions import Length
 
-from stoker.brokers.contract import CLAIM_BYTES, Delivery
+from stoker.brokers.contract import CLAIM_BYTES, ClaimRequest, Delivery
 from stoker.guards.admission import Admitted, Rated, admit, lease
 from stoker.models import Job
 from stoker.models.claimed import Claim, Leasing
@@ -20,7 +21,8 @@ from stoker.models.paused_queue import PausedQueue
 from stoker.models.ready import Place, Ready
 from stoker.store.engines import engine_of
 from stoker.store.statements import deciding, with_keys
-from stoker.store.written import MICROSECONDS
+from stoker.store.written import MICROSECONDS, microseconds
+from stoker.values.ids import new_lease_id
 
 T = TypeVar("T")
 
@@ -42,8 +44,8 @@ FEW = 20
 
 
 class Watermarks:
-    """The watermarks of one process, per queue and rank. An engine that cannot start a claim at a
-    watermark has none.
+    """The watermarks of one process, per queue and rank. They are unused if the engine cannot start
+    a claim at a position.
 
     Args:
         alias: alias of the database.
@@ -56,43 +58,43 @@ class Watermarks:
         self._good_until = 0.0
         self._first_due_us = 0
         self._dearest = 0.0
-        """The most seconds per job that a claim by watermarks may take before they are dropped."""
+        """Maximum duration of a claim by watermarks, in seconds per job. Slower claims drop the
+        watermarks."""
         self.queues: list[str] = []
-        """The queues that had jobs at the last scan from the start, or have got some since."""
+        """Queues that had jobs at the last scan from the start, or got jobs since then."""
         self._look_for_queues_at = 0.0
 
     def are_good(self) -> bool:
-        """Return whether the watermarks may be used, because the last look from the start was
-        recent."""
+        """Return whether the last scan from the start was so recent that the watermarks may be
+        used."""
         return time.monotonic() < self._good_until
 
     def forget(self) -> None:
-        """Drop the watermarks, so that the next claim looks from the start."""
+        """Drop the watermarks, so that the next claim scans from the start."""
         self._good_until = 0.0
         self._first_due_us = 0
         self._marks.clear()
 
     @property
     def due_from_us(self) -> int:
-        """Earliest due time, in microseconds, of the deferred jobs to look for now. 0: look for all
-        of them."""
+        """Lower bound of the due times to search, in microseconds; 0 = no bound."""
         return self._first_due_us if self.are_good() else 0
 
     def begin_due_at(self, first_us: int | None) -> None:
-        """Set the due time of the earliest deferred job as the mark; jobs deferred from now on are
-        due later."""
+        """Remember the earliest due time of all deferred jobs as the lower bound of the next
+        searches."""
         self._first_due_us = first_us or 0
 
     def guide(
         self, claim: Callable[[], list[T]], named: Sequence[str], is_more: Callable[[], bool]
     ) -> list[T]:
-        """Claim by the watermarks if they are good. If they are not, or if that finds nothing, scan
-        from the start, so that an empty result means nothing is ready.
+        """Claim from the watermarks on if they may be used. Otherwise, or if that finds nothing,
+        scan from the start. So an empty result means that no job is ready.
 
         Args:
             claim: claims from the position given by ``spans``.
             named: the queues; empty means all that have jobs.
-            is_more: whether it ran out of time before it had looked at everything.
+            is_more: returns whether the claim ran out of time before it had searched everything.
         """
         if not named and self.are_good():
             self._look_for_queues()
@@ -113,7 +115,7 @@ class Watermarks:
         return found
 
     def _look_for_queues(self) -> None:
-        """Look for queues that have got their first jobs since the last look."""
+        """Add the queues that got their first jobs since the last scan to ``queues``."""
         now = time.monotonic()
         if now < self._look_for_queues_at:
             return
@@ -163,12 +165,13 @@ def _each(began: float, found: Sized) -> float:
 
 
 class Due(NamedTuple):
-    """Where jobs are overdue, and when the next job becomes due."""
+    """Whether deferred jobs or guard keys are overdue, and when the next job becomes due."""
 
     jobs: bool
     """Whether deferred jobs are due."""
     keys: bool
-    """Whether guard keys are due: a rate has a permit again, or a job's turn was missed."""
+    """Whether guard keys are due, because a rate has a permit again or a blocked job was
+    skipped."""
     first_us: int | None
     """When the earliest deferred job is due, in microseconds on the database's clock."""
     seconds: float | None
@@ -195,12 +198,29 @@ def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
     )
 
 
+def leasing_of(request: ClaimRequest) -> Leasing:
+    return Leasing(new_lease_id(), request.holder, microseconds(request.lease_seconds))
+
+
+def deliveries_of(claims: Iterable[Claim], lease_id: int) -> list[Delivery]:
+    """Return deliveries that all share one lease id object. So it is sent to a worker only once.
+    Packages that the claim did not read are empty."""
+    return [
+        Delivery(job_id, lease_id, bytes(package or b""), *rest)
+        for job_id, _, package, *rest in claims
+    ]
+
+
+PACKAGE = itemgetter(2)
+"""Position of the package in a ``Delivery``."""
+
+
 def read_long(alias: str, deliveries: list[Delivery]) -> tuple[list[Delivery], list[Delivery]]:
-    """Read the packages that a claim left out because of their length.
+    """Read the packages that a claim omitted because of their length.
 
     Returns:
-        The deliveries with their packages, and those for which there is no room in ``CLAIM_BYTES``.
-        There is room for at least one.
+        The deliveries with their packages, and those for which there is no room in
+        ``CLAIM_BYTES``. There is room for at least one.
     """
     unread = [one for one in deliveries if not one.package]
     if not unread:
@@ -232,9 +252,8 @@ LEASE_ID = 1
 
 
 class Claiming:
-    """Moves ready jobs of these queues to claimed, best rank first, then oldest.
-
-    If guards hold back every job a round looks at, the next round looks at twice as many.
+    """Move ready jobs of these queues to claimed, lowest rank first, then oldest. If guards hold
+    back every job that a round reads, the next round reads twice as many.
 
     Args:
         alias: the database alias.
@@ -257,9 +276,9 @@ class Claiming:
         waits: bool = True,
     ) -> None:
         self.is_over = False
-        """Whether no further job is ready for which there is room."""
+        """Whether the claim is complete: its limit is reached, or no further job is ready."""
         self.has_met_locks = False
-        """Whether jobs were put off because other transactions hold their guard keys."""
+        """Whether jobs were deferred because other transactions have locked their guard keys."""
         self._waits = waits
         self._alias = alias
         self._engine = marks.engine

@@ -287,7 +287,7 @@ def _lease_id() -> str:
 
 
 def _leasing(request: ClaimRequest, lease_id: str) -> list[Any]:
-    """Return the first arguments of a script that leases jobs."""
+    """Return the arguments that all scripts that lease jobs begin with."""
     return [request.limit, lease_id, request.holder.hex, microseconds(request.lease_seconds)]
 
 

@@ -179,7 +179,7 @@ class Queues:
         """The URL without its options, for messages and screens."""
         self._seconds = settings.database_seconds
         self._clients: dict[int | None, Any] = {}
-        """Clients by the ``wait_seconds`` of ``_asked``."""
+        """boto3 clients, by the ``wait_seconds`` with which ``_asked`` was called."""
         self._process_id = 0
         self._threads: ThreadPoolExecutor | None = None
         self._threads_of = 0
@@ -273,7 +273,8 @@ class Queues:
         return sorted(found)
 
     def count(self, name: str, *kinds: str) -> int:
-        """Return about how many messages of some kinds there are: "", "Delayed", "NotVisible"."""
+        """Return the approximate number of messages of the given kinds: "", "Delayed",
+        "NotVisible"."""
         told = self._attributes(name)
         return sum(int(told[f"ApproximateNumberOfMessages{kind}"]) for kind in kinds)
 

@@ -170,7 +170,7 @@ class SqsTransport(Transport):
             return message
         return replace(message, needs=(_turn_in(f"{name}/{group}"),))
 
-    def hold(self, parcels: Sequence[Parcel]) -> list[Parcel]:
+    def extend(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         return list(self._hidden_for(parcels, round(self.parcel_seconds)))
 
     def give_back(self, parcels: Sequence[Parcel]) -> None:
@@ -254,7 +254,7 @@ def _group(task: str) -> str:
 
 
 def _turn_in(group: str) -> NewNeed:
-    """Return a guard that keeps the order of a FIFO group: a sequence in the store."""
+    """Return a sequence (a guard in the store) that keeps the order of a FIFO group."""
     key_id = uuid5(NAMESPACE_URL, f"sqs:{group}")
     return NewNeed(key_id, Need.Kind.SEQUENCE.value, f"FIFO group {group}"[:255])
 
@@ -263,7 +263,7 @@ class Polls:
     """Long polls with one thread per queue.
 
     The first poll that receives messages ends the wait. The other polls go on and serve the next
-    wait. Messages that arrive while nothing waits are given back to the queue.
+    wait. Messages that arrive while no claim waits are released to the queue.
 
     Args:
         receive: receives up to a number of messages from one queue, waiting up to a number of

@@ -1,0 +1,33 @@
+"""What one thread may ask about the connection that another is using."""
+
+import uuid
+
+import pytest
+from django.db import connections
+
+from stoker.models import GuardKey
+from stoker.store.engines import engine_for
+
+from tests.guards.sessions import PATIENCE_SECONDS, session, wait_until_waiting
+
+pytestmark = [
+    pytest.mark.postgres,
+    pytest.mark.mariadb,
+    pytest.mark.django_db(transaction=True),
+]
+
+
+def test_thread_asks_whether_a_busy_connection_may_be_in_a_transaction() -> None:
+    """As a worker does when one of several async tasks ends. mysqlclient 2.3 raises an error for a
+    connection that is in use."""
+    GuardKey.objects.create(id=uuid.uuid4(), kind="lock")
+    with session() as other, session() as busy:
+        theirs = busy.do(lambda: connections["default"])
+        other.begin()
+        other.do(lambda: GuardKey.objects.select_for_update().get())
+        waiting = busy.start(lambda: GuardKey.objects.update(name="changed"))
+        wait_until_waiting()
+        engine_for(theirs).may_be_in_transaction(theirs)
+        other.roll_back()
+        assert waiting.result(PATIENCE_SECONDS) == 1
+        assert not engine_for(theirs).may_be_in_transaction(theirs)
