@@ -68,6 +68,8 @@ STORE = (
     "tests/lifecycle",
     "tests/workflows",
     "tests/guards",
+    "tests/locks",
+    "tests/upgrade",
 )
 CLUSTERS = ("tests/story", "tests/cluster")
 ON_SQLITE = (
@@ -110,11 +112,22 @@ QUICK = (
 )
 LEFT_TO_TEST_ALL = ("tests/typing", "tests/test_benchmarks.py", "tests/test_peers.py")
 """No part of `make test` has these. Any other module of tests has to be in one."""
-OF_DJANGO = tuple(
-    f"tests/unit/test_{name}.py"
-    for name in ("backend", "checks", "finding", "front_door", "task", "task_options", "waiting")
+OF_DJANGO = (
+    *(
+        f"tests/unit/test_{name}.py"
+        for name in (
+            "backend",
+            "checks",
+            "finding",
+            "front_door",
+            "task",
+            "task_options",
+            "waiting",
+        )
+    ),
+    "tests/upgrade/test_migrations.py",
 )
-"""The units that another Django may break."""
+"""What another Django may break."""
 DJANGOS = (
     Part("django-6.0", OF_DJANGO, django="6.0", workers=0),
     Part("django-6.1", OF_DJANGO, django="6.1", workers=0),
@@ -190,7 +203,7 @@ OTHER_VERSIONS = (
     *(
         Part(
             f"all-{version}",
-            (*STORE, "tests/guards", "tests/story"),
+            (*STORE, "tests/story"),
             database=database,
             marks="not (disque or ironmq or sqs)",  # their transports ask no database
             workers=4,
@@ -201,7 +214,7 @@ OTHER_VERSIONS = (
     *(
         Part(
             f"all-{version}",
-            ("tests/conformance", "tests/guards/test_places.py", "tests/integration"),
+            ("tests/conformance", "tests/locks/test_places.py", "tests/integration"),
             marks="redis",
             version=version,
         )

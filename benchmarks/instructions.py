@@ -18,7 +18,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.cluster.channel import Stream
 from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.wire import open_batch, open_job, pack_for_monitor, pack_report
+from stoker.cluster.wire import open_batch, open_job, pack_for_monitor, pack_job, pack_report
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor
 from stoker.jobs.record import Recorder, finish
@@ -68,7 +68,8 @@ class _Round:
         flights.add(deliveries, 0.0)
 
         def hand_over() -> Any:
-            ours.queue(("jobs", [one.job for one in flights.send(1, JOBS)]))
+            sent = flights.send(1, JOBS)
+            ours.queue(("jobs", [pack_job(one.number, one.delivery) for one in sent]))
             self.figures["hand-over bytes"] = ours.outgoing_bytes / JOBS
             ours.flush()
             ((_, jobs),) = theirs.receive(block=True)
@@ -85,7 +86,7 @@ class _Round:
 
         def record() -> None:
             reported = [
-                (report, pack_for_monitor(flights.with_worker(1)[report[0]].job))
+                (report, pack_for_monitor(report[0], flights.with_worker(1)[report[0]].delivery))
                 for report in reports
             ]
             assert recorder.record(open_batch(reported)) == set()

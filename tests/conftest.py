@@ -38,6 +38,7 @@ HOMES = {
     "api": {"postgres"},
     "dashboard": {"postgres"},
     "guards": {"postgres", "sqlite"},
+    "locks": {"postgres", "sqlite"},
     "lifecycle": {"postgres", "sqlite", "mariadb"},
     "cluster": {"sqlite"},
     "story": {"postgres", "on_redis"},
@@ -49,7 +50,7 @@ CHOSEN_ON_MARIADB = (
     "tests/conformance/test_guards.py",
     "tests/conformance/test_leases.py",
     "tests/conformance/test_transactions.py",
-    "tests/guards/test_database.py",
+    "tests/locks/test_database.py",
     "tests/guards/test_unique.py",
 )
 """Its locks and its isolation differ from PostgreSQL's."""

@@ -261,7 +261,7 @@ def surroundings() -> dict[str, str]:
     [
         ("shop", ["Orders: 1, charges: 1.", "attempt 2 has charged."]),
         ("media", ["Metropolis is published in 6 files"]),
-        ("limits", ["12 clicks on the button again.", "12 calls, at most 5 of them"]),
+        ("limits", ["12 clicks on the button again.", "12 calls, at most"]),
         ("onboarding", ["Sent by 3 clusters", "welcome, first steps, how is it going?."]),
         ("tenants", ["that ran side by side: 0.", "alice got kettle, bob got teapot."]),
         ("from_celery", ["sent to alice by try 2", "paid at attempt", "total: 50"]),
@@ -280,5 +280,8 @@ def test_small_project_shows_what_it_is_for(name: str, lines: list[str], tmp_pat
     assert done.returncode == 0, done.stdout + done.stderr
     for line in lines:
         assert line in done.stdout
+    if name == "limits":  # fewer than 5 on a busy machine
+        (most,) = re.findall(r"at most (\d+) of them within a second", done.stdout)
+        assert int(most) <= 5
     # The cluster logs the worker that the shop kills, in one line about the attempt.
     assert done.stderr.count("stoker.jobs.record.WorkerCrashed") == (1 if name == "shop" else 0)

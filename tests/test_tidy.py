@@ -80,32 +80,13 @@ STILTED = (
 )  # fmt: skip
 STILTED_PHRASE = re.compile(rf"\b(?:{'|'.join(STILTED)})\b", re.IGNORECASE)
 STILTED_BEGINNING = re.compile(r"(?:Those|One that|Of|As|The same|But|Also|Not|Where|Who)\b")
-STILTED_DOCSTRINGS = {
-    "api": 2,
-    "brokers": 18,
-    "cluster": 22,
-    "dashboard": 1,
-    "jobs": 34,
-    "management": 5,
-    "models": 12,
-    "operations": 9,
-    "store": 12,
-}
-STILTED_STRINGS = {
-    "cluster": 1,
-    "dashboard": 1,
-    "jobs": 4,
-    "management": 7,
-    "models": 1,
-    "operations": 3,
-    "templates": 10,
-}
+STILTED_DOCSTRINGS = {"jobs": 5, "management": 2, "models": 1, "operations": 1, "store": 5}
+STILTED_STRINGS = {"cluster": 1, "dashboard": 1, "management": 2, "operations": 2, "templates": 10}
 STILTED_LINES = {
-    "docs": 5,
-    "docs/decisions": 116,
-    "docs/explanation": 29,
-    "docs/howto": 4,
-    "docs/reference": 13,
+    "docs/decisions": 115,
+    "docs/explanation": 8,
+    "docs/howto": 2,
+    "docs/reference": 1,
 }
 """Folder -> the most stilted texts that it may have: these numbers may only sink."""
 

@@ -52,6 +52,7 @@ from stoker.schedules.declare import find_declared
 from stoker.schedules.declare import problems as problems_of
 from stoker.setting_values import api_problems
 from stoker.store.engines import engine_of
+from stoker.store.unapplied import unapplied_migrations
 from stoker.tasks.decorator import own_backends
 
 PAGES = ("mongodb", "disque", "ironmq", "sqs")
@@ -332,17 +333,12 @@ def _sqlite(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def _migrated(alias: str) -> Iterator[CheckMessage]:
-    from django.db.migrations.executor import MigrationExecutor
-
     try:
-        executor = MigrationExecutor(connections[alias])
-        plan = executor.migration_plan(
-            [node for node in executor.loader.graph.leaf_nodes() if node[0] == "stoker"]
-        )
+        unapplied = unapplied_migrations(alias)
     except DatabaseError as error:
         yield _not_ready(alias, f"could not be asked for its tables ({error})")
         return
-    if plan:
+    if unapplied:
         yield _not_ready(alias, "does not have all of Stoker's tables yet")
 
 

@@ -27,6 +27,7 @@
     ├── TransactionLeftOpen                              a task ended inside a transaction
     ├── BulkOperationNotFound         (also LookupError)
     ├── ClusterNotFound               (also LookupError)
+    ├── GuardNotFound                 (also LookupError)
     ├── QueueNotFound                 (also LookupError)
     ├── InvalidSchedule               (also ValueError)  a schedule's rule or options are wrong
     ├── ScheduleExists
@@ -139,6 +140,10 @@ class BulkOperationNotFound(StokerError, LookupError):
 
 class ClusterNotFound(StokerError, LookupError):
     """No cluster has that id (any more)."""
+
+
+class GuardNotFound(StokerError, LookupError):
+    """No job uses a guard with that id (any more)."""
 
 
 class QueueNotFound(StokerError, LookupError):

@@ -89,7 +89,7 @@ def test_requeue_can_be_undone_until_the_job_starts(anna: Visitor) -> None:
     assert "Requeued as job" in page
     assert Requeue.objects.get().by == "anna"
     assert f"/admin/stoker/deadletter/{letter.pk}/undo/" in page
-    assert "carries it on already" in anna.post(f"deadletter/{letter.pk}/requeue/")
+    assert "continues it already" in anna.post(f"deadletter/{letter.pk}/requeue/")
     assert "is undone" in anna.post(f"deadletter/{letter.pk}/undo/")
     assert not Ready.objects.exists()
     anna.post(f"deadletter/{letter.pk}/requeue/")

@@ -16,6 +16,7 @@ EVERYWHERE = {
     "test_cancel",
     "test_clean_up",
     "test_dead_letters",
+    "test_job_logs",
     "test_leases",
     "test_processes",
     "test_schedules",

@@ -73,7 +73,7 @@ def test_dead_letter_is_listed_shown_requeued_discarded_and_purged() -> None:
     assert "it is mended" in dead("show", ids[0]).stdout
     again = dead("requeue", ids[0])
     assert again.returncode == 1
-    assert "carries it on already" in again.stdout
+    assert "continues it already" in again.stdout
     assert dead("requeue", "--all").stdout == "2 requeued\n"
     assert work_off() == 3
     assert dead("list").stdout.count("2 times") == 3
@@ -126,7 +126,7 @@ def test_undo_takes_a_requeue_back() -> None:
     assert not Ready.objects.exists()
     again = dead("undo", only)
     assert again.returncode == 1
-    assert "was not: no job carries it on" in again.stdout
+    assert "was not: no unfinished job continues it" in again.stdout
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from uuid import UUID
 
 
 @dataclass(frozen=True)
@@ -92,15 +91,16 @@ def crashes_uncounted() -> None:
 
 @mistake("a lost lease is not noticed", "overlapping", "doubled", "miscounted")
 def extend_whatever() -> None:
+    from stoker.brokers.contract import Extension
     from stoker.brokers.orm.broker import OrmBroker
     from stoker.cluster import crew
     from stoker.cluster.pusher import pusher
     from stoker.cluster.worker import worker
 
-    @replace(OrmBroker, "extend")
+    @replace(OrmBroker, "extend_unlocked")
     def extend(right: Any, self: Any, leases: Any, **options: Any) -> Any:
         right(self, leases, **options)
-        return set()
+        return Extension(set(), set())
 
     for module in (crew, pusher, worker):
         replace(module, "is_fenced")(lambda _right, *_args: False)
@@ -108,16 +108,12 @@ def extend_whatever() -> None:
 
 @mistake("an outcome is recorded though its lease is lost", "doubled", "lost", "miscounted")
 def stale_outcomes() -> None:
-    from stoker.store.store import Store
+    from stoker.brokers.orm.broker import OrmBroker
 
-    @replace(Store, "settle")
-    def settle(
-        right: Any, self: Any, job_ids: Any, lease_ids: Any, again: Any = (), failed: Any = ()
-    ) -> Any:
-        freed = right(self, job_ids, lease_ids, again, failed)
-        asked = [(UUID(one), lease, 0) for one, lease in zip(job_ids, lease_ids, strict=True)]
-        asked += [(back.job_id, back.lease_id, 0) for back in again]
-        return freed._replace(rows=asked)
+    @replace(OrmBroker, "settle")
+    def settle(right: Any, self: Any, *args: Any, **options: Any) -> Any:
+        right(self, *args, **options)
+        return set()
 
 
 @mistake("a lock is released when it is old", "overlapping")

@@ -259,7 +259,7 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
         ),
         ("RUNNING", "it is killed at its time-out, tries are left"): (running(nothing), be_killed),
         ("RUNNING", "it is killed at its time-out, no tries are left"): (running(once), be_killed),
-        ("RUNNING", "it is given back unstarted"): (running(nothing), give_back),
+        ("RUNNING", "it is released before it started"): (running(nothing), give_back),
         ("RUNNING", "it has expired before it could start"): (running(late), run),
         ("RUNNING", "its package cannot be opened"): (spoiled, run),
         ("RUNNING", "its task is not known here, and the job is young"): (unknown, run),

@@ -24,7 +24,6 @@ from stoker.models import (
     Need,
     Ready,
 )
-from stoker.store.store import Store
 from stoker.values.ids import parse_job_id
 
 
@@ -55,7 +54,8 @@ class Stand:
         )
 
     def promote(self) -> None:
-        Store(self.settings).promote(500)
+        assert self.broker.store is not None
+        self.broker.store.promote(500)
 
     def run(self) -> Attempted:
         """Run the attempt as a worker does, without recording it."""

@@ -20,7 +20,6 @@ from stoker.cluster.wire import (
     open_batch,
     open_report,
     pack_for_monitor,
-    pack_job,
     pack_report,
 )
 from stoker.conf import Settings, settings_for
@@ -72,9 +71,7 @@ def succeeded(broker: Broker, values: list[Any]) -> list[Reported]:
             task="tests.app.tasks.add",
             enqueued_at=started_at - 5,
         )
-        reports.append(
-            (pack_report(number, attempted), pack_for_monitor(pack_job(number, delivery)))
-        )
+        reports.append((pack_report(number, attempted), pack_for_monitor(number, delivery)))
     return reports
 
 
@@ -104,13 +101,13 @@ def test_batch_is_counted_like_its_single_reports(settings: Settings, broker: Br
     failed.outcome = Failed(Fault("builtins.ValueError", "no", ""))
     reported = [
         *succeeded(broker, VALUES),
-        (pack_report(9, late), pack_for_monitor(pack_job(9, delivery))),
-        (pack_report(10, failed), pack_for_monitor(pack_job(10, failed.delivery))),
+        (pack_report(9, late), pack_for_monitor(9, delivery)),
+        (pack_report(10, failed), pack_for_monitor(10, failed.delivery)),
     ]
     both = [Tallies(settings), Tallies(settings)]
     for tallies, batches in zip(both, ([reported], [[one] for one in reported]), strict=True):
         for one in map(open_batch, batches):
-            one.decided = one.seen
+            one.decide(one.seen)
             tallies.add(one)
     written = []
     for tallies in both:
@@ -162,7 +159,7 @@ def test_failure_and_retry_are_recorded_with_successes(settings: Settings, broke
     tasks.fail.using(max_attempts=2).enqueue()
     for number, delivery in enumerate(claim(broker, 2), 3):
         failed = Executor(settings, worker_id="host:1.2").run(delivery)
-        reported.append((pack_report(number, failed), pack_for_monitor(pack_job(number, delivery))))
+        reported.append((pack_report(number, failed), pack_for_monitor(number, delivery)))
     assert record(settings, broker, reported) == set()
     statuses = sorted(Job.objects.values_list("status", flat=True), key=str)
     assert statuses == ["FAILED", None, "SUCCESSFUL", "SUCCESSFUL"]
@@ -182,7 +179,7 @@ def test_finished_step_enqueues_the_next(settings: Settings, broker: Broker) -> 
     chain(tasks.add.si(1, 2), tasks.add.si(3, 4)).enqueue()
     (delivery,) = claim(broker, 1)
     attempted = Executor(settings, worker_id="host:1.2").run(delivery)
-    reported.append((pack_report(1, attempted), pack_for_monitor(pack_job(1, delivery))))
+    reported.append((pack_report(1, attempted), pack_for_monitor(1, delivery)))
     assert record(settings, broker, reported) == set()
     assert Claimed.objects.count() == 0
     assert len(claim(broker, 2)) == 1
@@ -217,7 +214,7 @@ def test_finished_job_unblocks_the_next_of_its_lock(settings: Settings, broker: 
     (delivery,) = claim(broker, 10)
     assert Blocked.objects.count() == 1
     attempted = Executor(settings, worker_id="host:1.2").run(delivery)
-    reported = [(pack_report(1, attempted), pack_for_monitor(pack_job(1, delivery)))]
+    reported = [(pack_report(1, attempted), pack_for_monitor(1, delivery))]
     assert record(settings, broker, reported) == set()
     assert not Blocked.objects.exists()
     assert Need.objects.count() == 1, "the needs of the finished job are deleted"

@@ -39,6 +39,7 @@ TARGETS = {
             "tests/conformance/test_rates.py",
             "tests/conformance/test_guard_turns.py",
             "tests/conformance/test_guard_writes.py",
+            "tests/conformance/test_guard_locked_keys.py",
             "tests/conformance/test_guard_model.py",
             "tests/conformance/test_guard_sweep.py",
             "tests/integration/test_dead_letters.py",

@@ -21,7 +21,12 @@ from stoker.models import Job
 
 from tests.app.chaos import run_until, succeed_at_second
 from tests.app.tasks import nothing
-from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
+from tests.cluster.clusters import (
+    ProcessCluster,
+    running_cluster,
+    wait_for,
+    wait_while_it_goes_on,
+)
 from tests.servers.proxy import Proxy
 
 LEASE_SECONDS = 9.0
@@ -139,8 +144,8 @@ def test_lost_pusher_connection_delays_no_job_without_guards(proxy: Proxy, tmp_p
         assert silent_sessions()
         job_ids += [result.id for result in guarded.enqueue_many([((), {})] * 600)]
         assert_plain_jobs_are_recorded(time.monotonic() + 1.5 * LEASE_SECONDS, first, second)
-        wait_for(
-            lambda: ended(job_ids) == len(job_ids),
+        wait_while_it_goes_on(
+            lambda: len(job_ids) - ended(job_ids),
             lambda: f"{ended(job_ids)} of {len(job_ids)}\n{first.tail()}\n---\n{second.tail()}",
         )
 

@@ -10,6 +10,7 @@ from stoker.tasks.arguments import (
     HIDDEN,
     LONGEST_LINE,
     SECRETS,
+    hidden_texts,
     is_secret,
     restored,
     shown_arguments,
@@ -122,3 +123,9 @@ def test_description_that_names_no_parameter_is_refused(wrong: Any) -> None:
 def test_redact_that_is_no_list_of_names_is_refused(wrong: Any) -> None:
     with pytest.raises(InvalidTaskOption, match="redact="):
         task(redact=wrong)(ship)
+
+
+def test_hidden_values_are_found_as_text() -> None:
+    given = {"token": ["abcdef", 4711, True], "more": {"password": {"old": "hunter22"}, "n": 5}}
+    assert hidden_texts(None, ("plain",), given, SECRETS) == {"abcdef", "4711", "hunter22"}
+    assert hidden_texts(None, (), {"password": "abc"}, SECRETS) == set(), "it is found everywhere"

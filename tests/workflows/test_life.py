@@ -163,7 +163,7 @@ def test_step_that_was_never_relayed_to_the_broker_is_relayed_later(
     settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
     drain()  # jobs that other tests left in this process's memory broker
     with monkeypatch.context() as patch:
-        patch.setattr("stoker.brokers.dispatch.Dispatch.bring", lambda *_: None)
+        patch.setattr("stoker.brokers.dispatch.Dispatch.relay_outbox", lambda *_: None)
         workflow = chain(note.si("a"), note.si("b")).enqueue()
         assert not drain()
     assert relay_all(settings_for(), lambda: None) == 1

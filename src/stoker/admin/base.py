@@ -137,7 +137,7 @@ class StoreAdmin(Registered):
             except NOT_FOUND as error:
                 raise Http404(str(error)) from error
 
-        # Every operation makes transactions of its own.
+        # Every operation makes its own transactions.
         behind = transaction.non_atomic_requests(self.admin_site.admin_view(inside))
         return update_wrapper(behind, view)
 

@@ -78,7 +78,7 @@ class Chosen:
         return bulk.preview(visit.operator, operation, self.query).matched
 
     def attempt(self, visit: AdminContext, operation: Operation) -> Done:
-        """Perform the operation on all of them."""
+        """Perform the operation on all selected dead letters."""
         if operation.name not in BY_NAME:
             return operation.attempt_each(visit.operator, self.ids)
         wanted = self.query if self.is_all else {"ids": self.ids}

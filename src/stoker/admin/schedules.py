@@ -274,7 +274,7 @@ class ScheduleAdmin(StoreAdmin):
         return self._form(visit, form, f"Change {row.name}", back, row.name)
 
     def preview(self, visit: AdminContext) -> HttpResponseBase:
-        """Return what the form means in words, while a user fills it in."""
+        """Describe the schedule in the form in words, while a user fills it in."""
         if not visit.may("stoker.change_schedule"):
             visit.require("stoker.add_schedule")
         name = visit.request.GET.get("name", "")

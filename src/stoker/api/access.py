@@ -188,10 +188,10 @@ class TokenUser(AuthBase):
 
 
 def permitted(user: Any, permissions: Sequence[str]) -> Any:
-    """Return the user.
+    """Return the user if they have all permissions.
 
     Raises:
-        CallRefused: The user lacks one of these permissions.
+        CallRefused: the user lacks one of the permissions.
     """
     for permission in permissions:
         if not user.has_perm(permission):
@@ -200,7 +200,7 @@ def permitted(user: Any, permissions: Sequence[str]) -> Any:
 
 
 def operator_of(request: HttpRequest, backend: str | None, because: str = "") -> Operator:
-    """Return who calls, as histories keep it."""
+    """Return the caller as an operator, for the history."""
     name = str(request.auth.get_username())[:150]  # type: ignore[attr-defined] # ninja sets it
     return Operator(settings_of(backend), name, because)
 
@@ -216,11 +216,10 @@ def perform(operation: Operation, operator: Operator, name: Any, **options: Any)
     Raises:
         CallRefused: Nothing was changed.
     """
-    done = operation.act(operator, name, **options)
+    done = operation.perform(operator, name, **options)
     if not done.is_good:
         status = STATUS_OF_FATE.get(done.facts.get("fate", ""), 409)
         raise CallRefused(status, done.sentence, **done.facts)
-    operation.record(operator, str(name), done)
     return done
 
 

@@ -69,6 +69,14 @@ class JobQuery(Body):
         return JobFilter(text=self.q, **{name: getattr(self, name) for name in names})
 
 
+class LogQuery(Body):
+    """Which lines of a job to show."""
+
+    limit: Annotated[int, Field(ge=1, le=1000)] = 200
+    after: Annotated[str, Field(max_length=500)] | None = None
+    """`next` of the previous page."""
+
+
 class LetterSelection(Body):
     """Filters for dead letters. A filter that is left out matches all."""
 
@@ -121,7 +129,7 @@ class LetterStatsQuery(LetterQuery):
 
 
 class Placement(Body):
-    """Where and when a requeued job waits."""
+    """Queue and start time of a requeued job."""
 
     queue: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     """Default: the queue it was in."""
@@ -202,7 +210,7 @@ def moment_of(run_after: Any, run_after_seconds: float | None) -> Any:
 
 
 def refuse_beyond_cap(limit: int) -> None:
-    """Raise CallRefused if one call may not change so many."""
+    """Raise CallRefused if this is more than one call may change."""
     most = api_settings().max_bulk
     if limit > most:
         raise CallRefused(422, f"limit: one call changes at most {most}; call again for the rest.")

@@ -112,7 +112,7 @@ STATUSES: dict[type[Exception], int] = {
     InvalidTaskOption: 422,
     UnreadablePackage: 422,
 }
-"""Errors whose message is sent to the caller."""
+"""Errors whose message is sent to the caller, and their HTTP status."""
 
 SENTENCES: dict[type[Exception], tuple[int, str]] = {
     Http404: (404, "There is nothing at this address."),

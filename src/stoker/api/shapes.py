@@ -143,6 +143,30 @@ class JobRowShape(Shape):
     kwargs: dict[str, Any] | None
 
 
+class LogLineShape(Shape):
+    """A line that a job logged or printed, without control characters."""
+
+    at: datetime
+    attempt: int
+    level: str
+    """DEBUG, INFO, WARNING, ERROR or CRITICAL; empty = it was printed."""
+    source: str
+    """Name of the logger; `stdout` or `stderr` if the line was printed."""
+    text: str
+
+
+class LogPageShape(Shape):
+    """Some lines of a job, in the order in which they were written."""
+
+    lines: list[LogLineShape]
+    next: str | None
+    """For `after`, also if there are no more lines yet; null = there are no lines at all."""
+    has_more: bool
+    """Whether there are more lines now."""
+    is_over: bool
+    """Whether the job has ended. Its last lines may come a second later."""
+
+
 class JobPageShape(Shape):
     """Some jobs, in an order that depends on the state; of all jobs the newest first."""
 
@@ -240,7 +264,7 @@ class AnswerShape(Shape):
 
 
 class BulkOperationShape(Shape):
-    """An operation on many, and how far it is."""
+    """A bulk operation and its progress."""
 
     id: UUID
     operation: str

@@ -92,7 +92,7 @@ def mark_of(cursor: str | None) -> str | None:
         return signing.Signer(salt=SALT).unsign(base64.urlsafe_b64decode(padded.encode()).decode())
     except (signing.BadSignature, ValueError) as error:
         raise CallRefused(
-            422, "after: this is no cursor; take `next` of the page before."
+            422, "after: this is not a valid mark: use `next` of the previous page."
         ) from error
 
 

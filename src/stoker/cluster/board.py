@@ -228,7 +228,7 @@ class Board:
             return None
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # somebody has it
+        except OSError:  # a live process has the lock
             with suppress(OSError, ValueError):
                 return cls(descriptor, path)
         os.close(descriptor)
@@ -359,7 +359,8 @@ class Board:
         os.close(self.descriptor)
 
     def remove(self) -> None:
-        """Delete the file; for the last process of the cluster, or for who found it dead."""
+        """Delete the file. Called by the last process of the cluster, or by another cluster that
+        found this one dead."""
         self.path.unlink(missing_ok=True)
         self.close()
 
@@ -390,7 +391,7 @@ def lease_mark(lease_id: int | str) -> int:
 
 
 def store_mark(settings: Settings) -> int:
-    """A backend and its store as one number: another project's or backend's has another."""
+    """Return a number that identifies a backend and its store."""
     database = connections[settings.database].settings_dict
     parts = [settings.alias, settings.broker]
     parts += [str(database[name]) for name in ("ENGINE", "HOST", "PORT", "NAME")]

@@ -15,10 +15,11 @@ from stoker.signals import tell
 
 LIMIT_SECONDS = 30.0
 MOST_STUCK = 3
-"""Maximum number of abandoned calls. Later calls wait behind a further one that does not return."""
+"""Maximum number of abandoned calls. A further call that does not return is not abandoned, and
+delays the calls after it."""
 MOST_WAITING = 1000
 MOVING_SECONDS = 1.0
-"""A full queue is waited for while calls return within this time."""
+"""``put`` waits for a full queue as long as calls return within this time."""
 TELL_SECONDS = 60.0
 
 

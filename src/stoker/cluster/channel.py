@@ -106,7 +106,7 @@ class Stream:
 
     def stop_reading(self) -> None:
         """Let the reader of this end get the end of file after the data that has arrived."""
-        with suppress(OSError):  # it is over already
+        with suppress(OSError):  # the connection is closed already
             self.socket.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
@@ -193,7 +193,8 @@ class Control:
             if not data:
                 raise Closed
             for descriptor in descriptors:
-                os.set_inheritable(descriptor, False)  # a program started by a task has no use
+                # Programs started by a task must not inherit it.
+                os.set_inheritable(descriptor, False)
             self._incoming += data
             self._descriptors += descriptors
             messages = self._complete(most)

@@ -15,7 +15,8 @@ FORM = "%(asctime)s %(levelname)-7s [%(processName)s] %(message)s"
 
 
 class PlainLines(logging.Formatter):
-    """Text for a terminal. The project's own lines begin with the job that they were made in."""
+    """Text for a terminal. Lines that the project's code logs begin with the job that logged
+    them."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         running = current.get()
@@ -52,7 +53,7 @@ def log_to_console(level: str, *, as_json: bool = False) -> None:
     formatter = JsonLines() if as_json else PlainLines(FORM)
     for handler in logging.getLogger("django").handlers:
         if type(handler) is logging.StreamHandler and handler.formatter is None:
-            handler.setFormatter(formatter)  # Django's default: it has no form of its own
+            handler.setFormatter(formatter)  # Django's default handler, which has no formatter
     root = logging.getLogger()
     if root.handlers:
         return
@@ -64,8 +65,8 @@ def log_to_console(level: str, *, as_json: bool = False) -> None:
 
 
 def _shows_jobs(level: str) -> bool:
-    """Return whether each start and end of a job is logged. Two lines for each job cost a busy
-    cluster some of its throughput, so they are for terminals and for those who ask."""
+    """Return whether each start and end of a job is logged. Two lines per job cost a busy
+    cluster throughput, so they are written only to terminals or on request."""
     return level == "DEBUG" or (level == "INFO" and sys.stderr.isatty())
 
 

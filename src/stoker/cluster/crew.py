@@ -76,10 +76,11 @@ class Crew:
             self._board.set_worker(number, place.INCARNATION, incarnation)
         elif role in self._watch.beats:
             self._board[self._watch.beats[role]] = time.monotonic_ns()
-        connections.close_all()  # nobody may inherit one; somebody's ready() may have opened it
+        # Children must not inherit a connection, which an AppConfig.ready() may have opened.
+        connections.close_all()
         try:
             started = Started(role, number, incarnation, self._plan, self._board)
-        except OSError as error:  # no memory, no process or no descriptor left: perhaps later
+        except OSError as error:  # memory, processes or descriptors are used up: try again later
             tell("process_not_started", role=role, error=error)
             self._restarts.plan(key, 0.0, is_failure=True)
             return
@@ -136,7 +137,7 @@ class Crew:
             death = self._watch.explain(started.number, started.incarnation, code)
             if death.why != "exit":
                 started.kill_children()
-            # What kills it is what it runs: that is for the attempts to count, not for a pause.
+            # A worker dies because of its job. That limits the job's attempts, and needs no pause.
             is_failure = is_failure and not death.last_started
             self._report(death)
             self._board.clear_worker(started.number)
@@ -173,7 +174,7 @@ class Crew:
             for started in members:
                 started.tell("exit")
             until = time.monotonic() + within_seconds
-            # Not by join(), which what a task has forked and left behind can hold up.
+            # join() would also wait for processes that a task has forked and left behind.
             while members := [started for started in members if started.process.is_alive()]:
                 wait([started.process.sentinel for started in members], LOOK_SECONDS)
                 if time.monotonic() > until:
@@ -202,6 +203,7 @@ def share_code(plan: Plan) -> None:
     for module in ENTRANCES.values():
         import_module(module)
     adapter_class(plan.settings)
+    connections[plan.settings.database].ops.compiler("SQLCompiler")  # Django imports it when used
     gc.collect()
     gc.freeze()
 

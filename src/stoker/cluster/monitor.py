@@ -1,7 +1,6 @@
 """The monitor: records outcomes, many in one transaction, and tells the pusher which are recorded.
-
-An outcome that cannot be recorded as it is, is recorded as a failure that says so; nothing is
-ever acked that has not been recorded.
+If the store refuses an outcome, the monitor records a failure with the reason instead. Nothing is
+acked before it is recorded.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from stoker.jobs.failures import tell_failure
 from stoker.jobs.faults import fault_of
 from stoker.jobs.outcomes import Failed, Succeeded, Tallies
 from stoker.jobs.record import Recorder
+from stoker.logs.writer import LogWriter
 from stoker.signals import call_project_with, tell
 from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs
@@ -41,18 +41,19 @@ from .wire import Reported, as_failed, open_batch, open_report
 
 BATCH = 400
 LINGER_SECONDS = 0.004
-"""How long a batch may wait for more, while more keeps coming."""
+"""How long a batch waits for more outcomes while the monitor is busy."""
 BUSY_BATCH = 20
-"""A last batch of this size means that more keeps coming."""
+"""The monitor is busy if the last batch had this size or more."""
 SETTLED_TOGETHER = 800
-"""So many recorded jobs are settled with a broker outside the store while more keeps coming."""
+"""Number of recorded jobs that are settled together with a broker outside the store while the
+monitor is busy."""
 BEAT_SECONDS = 1.0
 FAREWELL_SECONDS = 3.0
-"""How long project code may take that is to be called when the monitor ends."""
+"""How long queued calls of project code may take when the monitor ends."""
 
 TRIES = 5
 LARGE_BYTES = 1 << 20
-"""A value of at least this size may be the reason why the connection breaks."""
+"""A value of at least this size may be the reason for a broken connection."""
 CAREFUL_SECONDS = 10.0
 LONGEST_LOCKED_PAUSE = 5.0
 """The longest pause before an outcome whose rows are locked is retried."""
@@ -61,13 +62,13 @@ LONGEST_PAUSE = 60.0
 
 
 class Aside(NamedTuple):
-    """An outcome that could not be recorded, and is tried again."""
+    """An outcome that could not be recorded and will be retried."""
 
     due: float
     pause_seconds: float
     reported: Reported
     is_locked: bool = False
-    """Whether that is only because other transactions hold rows that it needs."""
+    """Whether it could not be recorded because other transactions have locked its rows."""
 
 
 def main(child: Child) -> None:
@@ -88,6 +89,7 @@ class Monitor:
         self.recorder = Recorder(
             self.settings, self.broker, self.tallies, self.unsettled.put, lease_clock_ns
         )
+        self.logs = LogWriter(self.settings)
         self.callbacks = Callbacks(self._beat)
         self.selector = selectors.DefaultSelector()
         self.pusher: Stream | None = None
@@ -97,8 +99,8 @@ class Monitor:
         self._first_at = 0.0
         self._last_batch = 0
         self._careful_until = 0.0
-        """Up to this monotonic time, locked rows are looked up before each batch, as waiting for a
-        lock takes a second."""
+        """Up to this monotonic time, each batch starts with a search for locked rows, because
+        waiting for a lock takes a second."""
 
     def run(self) -> None:
         call_project_with(self.callbacks.put)
@@ -112,14 +114,25 @@ class Monitor:
                 self._settle(at_least=SETTLED_TOGETHER)
             self._record_aside()
             self._settle(at_least=SETTLED_TOGETHER if self.pending else 1)
+            self._write_logs()
             self.callbacks.look()
             if self.tallies.are_due:
                 self.patience.call(self.tallies.write)
         call_project_with(None)
         self._settle()
+        if not self.patience.is_waiting:
+            self.logs.write_all()
         self.callbacks.close(FAREWELL_SECONDS)
         self.patience.call(self.tallies.write)
         self.broker.close()
+
+    def _write_logs(self) -> None:
+        """Write the log lines of jobs if they are due and no outcome waits, or if they are many."""
+        while (self.logs.is_full or (self.logs.is_due and not self.pending)) and (
+            not self.patience.is_waiting
+        ):
+            self.logs.write()
+            self._beat()
 
     def _beat(self) -> None:
         self.child.board[place.MONITOR_BEAT_NS] = time.monotonic_ns()
@@ -127,7 +140,8 @@ class Monitor:
     def _sleep_seconds(self) -> float:
         if self.pending:
             return max(0.0, self._first_at + LINGER_SECONDS - time.monotonic())
-        return FIRST_PAUSE / 4 if self.aside or len(self.unsettled) else BEAT_SECONDS
+        waits = self.aside or len(self.unsettled) or self.logs.has_waiting
+        return FIRST_PAUSE / 4 if waits else BEAT_SECONDS
 
     def _is_due(self) -> bool:
         if len(self.pending) >= BATCH or (self.pending and self._last_batch < BUSY_BATCH):
@@ -144,7 +158,7 @@ class Monitor:
                     self.is_over = True
 
     def _meet_pusher(self, stream: Stream) -> None:
-        """A new pusher sends again whatever it has not heard to be recorded."""
+        """Connect to a new pusher. It resends every report that it does not know to be recorded."""
         self._drop_pusher()
         self.pusher = stream
         self.pending.clear()
@@ -170,6 +184,8 @@ class Monitor:
         for word, reported in frames:
             if word == "reports":
                 self.pending += reported
+            elif word == "logs":
+                self.logs.add(reported)
             else:
                 self.tallies.add(open_batch(reported))
 
@@ -213,8 +229,8 @@ class Monitor:
         *,
         asks_for_locks: bool = True,
     ) -> None:
-        """Record a batch, and put aside outcomes whose rows are locked or that the store refuses.
-        Refused ones are found by halving the batch."""
+        """Record a batch, and put aside the outcomes whose rows are locked or that the store
+        refuses. Refused outcomes are found by halving the batch."""
         error = self._try(batch)
         if error is not None and len(batch) > 1:
             if asks_for_locks and is_locked_out(error):
@@ -295,12 +311,13 @@ class Monitor:
         except (BrokerError, NotMigrated, OperationalError, InterfaceError):
             raise
         except DatabaseError as error:
-            if is_session_ended(error):  # no fault of what is to be recorded
+            if is_session_ended(error):  # the error is not caused by the batch
                 raise BrokerUnavailable(str(error)) from error
             raise Refused(error) from error
 
     def _is_recorded_as_failure(self, reported: Reported, error: Exception) -> bool:
-        """An outcome that the store will never take is a failure that says so."""
+        """Record a failure instead of an outcome that the store always refuses. Return whether
+        that worked."""
         attempted = open_report(*reported)
         outcome = attempted.outcome
         value_bytes = len(outcome.value) if isinstance(outcome, Succeeded) else 0
@@ -316,11 +333,11 @@ class Monitor:
         return True
 
     def _settle(self, at_least: int = 1) -> None:
-        """Tell a broker outside the store what is recorded, many jobs by one call; then the pusher.
-        If the broker is away, both wait for it.
+        """Settle recorded jobs with a broker outside the store, many in one call, and then tell the
+        pusher. If the broker is unreachable, both wait.
 
         Args:
-            at_least: how many jobs this must be worth.
+            at_least: the minimum number of jobs. With fewer nothing is done.
         """
         if len(self.unsettled) < at_least:
             return
@@ -330,7 +347,7 @@ class Monitor:
             self._confirm(numbers)
 
     def _confirm(self, numbers: list[int]) -> None:
-        """Tell the pusher that these are recorded, as soon as the broker has been told."""
+        """Tell the pusher that these outcomes are recorded, as soon as their leases are settled."""
         if len(self.unsettled):
             self.unsettled.numbers += numbers
             return
@@ -343,11 +360,11 @@ class Monitor:
 
 
 class Unsettled:
-    """Jobs that are recorded, and of which a broker outside the store has not been told."""
+    """Recorded jobs whose leases are not yet settled with the broker outside the store."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        """By which the pusher knows those that it has not been told of."""
+        """Delivery numbers that the pusher has not been told to be recorded."""
         self._job_ids: list[str] = []
         self._lease_ids: list[LeaseId] = []
         self._again: list[Return] = []
@@ -357,22 +374,22 @@ class Unsettled:
         return len(self._job_ids) + len(self._again)
 
     def put(self, over: Leases, again: Sequence[Return], failed: Collection[UUID]) -> None:
-        """Note what is to be acked and released."""
+        """Add jobs to ack and release."""
         self._job_ids += over.job_ids
         self._lease_ids += over.lease_ids
         self._again += again
         self._failed |= set(failed)
 
     def settle(self, broker: Dispatch) -> set[Lease]:
-        """Tell the broker. Returns the stale leases."""
+        """Ack and release the jobs. Return the stale leases."""
         over = Leases(self._job_ids, self._lease_ids)
         return broker.settle(over, self._again, failed=self._failed)
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Remove all jobs."""
         for column in (self.numbers, self._job_ids, self._lease_ids, self._again, self._failed):
             column.clear()
 
 
 class Refused(Exception):
-    """The store will not take this batch, however often it is asked."""
+    """The store refuses this batch, and would refuse it again."""

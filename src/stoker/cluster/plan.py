@@ -1,4 +1,4 @@
-"""What one ``stoker run`` was asked to do; travels to every process of the cluster."""
+"""The options of one ``stoker run``, which every process of the cluster receives."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ class Plan:
         return self.queues or self.settings.queues
 
     def worker_id(self, worker: int, incarnation: int) -> str:
-        """How results name a worker: host, run, number, incarnation."""
+        """Return the name of a worker in results: host, run, number, incarnation."""
         return f"{self.host[:80]}:{self.cluster_id.hex[-8:]}:{worker}.{incarnation}"

@@ -1,4 +1,4 @@
-"""Start and end of the sentinel's children."""
+"""Start and end the sentinel's child processes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def resident_bytes(pid: int | None = None) -> int:
 ORPHANED = 70
 """Exit code of a process whose sentinel is gone."""
 LAST_WORDS_SECONDS = 2.0
-"""Time for logs and reports to be written when a process ends."""
+"""How long logs and reports may take to be written when a process ends."""
 
 STOPPING = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
@@ -210,7 +210,7 @@ def run_child(
         child = Child(role, number, incarnation, plan, Control(endpoint))
         post_spawn.send_robust(Child, role=role, number=number, backend=plan.alias)
         main = importlib.import_module(ENTRANCES[role]).main
-        gc.freeze()  # else the loaded code is looked through for garbage again and again
+        gc.freeze()  # otherwise every garbage collection would traverse the loaded code
         main(child)
         say_goodbye(LAST_WORDS_SECONDS)
     except Closed:
@@ -227,7 +227,7 @@ def leave(code: int) -> NoReturn:
     last_resort.daemon = True
     last_resort.start()
     for child in multiprocessing.active_children():
-        if child.daemon:  # as Python would; a pool that a task left open does not notice by itself
+        if child.daemon:  # as Python does at exit, for executors that a task has left open
             child.terminate()
     if code != ORPHANED:  # what still runs there must end at once
         say_goodbye(LAST_WORDS_SECONDS / 2)
@@ -273,7 +273,7 @@ def _leave_the_parent(role: str) -> None:
     signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a killed process flushes nothing
+        sys.stdout.reconfigure(line_buffering=True)  # a killed process does not flush its buffers
     if sys.platform == "linux":
         _die_with_parent(role)
 

@@ -45,7 +45,7 @@ class Reloader:
         self._look_at = 0.0
 
     def ask(self, why: str) -> None:
-        """Restart with the present code, if it starts."""
+        """Request a restart with the present code. It happens only if that code starts."""
         self.close()
         self.why = why
         self._trial = Trial()
@@ -106,7 +106,7 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended or timed out."""
+        """Return whether the trial has ended or timed out."""
         return self._process.poll() is not None or time.monotonic() > self._until
 
     def wait(self) -> None:
@@ -115,7 +115,7 @@ class Trial:
         self.close()
 
     def close(self) -> None:
-        """Record how it ended, and log an error."""
+        """Store the result of the trial, and log its error."""
         is_over = self.is_over
         if self._process.poll() is None:
             self._process.kill()
@@ -139,7 +139,7 @@ class WatchedFiles:
     def __init__(self) -> None:
         from django.utils import autoreload
 
-        import_module("django.template")  # lets Django's reloader know of templates
+        import_module("django.template")  # registers the template folders with Django's reloader
         self._known_to_django = autoreload.StatReloader()
         autoreload.autoreload_started.send(sender=self._known_to_django)
         self._times: dict[Path, int] = {}
@@ -154,7 +154,7 @@ class WatchedFiles:
         for path in self._paths():
             try:
                 changed_at = path.stat().st_mtime_ns
-            except OSError:  # gone, or just about to be replaced
+            except OSError:  # deleted, or being replaced
                 continue
             if self._times.get(path, changed_at) != changed_at:
                 found = found or path

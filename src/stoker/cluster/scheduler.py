@@ -29,7 +29,8 @@ FAREWELL_SECONDS = 5.0
 SHORT_FAREWELL_SECONDS = 1.0
 OUTBOX_SECONDS = 0.5
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
-"""Times between two looks at another database's outbox: while it answers, and while it fails."""
+"""First and longest pause between two reads of another database's outbox. The pause grows while
+the database fails."""
 
 
 def main(child: Child) -> None:
@@ -58,7 +59,7 @@ class Scheduler:
         thread = threading.Thread(target=self._do_upkeep, name="upkeep", daemon=True)
         thread.start()
         self.relays.start()
-        while not self._listen(0.0):  # also while ticks are late, and none is waited for
+        while not self._listen(0.0):  # also while ticks are late, so that there is no pause
             self._beat()
             self.callbacks.look()
             if self.settings.scheduler:
@@ -138,7 +139,7 @@ class Relays:
             thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self, alias: str) -> None:
-        connection = connections[alias]  # this thread's; project code in others has its own
+        connection = connections[alias]  # belongs to this thread alone
         connection.settings_dict = deepcopy(connection.settings_dict)
         engine_for(connection).limit_calls(connection, self._settings.database_seconds)
         pause_seconds = 0.0

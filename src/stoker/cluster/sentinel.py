@@ -169,7 +169,8 @@ class Sentinel:
             self.crew.kill_worker(number, "stop", 0)
 
     def _leave_board(self) -> None:
-        """What could not be given back in time is read off it by the next cluster on this host."""
+        """Close the board. Keep its file if some jobs could not be released in time: the next
+        cluster on this host reads them."""
         if self._stopped:
             self.board.remove()
         else:
@@ -183,7 +184,7 @@ class Sentinel:
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP):
             signal.signal(number, lambda number, _frame: self._signals.append(number))
-        # Of a SIGHUP that came while this process was becoming itself again, see reload.py.
+        # Handle a SIGHUP that arrived while this process restarted, see reload.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
     def _obey_signals(self) -> None:
@@ -196,7 +197,7 @@ class Sentinel:
             elif number == signal.SIGTSTP:
                 self.crew.suspend()
             elif self.reload_requested:
-                self.reload_requested = False  # it stops already, and now for good
+                self.reload_requested = False  # the running stop becomes final
             else:
                 self.stop(signal.Signals(number).name)
 
@@ -251,7 +252,7 @@ class ServiceManager:
         self._watchdog_at = 0.0
 
     def begin(self) -> None:
-        """All processes were started."""
+        """Send that all processes have started."""
         self._first_beats = {role: self._board[beat] for role, beat in self._watch.beats.items()}
 
     def turn(self) -> None:
@@ -267,8 +268,8 @@ class ServiceManager:
             self._tell("WATCHDOG=1")
 
     def stop(self, *, is_reload: bool) -> None:
-        """The cluster stops."""
-        self._is_ready = True  # it is not going to be
+        """Send that the cluster is stopping, or reloading."""
+        self._is_ready = True  # send no READY from now on
         if is_reload:
             self._tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
         else:
@@ -293,7 +294,7 @@ class ServiceManager:
 
 
 def _watchdog_seconds(environment: Mapping[str, str]) -> float:
-    """How often a sign of life is asked for of this process; 0 = never."""
+    """Return how often the service manager expects a notification from this process; 0 = never."""
     if environment.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0
     try:

@@ -34,6 +34,7 @@ from stoker.jobs.retries import is_out_of_attempts
 from stoker.locks.sweep import Leftovers
 from stoker.models import (
     Blocked,
+    BulkOperation,
     Claimed,
     Cluster,
     Deferred,
@@ -51,6 +52,7 @@ from stoker.operations.bulk_walk import forget_old, go_on
 from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.locked_jobs import locked_jobs
+from stoker.store.prepared import Compiled
 from stoker.store.transactions import is_locked_out
 from stoker.store.written import MICROSECONDS, database_now_us
 from stoker.workflows.sweep import WorkflowSweep
@@ -64,7 +66,8 @@ VACUUM_SECONDS = 2.0
 VACUUM_SHARE, LONGEST_VACUUM_SECONDS = 10, 20.0
 """Vacuum uses at most one tenth of the time, but runs at least this often: while a snapshot is open
 it removes nothing and takes longer and longer."""
-BULK_SECONDS = 0.5
+BULK_SECONDS, BULK_REST_SECONDS = 0.5, 2.0
+"""How long bulk operations run at a time, and the pause after a search that found none."""
 REST_RUNS = 6
 """A step that had nothing to do runs once in this many runs."""
 OLD_BOARD_SECONDS = 86_400.0
@@ -127,7 +130,7 @@ class Upkeep:
         self._alias = settings.database
         self._clock = DatabaseClock(self._alias, settings.lease_seconds)
         self._holds_lease = False
-        self._vacuum_at = 0.0
+        self._vacuum_at = self._bulk_at = 0.0
         self._dead: Mapping[str, int] = {}
         """Table -> number of dead rows at the last check."""
         self._guards = GuardSweep(settings, broker, beat)
@@ -136,12 +139,15 @@ class Upkeep:
         self._workflows = WorkflowSweep(settings, broker, beat)
         self._history = History(settings, beat)
         self._tallies = Tallies(settings)
+        running = BulkOperation.objects.using(self._alias).filter(state=BulkOperation.State.RUNNING)
+        self._running_in_bulk = Compiled(running.values_list("pk")[:1])
         self._rests: dict[str, int] = {}
         """Step -> number of runs that still skip it."""
         self.leftovers = Leftovers(self._alias, beat)
 
     def clean_up_at_start(self) -> None:
-        """Free at once what earlier clusters of this host left behind. Needs no upkeep lease."""
+        """Release the jobs and delete the files of dead clusters of this host. Needs no upkeep
+        lease."""
         self._step("clusters of this host", self.bury_clusters_of_this_host)
         self._step("rescue", self.rescue)
         self._step("guards", self._guards.sweep)
@@ -167,6 +173,8 @@ class Upkeep:
             self._step("relayed", self.leftovers.forget_relayed)
             self._step("begun", self.leftovers.forget_begun)
             self._step("notes", self.leftovers.forget_notes)
+            keeps_logs = self._settings.logs is not None
+            self._step("logs", lambda: self.leftovers.forget_logs(often=keeps_logs))
             self._step("backlogs", self._history.note_backlogs)
             self._now_and_then("metrics", self._history.tidy)
             self._now_and_then("old bulk operations", lambda: forget_old(self._settings))
@@ -196,11 +204,15 @@ class Upkeep:
             self._step("outbox", lambda: relay_from(self._settings, self._alias, self._beat))
 
     def go_on_in_bulk(self) -> None:
-        """Go on with the bulk operations for a moment, so that other steps are not delayed."""
-        if self._holds_lease:
+        """Continue bulk operations for a short time, so that other steps are not delayed."""
+        if not self._holds_lease or time.monotonic() < self._bulk_at:
+            return
+        if self._step("bulk operations", self._running_in_bulk.fetch):
             self._step(
                 "bulk operations", lambda: go_on(self._settings, BULK_SECONDS, beat=self._beat)
             )
+        else:
+            self._bulk_at = time.monotonic() + BULK_REST_SECONDS
 
     # -- rescue -----------------------------------------------------------------------------------
 
@@ -232,8 +244,9 @@ class Upkeep:
                         board.remove()
 
     def bury_silent_clusters(self) -> int:
-        """Remove clusters without a heartbeat for a whole lease; their leases have ended. Read the
-        boards of those of this host: the step before may have failed."""
+        """Remove clusters without a heartbeat for a whole lease; their leases have ended. If
+        they ran on this host, read their boards, because ``bury_clusters_of_this_host`` may have
+        failed."""
         if not self._clock.can_be_trusted():
             return 0
         silent = Cluster.objects.using(self._alias).silent_for(self._settings.lease_seconds)
@@ -306,8 +319,8 @@ class Upkeep:
         return rescued
 
     def _lost(self, delivery: Delivery, is_kept: bool) -> Outcome:
-        """Return the outcome of an attempt whose lease has ended. Only the last one is known not
-        to have begun if its cluster still kept the job."""
+        """Return the outcome of an attempt whose lease has ended. If the cluster had still kept
+        the job, a last attempt is known not to have begun."""
         if is_kept:
             head = outline(sealer_for(self._settings), delivery.package)
             options = JobOptions(head.max_attempts, head.max_crashes)
@@ -344,7 +357,7 @@ class Upkeep:
     # -- the lease, the vacuum, the error boundary ------------------------------------------------
 
     def _take_lease(self) -> bool:
-        # For economy, not for safety: two who do it at once do no harm.
+        # This saves work. Two clusters that prune at the same time do no harm.
         lease_seconds = max(3 * self._settings.upkeep_seconds, 2.0)
         locks = Lock.objects.using(self._alias)
         return locks.take(LOCK, self._plan.cluster_id, lease_seconds)
@@ -421,8 +434,8 @@ class History:
         self._noted_start = start
 
     def tidy(self) -> int:
-        """Fold old rows, and delete rows whose retention has ended. Return the number of folds and
-        deletions."""
+        """Aggregate old metrics rows, and delete rows whose retention has ended. Return the
+        number of statements that changed something."""
         now = time.time()
         return self._fold(now) + self._forget(now - self._settings.keep_metrics_seconds)
 

@@ -2,22 +2,25 @@
 
 ::
 
-    pusher -> worker     ("jobs", [job, ...])             job = (number, job id, lease id, package,
-                         ("recorded", [number, ...])             queue, priority, attempt, crashes,
-                         ("unrecorded", [number, ...])           fence, refused, permit,
-                                                                 run after)
+    pusher -> worker     ("jobs", [job, ...])             job = (number, fields of the delivery)
+                         ("recorded", [number, ...])
+                         ("unrecorded", [number, ...])
     worker -> pusher     ("hello", [(job, report or None), ...])
                          ("reports", [report, ...])       report = (number, started, finished,
                          ("skipped", [number, ...])                 worker id, outcome, task,
                          ("leaving",)                               enqueued)
+                         ("logs", [chunk, ...])           chunk = (job id, attempt, lines)
     pusher -> monitor    ("reports", [(report, job without package), ...])
                                                           with it, where the store has none
                          ("counted", the same)            outcomes that workers have recorded
+                         ("logs", [chunk, ...])           as from the workers
     monitor -> pusher    ("recorded", [number, ...])
 
-A permit is the latest start of a job with a rate, in nanoseconds on the lease clock, which all
-processes of a host share; 0 = while its lease lasts. On the way to the monitor its place is taken
-by the moment until which the lease is known to be valid, on the same clock; 0 = not known.
+A job has the fields of its ``Delivery`` in their order, with two changes: the job id is bytes, and
+``permit_seconds`` is replaced by the permit. That is the latest start of a job with a rate, in
+nanoseconds on the lease clock, which all processes of a host share; 0 = while its lease lasts. The
+monitor gets there the moment until which the lease is known to be valid, on the same clock; 0 = not
+known.
 """
 
 from __future__ import annotations
@@ -31,46 +34,29 @@ from stoker.cluster.board import lease_clock_ns
 from stoker.jobs.outcomes import Attempted, Batch, Failed, open_outcome, pack_outcome
 from stoker.values.ids import id_of
 
-Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, str, int, float | None]
+Job = tuple[int, bytes, int | str, bytes, str, int, int, int, int, int, str, float | None]
 Report = tuple[int, float | None, float, str, tuple[Any, ...], str, float | None]
 Reported = tuple[Report, Job]
 RECORDED = ("recorded",)
-"""Replaces an outcome in a report if it needs no recording any more."""
+"""Stands for the outcome in a report whose outcome the worker has already recorded."""
 SUCCEEDED = ("succeeded", b"")
 
 
-def pack_job(
-    number: int, delivery: Delivery, permit_ns: int = 0, *, with_package: bool = True
-) -> Job:
-    return (
-        number,
-        delivery.job_id.bytes,
-        delivery.lease_id,
-        delivery.package if with_package else b"",
-        delivery.queue,
-        delivery.priority,
-        delivery.attempt,
-        delivery.crashes,
-        delivery.fence,
-        delivery.refused,
-        permit_ns,
-        delivery.run_after,
-    )
+def pack_job(number: int, delivery: Delivery, permit_ns: int = 0) -> Job:
+    # By position, because keyword arguments are slower and this runs for each job.
+    job_id = delivery[0].int.to_bytes(16)
+    return (number, job_id, *delivery[1:8], permit_ns, *delivery[9:])
 
 
-def pack_for_monitor(job: Job, valid_until_ns: int = 0) -> Job:
-    """Remove the package, unless the job comes from outside the store and has no row yet. Its lease
-    id is a string then. In place of the permit stands how long its lease is valid.
-
-    Args:
-        job: as the worker got it.
-        valid_until_ns: until when its lease is known to be valid, on the lease clock; 0 = unknown.
-    """
-    package = job[3] if isinstance(job[2], str) else b""
-    return (*job[:3], package, *job[4:10], valid_until_ns, job[11])
+def pack_for_monitor(number: int, delivery: Delivery, valid_until_ns: int = 0) -> Job:
+    """Pack a job for the monitor. Leave out its package if the store has a row for the job.
+    Otherwise the job comes from a broker outside the store, and its lease id is a string."""
+    job_id, lease_id = delivery[0].int.to_bytes(16), delivery[1]
+    package = delivery[2] if isinstance(lease_id, str) else b""
+    return (number, job_id, lease_id, package, *delivery[3:8], valid_until_ns, *delivery[9:])
 
 
-permit_of: Callable[[Job], int] = itemgetter(10)
+permit_of: Callable[[Job], int] = itemgetter(9)
 
 
 def is_over(permit_ns: int) -> bool:
@@ -78,8 +64,7 @@ def is_over(permit_ns: int) -> bool:
 
 
 def open_job(job: Job) -> Delivery:
-    # By position: names take longer, and there is one for each job, here and in the monitor.
-    return Delivery(id_of(int.from_bytes(job[1])), *job[2:9], 0.0, job[9], job[11])
+    return Delivery(id_of(int.from_bytes(job[1])), *job[2:9], 0.0, *job[10:])
 
 
 def pack_report(number: int, attempted: Attempted) -> Report:
@@ -95,7 +80,7 @@ def pack_report(number: int, attempted: Attempted) -> Report:
 
 
 def is_recorded(report: Report) -> bool:
-    """Whether the worker has recorded it, in the transaction of the task."""
+    """Return whether the worker has recorded the outcome itself, in the transaction of the task."""
     return report[4] == RECORDED
 
 
@@ -105,14 +90,14 @@ def open_batch(reported: Sequence[Reported]) -> Batch:
     _, started_at, finished_at, worker_ids, outcomes, tasks, enqueued_at = zip(
         *reports, strict=True
     )
-    columns = tuple(zip(*jobs, strict=True))
-    _, job_ids, lease_ids, packages, queues, priorities, attempts, crashes, _, refused = columns[
-        :10
-    ]
+    _, job_ids, lease_ids, packages, queues, priorities, attempts, crashes, *rest = zip(
+        *jobs, strict=True
+    )
+    _, valid_until_ns, refused, run_after = rest
     seen = {}
     if {outcome[0] for outcome in outcomes} == {"succeeded"}:  # nearly always
         values = [outcome[1] for outcome in outcomes]
-    else:  # only what succeeds is recorded by the worker itself
+    else:  # workers record only successes themselves
         packed = [SUCCEEDED if one == RECORDED else one for one in outcomes]
         seen = {at: open_outcome(one) for at, one in enumerate(packed) if one[0] != "succeeded"}
         values = [one[1] if one[0] == "succeeded" else None for one in packed]
@@ -125,14 +110,14 @@ def open_batch(reported: Sequence[Reported]) -> Batch:
         attempts=attempts,
         crashes=crashes,
         refused=refused,
-        run_after=columns[11],
+        run_after=run_after,
         worker_ids=worker_ids,
         started_at=started_at,
         finished_at=finished_at,
         tasks=tasks,
         enqueued_at=enqueued_at,
         values=values,
-        valid_until_ns=columns[10],
+        valid_until_ns=valid_until_ns,
         seen=seen,
     )
 

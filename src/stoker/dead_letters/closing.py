@@ -58,7 +58,7 @@ def past(settings: Settings, state: str, before: datetime) -> DeadLetterQuerySet
         return letters.filter(closed_at__lt=before)
     if state == DeadLetter.State.OPEN:
         return letters.filter(failed_at__lt=before)
-    return letters.none()  # a job carries it on
+    return letters.none()  # a job continues it
 
 
 def purge(settings: Settings, state: str, before: datetime, ids: Sequence[UUID]) -> int:

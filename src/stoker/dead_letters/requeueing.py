@@ -189,7 +189,7 @@ class _Requeue:
         if seen.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
             return LetterAnswer(self._id, LetterFate.CLOSED, None, f"it is {seen.state}")
         if seen.successor_id is not None and is_alive(self._alias, seen.successor_id):
-            sentence = f"job {seen.successor_id} carries it on already"
+            sentence = f"job {seen.successor_id} continues it already"
             return LetterAnswer(self._id, LetterFate.UNDER_WAY, seen.successor_id, sentence)
         return None
 
@@ -336,7 +336,9 @@ def _take_back(
         return LetterAnswer(seen.pk, LetterFate.CLOSED, None, f"it is {seen.state}")
     job_id = seen.successor_id
     if job_id is None or not is_alive(alias, job_id):
-        return LetterAnswer(seen.pk, LetterFate.NOT_REQUEUED, None, "no job carries it on")
+        return LetterAnswer(
+            seen.pk, LetterFate.NOT_REQUEUED, None, "no unfinished job continues it"
+        )
     told = f"requeued, and undone{f' by {by}' if by else ''}"
     reason = stored_text(f"{told}: {because}" if because else told, 255)
     with transaction_for(alias, [job_id]):

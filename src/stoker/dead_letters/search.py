@@ -27,7 +27,7 @@ TEXTS = ("message", "exception_class", "traceback", "key")
 SEARCHED = (*TEXTS, "task")
 LONGEST_TEXT = 10_000
 LOOKED_AT = 10_000
-"""How many dead letters a page looks at if no index answers its filters."""
+"""Maximum number of dead letters that a page searches if its filters have no index."""
 READ = 1_000
 """How many it reads to find a text."""
 WALKED = MOST_OPENED
@@ -144,7 +144,7 @@ class Search:
         self._condition = _condition(wanted)
 
     def rows(self) -> QuerySet[DeadLetter]:
-        """Return all that match, without those that only match in an argument."""
+        """Return all matching dead letters, except those where the text is only in an argument."""
         return DeadLetter.objects.using(self._alias).filter(self._condition)
 
     def page(self, limit: int, after: str | None) -> DeadLetterPage:
@@ -162,7 +162,8 @@ class Search:
         return DeadLetterPage(shown, mark_of(edge) if edge else None, is_cut=edge is not None)
 
     def _stretch(self, after: str | None) -> tuple[QuerySet[DeadLetter], Key | None]:
-        """Return what one page looks at, the newest first, and the last one of that; None = all."""
+        """Return the dead letters that one page searches, newest first, and the key of the last
+        one; None = all are searched."""
         wanted, order = self._wanted, ("-failed_at", "-pk")
         rows = DeadLetter.objects.using(self._alias).filter(_condition(replace(wanted, text="")))
         indexed = Filter(
@@ -175,7 +176,8 @@ class Search:
         if after is not None:
             failed_at, pk = key_of(after, KEY)
             beyond = Q(failed_at__lt=failed_at) | Q(failed_at=failed_at, pk__lt=pk)
-            beyond &= Q(failed_at__lte=failed_at)  # what an index can begin with
+            # This part lets the database start at a position of the index.
+            beyond &= Q(failed_at__lte=failed_at)
             rows, every = rows.filter(beyond), every.filter(beyond)
         rows = rows.order_by(*order)
         if not any(getattr(wanted, name) for name in WITHOUT_INDEX):
@@ -190,8 +192,8 @@ class Search:
     def _matching(
         self, rows: QuerySet[DeadLetter], limit: int = READ
     ) -> tuple[list[UUID], Key | None]:
-        """Return the ids of those in which the text is, one more than the limit at most, and the
-        last one that was read; None = all were."""
+        """Return the ids of the dead letters that contain the text, at most ``limit + 1``, and
+        the last one that was read; None = all were read."""
         needle, found, key, number = Needle(self._settings, self._wanted.text), [], None, 0
         small = Case(When(size__lte=LARGEST_BYTES, then="package"))
         sized: Any = rows.annotate(size=Length("package")).annotate(small=small)
@@ -287,7 +289,7 @@ class Search:
 
 
 def told_by_dead_letters(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
-    """Return those of the jobs whose attempts a dead letter shows."""
+    """Return the jobs whose attempts are shown by a dead letter."""
     letters = DeadLetter.objects.using(alias).filter(job_id__in=job_ids)
     requeues = Requeue.objects.using(alias).filter(from_job_id__in=job_ids)
     return {

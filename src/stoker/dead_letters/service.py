@@ -178,7 +178,7 @@ def undo_requeue(
 ) -> LetterAnswer:
     """Undo a requeue whose job has not started: cancel the job and reopen the dead letter.
 
-    Returns an answer with ``Fate.TAKEN_BACK``, else with the reason.
+    Return an answer with ``Fate.TAKEN_BACK``, or with the reason of a refusal.
 
     Args:
         dead_letter_id: its id, or that of the job that failed last.

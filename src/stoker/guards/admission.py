@@ -26,7 +26,7 @@ from stoker.values import rates as rate_window
 
 ALREADY_RUNNING = "already running"
 LOOK_AGAIN_EACH_US = 20_000
-"""How much later jobs whose keys are locked are looked at again, for each that is deferred."""
+"""A job whose keys are locked is deferred for this much longer per job that is deferred already."""
 LOOK_AGAIN_LATEST_US = 10_000_000
 
 
@@ -85,8 +85,8 @@ def admit(
         room: maximum number of jobs to admit.
         leasing: the values of all new leases.
         rated: how to admit jobs with a rate.
-        waits: whether to wait for keys that other transactions have locked. If not, the jobs that
-            need them are deferred for a moment, so that they do not delay the jobs behind them.
+        waits: whether to wait for keys that other transactions have locked. If not, jobs that need
+            these keys are deferred for a moment, so that they do not delay the jobs behind them.
     """
     return _Admission(alias, places, rated, waits=waits).decide(room, leasing)
 
@@ -131,7 +131,8 @@ class _Admission:
         self._blocked: list[tuple[Place, UUID]] = []
         self._deferred: list[tuple[Place, int]] = []
         self._passed_over: dict[UUID, int] = {}
-        """Key -> number of jobs that were next there but could not start because of another key."""
+        """Key -> number of jobs that were first in its line but could not start because of
+        another key."""
         self._next_weight: dict[UUID, int] = {}
         """Key of a rate -> weight of the next job."""
         self._changed: dict[UUID, LockedKey] = {}
@@ -141,7 +142,7 @@ class _Admission:
         self._next_fence = {key_id: key.fence for key_id, key in self._keys.items()}
         for key in learn(self._keys, stated):
             self._changed[key.pk] = key
-            self._passed_over[key.pk] = key.room  # there may be more than before
+            self._passed_over[key.pk] = key.room  # the limit may have been raised
 
     def decide(self, room: int, leasing: Leasing) -> AdmissionResult:
         admitted: list[Admitted] = []
@@ -163,12 +164,12 @@ class _Admission:
             later_us = self._look_again_us()
             self._deferred += [(place, later_us) for place in self._kept_out]
         claims = self._carry_out(admitted, leasing)
-        called = self._call_passed_over()  # maybe some of those that were just turned away
+        called = self._call_passed_over()  # this may include jobs that were just blocked
         turned_away = decided + len(self._kept_out) - len(admitted)
         return AdmissionResult(claims, turned_away, bool(called), bool(self._kept_out))
 
     def _look(self) -> None:
-        """Read under the locks of the keys what decides."""
+        """Lock the keys and read the data for the decisions."""
         kinds = {key_id: key.kind for key_id, key in self._keys.items()}
         lines = {
             BlockedLine(need.key_id, place.queue)
@@ -195,8 +196,8 @@ class _Admission:
                 self._heads[key_id, queue] = (number, job_id)
 
     def _sorted_out(self, places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
-        """Split the jobs into those whose keys are free to lock, and those whose keys other
-        transactions hold."""
+        """Split the jobs into those whose keys can be locked, and those whose keys other
+        transactions have locked."""
         key_ids = {need.key_id for needed in self._needs.values() for need in needed}
         locked = GuardKey.objects.using(self._alias).lock_free(key_ids)
         free: list[Place] = []
@@ -208,8 +209,9 @@ class _Admission:
         return free, kept_out
 
     def _look_again_us(self) -> int:
-        """Return when to look again at jobs whose keys other transactions hold. The more of them
-        are deferred, the later: else the first are back before the last are out of the way."""
+        """Return when to check jobs again whose keys other transactions have locked. The more of
+        them are deferred, the later this is. Otherwise the first would be due again before the
+        last are deferred."""
         latest_us = self._now_us + LOOK_AGAIN_LATEST_US
         deferred = Deferred.objects.using(self._alias).filter(
             guards__gt=0, due_us__gt=self._now_us, due_us__lte=latest_us
@@ -226,7 +228,8 @@ class _Admission:
         is_rate = need.kind == Need.Kind.RATE
         has_room = is_rate or len(holders - {place.job_id}) < key.room
         if self._is_somebody_before(key, place):
-            if has_room and key.due_us is None:  # as when somebody's transaction withdraws them
+            # This happens, for example, while another transaction withdraws the job before.
+            if has_room and key.due_us is None:
                 key.due_us = self._now_us + LOOK_AGAIN_US
                 self._changed[key.pk] = key
             return False
@@ -319,8 +322,7 @@ class _Admission:
         )
 
     def _call_passed_over(self) -> set[str]:
-        """Make other jobs ready under the keys that admitted jobs left free. Return their
-        queues."""
+        """Make other jobs ready under keys that still have room. Return their queues."""
         passed_over = [(self._keys[key_id], n) for key_id, n in self._passed_over.items()]
         return call_all(
             self._alias,

@@ -89,8 +89,8 @@ def unique_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Uniq
 
 
 def id_and_name(kind: str, key: Any) -> tuple[UUID, str]:
-    """Return id and name of the key that a text, or a task without a key, has for this kind of
-    guard."""
+    """Return id and name of the key of this kind of guard for a text, or for a task whose guard
+    has no key."""
     made = _text_key(key) if isinstance(key, str) else _task_key(key.module_path)
     return made.id(kind), made.name(kind)
 
@@ -111,7 +111,7 @@ def _needs(call: Arguments) -> Iterator[NewNeed]:
     if task.unique is not None and _blocks_overlap(task.unique):
         key = _unique_key(call, task.unique)
         if key is not None:
-            # A sequence: who follows does not run between two attempts of the first, either.
+            # A sequence, so that no later job runs between two attempts of the first job.
             yield NewNeed(key.id("overlap"), Need.Kind.SEQUENCE.value, key.name("unique"))
     if task.lock is not None:
         yield from _place(call, "lock", task.lock, 1)
@@ -212,7 +212,7 @@ def _call_key(call: Arguments) -> _GuardKey:
 
 
 def _key(call: Arguments, option: str, key: Any) -> _GuardKey | None:
-    """Return the key that an option has for this job, or None if the job has no such guard."""
+    """Return the key of this option for this job, or None if the job has no such guard."""
     path = call.task.module_path
     if key is None:
         return _call_key(call) if option == "lock" else _task_key(path)
@@ -285,7 +285,7 @@ def _microseconds(delay: Seconds | None) -> int:
 
 
 class Arguments:
-    """The arguments of a call. They are bound to the function's parameters on first use."""
+    """The arguments of a call, which are bound to the function's parameters on first use."""
 
     __slots__ = ("_args", "_bound", "_kwargs", "task")
 
@@ -358,7 +358,7 @@ ANYTHING = Signature(
 
 
 def write(encoded: Any) -> str:
-    """Return encoded values as text that does not depend on the order of dicts."""
+    """Return encoded values as text, independent of the order of dicts."""
     text = _to_text(encoded)
     return _to_text(_sorted(encoded)) if '{"$dict":' in text else text
 

@@ -8,7 +8,7 @@ from uuid import UUID
 from django.db import transaction
 
 from stoker.brokers.adapters import broker_for
-from stoker.conf import settings_for
+from stoker.conf import Settings, settings_for
 from stoker.exceptions import ConfigurationError
 from stoker.models import GuardKey, Need
 from stoker.store.engines.sessions import explained
@@ -21,14 +21,14 @@ from .keys import id_and_name
 
 
 def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "default") -> None:
-    """Override how many jobs with ``limit=Limit(..., key)`` may run at once, whatever their tasks
-    say.
+    """Override how many jobs with ``limit=Limit(..., key)`` may run at once. The override replaces
+    the ``n`` of the tasks.
 
     Running jobs go on. Blocked jobs that now fit become ready.
 
     Args:
         key: the text of the limit's key, as in ``"tenant:7"``; or a task, whose limit has no key.
-        n: 0 = none may start; None = remove the override.
+        n: maximum number of running jobs; 0 = none may start; None = remove the override.
         backend: an alias in ``TASKS``.
 
     Raises:
@@ -45,6 +45,15 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
             f"The broker of {backend!r}, {settings.broker}, keeps no guards, so there is no limit "
             "to set: name the backend whose jobs have it."
         )
+    override_limit(settings, key_id, name, n)
+
+
+def override_limit(settings: Settings, key_id: UUID, name: str, n: int | None) -> int | None:
+    """Override the limit with this id; None = remove the override. Return the override before.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the limit could not be stored.
+    """
     alias = settings.database
     keys = GuardKey.objects.using(alias)
     with explained(alias), transaction.atomic(using=alias):
@@ -60,13 +69,14 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
             ignore_conflicts=True,
         )
         row = keys.lock([key_id])[key_id]
-        row.places_set = n
+        before, row.places_set = row.places_set, n
         row.save(using=alias, update_fields=["places_set"])
         holders = Need.objects.using(alias).holders([key_id])[key_id]
         queues = call_next(alias, row, max(0, row.room - len(holders)))
         if queues:
             broker = broker_for(settings)
             after_commit(alias, lambda: broker.wake_up(queues))
+    return before
 
 
 def _key(key: Any) -> tuple[UUID, str]:

@@ -58,7 +58,7 @@ def let_go(alias: str, job_ids: Collection[UUID]) -> set[str]:
 
 
 def halts_of(alias: str, job_id: UUID) -> list[Need]:
-    """Return the needs of a waiting job that hold the place in a halted sequence."""
+    """Return the needs of a waiting job that has the place of a failed job in a halted sequence."""
     return [need for need in _halting(alias, [job_id]) if need.holds is not None]
 
 

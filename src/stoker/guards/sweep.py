@@ -23,10 +23,8 @@ KEYS_AT_ONCE = 200
 
 
 def call_due(alias: str, rated_limit: int) -> int:
-    """Make jobs ready whose rate has a permit again, and jobs whose turn was missed while a row was
-    locked.
-
-    Returns the number of keys that were checked.
+    """Make jobs ready whose rate has a permit again, and blocked jobs that were skipped while a row
+    was locked. Return the number of checked keys.
 
     Args:
         alias: of the database.
@@ -70,7 +68,7 @@ def sweep_keys(
         alias: of the database.
         after: the last key of the previous page; None = the first page.
         limit: maximum number of keys.
-        only_lines: check only keys with blocked jobs; else unused keys are also deleted.
+        only_lines: check only keys with blocked jobs. False: check all keys and delete unused ones.
 
     Returns:
         The number of freed places, and the last key of this page; None after the last page.
@@ -88,10 +86,8 @@ def sweep_keys(
 
 
 def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
-    """Free places of jobs that no longer run under these keys, and make blocked jobs ready where
-    there is room.
-
-    Returns the number of freed places.
+    """Free the places of jobs that no longer run under these keys, and make blocked jobs ready
+    where there is room. Return the number of freed places.
 
     Args:
         forgets: whether to delete unused keys.
@@ -108,7 +104,7 @@ def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
 
 
 def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
-    """Make blocked jobs ready under these keys where there is room, in case their turn was missed.
+    """Make blocked jobs ready under these keys where there is room, in case they were skipped.
 
     Returns:
         The queues in which blocked jobs became ready.
@@ -171,6 +167,6 @@ def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID 
 
 
 def _alive(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
-    """Return the jobs that have not ended."""
+    """Return the ids of the jobs that have not ended."""
     jobs = with_keys(Job.objects.using(alias).filter(status=None), job_ids)
     return set(jobs.values_list("pk", flat=True))

@@ -1,7 +1,7 @@
 """The part of upkeep that repairs guards: it frees unused places and makes blocked jobs ready.
 
-Claims and recorded outcomes do so on their own. This repairs what a crash, a changed limit or an
-edited table has left behind.
+Usually claims and recorded outcomes do that. The sweep repairs the leftovers of a crash, a changed
+limit or an edited table.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Page = Callable[[UUID | None], tuple[int, UUID | None]]
 
 
 class GuardSweep:
-    """The guards of one store.
+    """Repairs the guards of one store.
 
     Args:
         beat: called after each page, as a heartbeat.

@@ -50,7 +50,8 @@ state in between."""
 
 
 class KeyInMotion(BrokerUnavailable):
-    """A key changed between every read and write. A retry in a new transaction may succeed."""
+    """Other transactions kept changing a key between its read and write. A retry in a new
+    transaction may succeed."""
 
 
 class Fate(Enum):
@@ -83,7 +84,7 @@ class _Plan:
 
     takings: list[tuple[Taking, Condition]] = field(default_factory=list)
     to_hold: dict[bool, dict[UUID, str]] = field(default_factory=dict)
-    """Whether the lock is exclusive -> job id -> table in which the job waits."""
+    """Whether to lock exclusively -> job id -> table in which the job waits."""
 
 
 class WantedKeys:
@@ -92,7 +93,8 @@ class WantedKeys:
     Args:
         alias: of the database.
         wanted: key -> claim, and the id that the new job would have.
-        holds: whether to lock jobs that are kept, too. Not needed outside of a transaction.
+        holds: whether to lock the existing jobs of keys that stay unchanged, too. Not needed
+            outside a transaction.
     """
 
     def __init__(
@@ -185,7 +187,8 @@ class WantedKeys:
                 self._are_ours(takings)
 
     def _keep_or_hold(self, key: KeySeen, claim: UniqueClaim, plan: _Plan) -> None:
-        """Decide about a key whose job is locked or need not be; else plan to lock the job."""
+        """Decide about a key if its job is locked or needs no lock. Otherwise plan to lock the
+        job."""
         changes = claim.on_conflict in CHANGES
         held = self._held.get(key.job_id)
         if held is not None and held.table == key.waits:
@@ -228,7 +231,7 @@ def identity_of(claim: UniqueClaim) -> str:
 
 
 def _waits(key: KeySeen, claim: UniqueClaim) -> bool:
-    """Return whether the key's job waits and has the key for that reason."""
+    """Return whether the key's job still waits, so that it keeps the key."""
     if claim.until == "finished":
         return key.is_alive and key.waits is not None
     return key.waits_for_its_first_attempt

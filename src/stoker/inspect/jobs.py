@@ -37,18 +37,18 @@ ENDED = tuple(str(status) for status in Job.Status)
 STATES = ("READY", "RUNNING", "DEFERRED", "BLOCKED", *ENDED)
 LOOKED_AT = 10_000
 COUNTED = 10_000
-"""Maximum count of each state."""
+"""Jobs of each state are counted up to this number."""
 READ = 4_000
-"""How many of these it reads to find a text."""
+"""Maximum number of jobs that a page reads to find a text."""
 AT_ONCE = (1_000, READ)
-"""How many it reads first, and then."""
+"""Number of jobs in the first read, and in the later reads."""
 ID_PREFIX = re.compile(r"[0-9a-f]{6,32}")
 MOST_BY_ID = 10
 WALKED = 1_000
 COUNTED_NEW = 99
-"""Newer jobs are counted up to one more."""
+"""Newer jobs are counted up to this number plus one."""
 KINDS = {"finished_at": datetime, "id": UUID, "job_id": UUID, "due_us": int, "rank": int}
-"""The types of the columns that lists are ordered by."""
+"""Types of the columns by which lists are ordered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,8 @@ class JobPage:
     is_cut: bool = False
     """Whether jobs that were not scanned may match as well."""
     by_id: Sequence[Job] = ()
-    """On the first page: jobs whose ids begin with the text, whatever the other filters say."""
+    """On the first page: jobs whose ids begin with the text. The other filters do not apply to
+    them."""
 
 
 def tally(alias: str) -> dict[str, int]:
@@ -145,8 +146,8 @@ class JobSearch:
     def _matching(
         self, keys: Sequence[Sequence[Any]], limit: int
     ) -> tuple[list[Sequence[Any]], Sequence[Any] | None]:
-        """Return the keys of the jobs that match the text, one more than the limit at most, and the
-        last key that was read if there may be more; else None."""
+        """Return the keys of the jobs that match the text, at most ``limit + 1``. Also return
+        the last key that was read, or None if all keys were read."""
         found: list[Sequence[Any]] = []
         first = 0
         for size in AT_ONCE:
@@ -196,11 +197,12 @@ class JobSearch:
         return list(self._jobs.filter(pk__gte=first, pk__lte=last).order_by("-pk")[:MOST_BY_ID])
 
     def onward(self, after: str, before: UUID) -> tuple[list[tuple[UUID, str]], str | None]:
-        """Return the next jobs that have not ended and match, by id, for a walk through all.
+        """Return the next matching jobs that have not ended, in the order of their ids, for a loop
+        over all of them.
 
         Args:
-            after: where the walk has come to; "" = the beginning.
-            before: jobs with this id or a higher one are left out.
+            after: mark of the last job of the previous call; "" = the beginning.
+            before: omit jobs with this id or a higher one.
 
         Returns:
             The jobs, each with where the walk is after it; and where it is after all that were
@@ -213,7 +215,7 @@ class JobSearch:
         if state in ENDED:
             raise ValueError("Choose jobs that have not ended.")
         rows, _ = self._rows()
-        if not state:  # by the index that has the jobs that have not ended together
+        if not state:  # uses the index of the unfinished jobs
             rows = rows.filter(status=None, finished_at=None).order_by("finished_at", "pk")
         else:
             rows = rows.order_by("pk")
@@ -232,10 +234,9 @@ class JobSearch:
         return [(key[0], str(key[0])) for key in found], rest
 
     def page_from(self, first_id: UUID, limit: int) -> tuple[JobPage, int] | None:
-        """Return the page that begins with this job, and how many newer ones there are.
-
-        Returns None for lists that are not in the order of time, or that no index answers, and if
-        the job is gone.
+        """Return the page that begins with this job, and the number of newer jobs. Return None if
+        the list is not ordered by time, if it needs a filter without an index, or if the job does
+        not exist any more.
         """
         rows, order = self._rows()
         if self._needle.text or self._condition(rows.model) is not None or order[-1][0] != "-":
@@ -253,7 +254,7 @@ class JobSearch:
         """Return the jobs of the task with the longest last attempt, each with the attribute
         ``ran``.
 
-        Scans as many recent successful jobs as a page does.
+        Reads as many recent successful jobs as ``page``.
 
         Args:
             limit: maximum number.
@@ -304,12 +305,12 @@ class JobSearch:
         return condition or None
 
     def _on_node(self, model: type[models.Model]) -> Q:
-        """Return the condition for jobs that run on the node, or ended there."""
+        """Return the condition for jobs whose last attempt runs or ended on the node."""
         node = self._wanted.node
         clusters = Cluster.objects.using(self._alias).filter(host=node)
         running = Q(holder__in=clusters.values("pk"))
         if model is not Job:
-            return running if model is Claimed else Q(pk__in=[])  # the others run nowhere
+            return running if model is Claimed else Q(pk__in=[])  # jobs in other states do not run
         ended = Q(worker_id__startswith=f"{node[:LONGEST_HOST]}:")
         if self._wanted.state:
             return ended
@@ -332,7 +333,7 @@ def _id_at(moment: datetime) -> UUID:
 
 
 def _with_ran(job: Job, seconds: float) -> Job:
-    job.ran = seconds  # type: ignore[attr-defined] # for the screen that asks
+    job.ran = seconds  # type: ignore[attr-defined] # for the caller's display
     return job
 
 
@@ -344,5 +345,5 @@ def _beyond(order: Sequence[str], place: Sequence[Any]) -> Q:
     if len(order) == 1:
         return Q(**{f"{key}__{then}": place[0]})
     beside = Q(**{name: place[0], f"{key}__{then}": place[1]})
-    # The first part is what an index can begin with.
+    # The first part lets the database start at a position of the index.
     return Q(**{f"{name}__{then}e": place[0]}) & (Q(**{f"{name}__{then}": place[0]}) | beside)

@@ -120,8 +120,8 @@ def _by_queue(alias: str, with_ready: Sequence[str]) -> dict[str, Shares]:
 def _ready(alias: str, counted: dict[str, int], limit: int) -> Shares:
     """Return the number of ready jobs per queue.
 
-    A planner's estimate for a single queue may be outdated, but its estimate of all rows is good,
-    so that number is distributed over the large queues.
+    The planner's estimate for a single queue may be outdated, but its estimate for the whole table
+    is good. So that number is distributed over the large queues.
     """
     large = [queue for queue, number in counted.items() if number >= limit]
     if not large:

@@ -47,13 +47,13 @@ class WorkerState:
     resident_bytes: int = 0
     """Resident memory; 0 = unknown."""
     handed_out: tuple[str, ...] = ()
-    """Ids of jobs that it was sent and had not started, the next one first; not all if there are
+    """Ids of jobs that were sent to it and not started, next job first; incomplete if there are
     many."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """A cluster that has registered and not been removed since."""
+    """A cluster with a row in the table of clusters."""
 
     id: str
     name: str
@@ -140,7 +140,7 @@ def clusters(settings: Settings, *, facts: Facts | None = None) -> tuple[Cluster
 
     Args:
         settings: the backend's.
-        facts: of the jobs to include; None = all running jobs.
+        facts: the running jobs to include; None = all running jobs.
 
     Raises:
         BrokerUnavailable, NotMigrated: the store cannot be read.
@@ -193,7 +193,7 @@ def _facts_of(settings: Settings, job_ids: set[UUID]) -> Facts:
 
 
 def state_of(one: ClusterState, max_silence_seconds: float) -> str:
-    """Return the state in a word: ``silent`` if the last heartbeat is too old to know."""
+    """Return the state of a cluster as one word; ``silent`` if the last heartbeat is too old."""
     return "silent" if one.silent_seconds > max_silence_seconds else one.state
 
 

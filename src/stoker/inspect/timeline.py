@@ -19,7 +19,6 @@ from stoker.models import (
     Blocked,
     Cancellation,
     Claimed,
-    Cluster,
     DeadLetter,
     Deferred,
     GuardKey,
@@ -198,6 +197,7 @@ class _Life:
         self._job = progress.job
         self._state = progress.state
         self._failures = list(progress.failures)
+        self._seat = progress.seat
 
     def moments(self) -> Iterator[Moment]:
         yield from self._beginning()
@@ -228,7 +228,7 @@ class _Life:
 
     @cached_property
     def _requeues(self) -> list[Requeue]:
-        """Requeues from or to this job, oldest first."""
+        """Return the requeues from or to this job, oldest first."""
         rows = Requeue.objects.using(self._alias)
         found = rows.filter(from_job_id=self._id).union(rows.filter(pk=self._id), all=True)
         return sorted(found, key=lambda one: (one.requeued_at, one.pk))
@@ -236,7 +236,7 @@ class _Life:
     def _workflow(self) -> Iterator[Moment]:
         steps = Step.objects.using(self._alias).of_jobs([self._id])
         step = steps.only("workflow_id", "label").first()
-        if step is None:  # another job carries on the step by now
+        if step is None:  # the step belongs to another job now
             return
         workflows = Workflow.objects.using(self._alias).filter(pk=step.workflow_id)
         name = workflows.values_list("name", flat=True).first() or ""
@@ -257,7 +257,7 @@ class _Life:
 
     @cached_property
     def _begun(self) -> int:
-        """Number of attempts that began, the running one included."""
+        """Return the number of attempts that began, including the running one."""
         seen = max((one.number for one in self._failures), default=0)
         if self._job is not None and self._job.status is not None:
             return max(seen, self._job.attempts)
@@ -310,7 +310,7 @@ class _Life:
 
     @cached_property
     def _letter(self) -> DeadLetter | None:
-        """The dead letter of its logical job."""
+        """Return its dead letter, which may be that of a job requeued from it."""
         letters = DeadLetter.objects.using(self._alias).defer("package", "traceback")
         mine = Q(job_id=self._id)
         if self._requeues:
@@ -330,11 +330,16 @@ class _Life:
             yield self._waiting()
 
     def _running(self) -> Moment:
-        worker, since = "", None
-        if isinstance(self._place, Claimed):
-            worker, since = _seen_running(self._alias, self._place)
-        number = self._begun or None
-        return Moment(kind=MomentKind.RUNS, at=since, is_now=True, number=number, worker_id=worker)
+        number, seat = self._begun or None, self._seat
+        if seat is None or not seat.process:  # the job started after the last heartbeat
+            return Moment(kind=MomentKind.RUNS, is_now=True, number=number)
+        return Moment(
+            kind=MomentKind.RUNS,
+            at=seat.since,
+            is_now=True,
+            number=number,
+            worker_id=seat.process,
+        )
 
     def _waiting(self) -> Moment:
         place = self._place
@@ -356,7 +361,7 @@ class _Life:
 
     @cached_property
     def _place(self) -> Any:
-        """Its row in a hot table; None if only the broker has it."""
+        """Return its row in a hot table, or None if only the broker has the job."""
         return self._row or row_of(self._settings, self._id, self._state)
 
     def _noted(self) -> Iterator[Moment]:
@@ -373,18 +378,3 @@ def _handed_on(kind: MomentKind, requeue: Requeue, job_id: UUID) -> Moment:
     """Return the event of a requeue."""
     text = requeue.because or WHO[Requeue.By(requeue.kind)]
     return Moment(kind=kind, at=requeue.requeued_at, job_id=job_id, by=requeue.by, text=text)
-
-
-def _seen_running(alias: str, claimed: Claimed) -> tuple[str, datetime | None]:
-    """Return worker and start of a running job, from the last heartbeat of its cluster.
-
-    Both are empty if the job started after the heartbeat.
-    """
-    cluster = Cluster.objects.using(alias).filter(pk=claimed.holder).first()
-    for worker in cluster.info.get("workers", ()) if cluster is not None else ():
-        for job in worker["running"]:
-            if UUID(job["job"]) == claimed.job_id:
-                assert cluster is not None
-                began = cluster.heartbeat_us / MICROSECONDS - job["seconds"]
-                return f"{cluster.host}:{worker['pid']}", moment(began)
-    return "", None

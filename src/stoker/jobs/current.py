@@ -150,8 +150,8 @@ def _write(running: Running, **values: Any) -> None:
         is_inside = broker_for(settings).is_inside(running.lease_id)
         if is_inside and not notes.holds_lease(running.job_id, running.lease_id):
             raise LeaseLost(
-                f"Job {running.job_id} was given to somebody else, as this cluster could not "
-                "extend its lease: nothing was noted."
+                f"Another cluster has taken over job {running.job_id}, because this one could not "
+                "extend its lease: nothing was stored."
             )
         notes.write(running.job_id, **values)
 

@@ -49,11 +49,11 @@ class Needle:
 
     @property
     def is_exhausted(self) -> bool:
-        """Return whether it has opened as many packages as one search may."""
+        """Return whether the search has opened the maximum number of packages."""
         return self._opened >= MOST_OPENED
 
     def rest(self) -> None:
-        """Let it open as many packages again."""
+        """Reset the number of opened packages."""
         self._opened = 0
 
     def matches(self, task: str, texts: Iterable[str], package: bytes | None) -> bool:
@@ -61,7 +61,7 @@ class Needle:
 
         Args:
             task: dotted path.
-            texts: its errors and other names.
+            texts: other texts of the job to search, such as its errors.
             package: None = too large to be searched.
         """
         if any(self.text in one.casefold() for one in (task, *texts)):

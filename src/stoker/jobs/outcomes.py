@@ -18,7 +18,7 @@ from stoker.brokers.contract import Delivery, Lease, LeaseId, Leases
 from stoker.conf import Settings
 from stoker.jobs.faults import Fault
 from stoker.models import Job, Tally
-from stoker.models.job import Calls, Endings
+from stoker.models.job import JobColumns
 from stoker.models.metrics import FINEST_SECONDS, Sums, TaskInQueue
 from stoker.store.statements import with_keys
 from stoker.values.histogram import class_of
@@ -46,7 +46,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """This attempt failed; the job is tried again."""
+    """This attempt failed; the job will be retried."""
 
     kind: ClassVar[str] = "retry"
     fault: Fault
@@ -56,7 +56,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Snoozed:
-    """Run again later; the attempt is given back and nothing is recorded against the job."""
+    """Run again later. The attempt does not count, and no failure is recorded."""
 
     kind: ClassVar[str] = "snoozed"
     delay_seconds: float
@@ -173,31 +173,19 @@ class Verdict:
 NO_COLUMNS = ("seen", "decided", "_marked")
 
 
-@dataclass(slots=True)
-class Batch:
-    """Outcomes as columns. All columns are equally long, and row ``place`` is one attempt."""
+@dataclass(slots=True, kw_only=True)
+class Batch(JobColumns):
+    """Outcomes as columns. All columns are equally long, and row ``place`` is one attempt.
 
-    job_ids: Sequence[str]
-    """The 32 digits of each."""
+    The store writes the columns to the tables as they are. A package is empty where the store has
+    it, and a task if no worker has opened the package.
+    """
+
     lease_ids: Sequence[LeaseId]
-    packages: Sequence[bytes]
-    """Empty where the store has the package."""
-    queues: Sequence[str]
-    priorities: Sequence[int]
-    attempts: Sequence[int]
     crashes: Sequence[int]
     """How many of the attempts before ended with the worker's death."""
     refused: Sequence[str]
     run_after: Sequence[float | None]
-    """Seconds since 1970, as all moments here."""
-    worker_ids: Sequence[str]
-    started_at: Sequence[float | None]
-    finished_at: Sequence[float]
-    tasks: Sequence[str]
-    """Task paths from the packages; "" = unopened package."""
-    enqueued_at: Sequence[float | None]
-    values: Sequence[bytes | None]
-    """Serialised return values; None = the attempt did not succeed."""
     valid_until_ns: Sequence[int]
     """Until when each lease is known to be valid, on the lease clock; 0 = not known."""
     seen: dict[int, Outcome]
@@ -248,13 +236,13 @@ class Batch:
         parts: dict[str, Any] = {}
         for name in COLUMNS:
             column = getattr(self, name)
-            parts[name] = [column[place] for place in places]
+            parts[name] = [column[place] for place in places] if column else column
         seen = {new[place]: one for place, one in self.seen.items() if place in new}
         decided = {new[place]: one for place, one in self.decided.items() if place in new}
         return Batch(**parts, seen=seen, decided=decided)
 
     def where(self, has: Callable[[int], object]) -> Batch:
-        """Return a batch of the rows for whose places ``has`` returns true."""
+        """Return a batch of the rows whose position satisfies ``has``."""
         return self.take([place for place in range(len(self)) if has(place)])
 
     def without(self, leases: Collection[Lease]) -> Batch:
@@ -265,17 +253,30 @@ class Batch:
         return self.where(lambda place: (self.job_ids[place], self.lease_ids[place]) not in gone)
 
     def among(self, job_ids: Collection[str]) -> Batch:
-        """The batch of the rows of these jobs, given by their 32 digits."""
+        """Return the rows of these jobs as a batch. Ids are given as 32 hexadecimal digits."""
         return self.where(lambda place: self.job_ids[place] in job_ids)
 
     def over(self) -> Batch:
-        """The batch of the jobs that have ended."""
+        """Return the rows of the jobs that have ended as a batch."""
         again = self.again
         return self.where(lambda place: place not in again) if again else self
 
     def succeeded(self) -> Batch:
-        """The batch of the jobs that have succeeded."""
+        """Return the rows of the jobs that have succeeded as a batch."""
         return self.where(lambda place: place not in self.decided) if self.decided else self
+
+    def decide(self, decided: dict[int, Outcome]) -> None:
+        """Set the statuses of all jobs.
+
+        Args:
+            decided: place -> outcome of each attempt that did not succeed.
+        """
+        self.decided = decided
+        statuses: list[str | None] = [Job.Status.SUCCESSFUL.value] * len(self)
+        reasons = [""] * len(self)
+        for place, outcome in decided.items():
+            statuses[place], reasons[place] = _status_and_reason(outcome)
+        self.statuses, self.reasons = statuses, reasons
 
     # -- questions --------------------------------------------------------------------------------
 
@@ -286,7 +287,7 @@ class Batch:
 
     @property
     def marked(self) -> list[int]:
-        """The places of jobs from whose end something follows."""
+        """Return the positions of jobs that have hooks or belong to a workflow."""
         if self._marked is None:
             self._marked = []
             if not none_is_marked(self.job_ids):
@@ -345,36 +346,6 @@ class Batch:
         """Return the verdicts of these rows, or of all rows."""
         return [self.verdict(place) for place in (range(len(self)) if places is None else places)]
 
-    # -- for the tables ---------------------------------------------------------------------------
-
-    def calls(self) -> Calls:
-        """What was called, for the rows of jobs that have none."""
-        enqueued_at = [one or 0.0 for one in self.enqueued_at]
-        return Calls(self.tasks, self.queues, self.priorities, self.packages, enqueued_at)
-
-    def endings(self) -> Endings:
-        """Return the ends of the jobs. A job with attempts left has the status None."""
-        count = len(self)
-        statuses: list[str | None] = [Job.Status.SUCCESSFUL.value] * count
-        reasons = [""] * count
-        for place, outcome in self.decided.items():
-            statuses[place], reasons[place] = _status_and_reason(outcome)
-        again = self.again
-        if not again:
-            same = (self.attempts, self.worker_ids, self.started_at, self.finished_at)
-            return Endings(self.job_ids, statuses, *same, self.values, reasons)
-        places = range(count)
-        return Endings(
-            self.job_ids,
-            statuses,
-            [0 if place in again else self.attempts[place] for place in places],
-            ["" if place in again else self.worker_ids[place] for place in places],
-            [None if place in again else self.started_at[place] for place in places],
-            [None if place in again else self.finished_at[place] for place in places],
-            self.values,
-            reasons,
-        )
-
 
 COLUMNS = tuple(one.name for one in fields(Batch) if one.name not in NO_COLUMNS)
 
@@ -417,8 +388,8 @@ class Tallies:
         return bool(self._sums) and time.monotonic() >= self._write_at
 
     def add(self, batch: Batch) -> None:
-        """Count what was recorded. What a cluster does, it does for every job: so the work is left
-        to a few calls for each task and queue."""
+        """Count the recorded outcomes, with a few calls per task and queue, because this runs
+        for every job."""
         if not self._is_wanted or not len(batch):
             return
         if not self._sums:
@@ -458,7 +429,8 @@ class Tallies:
         self._sums = {}
 
     def _tasks_of(self, batch: Batch) -> Sequence[str]:
-        """Return the tasks of these jobs. Look up those whose package no worker opened."""
+        """Return the task name of each job. The name is read from the database if no worker has
+        opened the job's package."""
         if all(batch.tasks):  # nearly always
             return batch.tasks
         job_ids = batch.ids()
@@ -472,7 +444,8 @@ class Tallies:
 
 
 def _add_troubles(sums: Sums, decided: Sequence[Outcome]) -> None:
-    """Count what did not succeed, and was counted as if it had."""
+    """Correct the counts for the jobs that did not succeed, which were first counted as
+    successful."""
     sums.successful -= len(decided)
     for kind, count in Counter(map(type, decided)).items():
         if kind in COUNTED:

@@ -10,7 +10,7 @@ from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
-from stoker.models import Attempt, Job
+from stoker.models import Attempt, Job, LogChunk
 from stoker.signals import tell
 
 BATCH = 500
@@ -67,6 +67,8 @@ class Pruning:
             told_of = told_by_dead_letters(self._alias, job_ids)
             forgotten = [job_id for job_id in job_ids if job_id not in told_of]
             Attempt.objects.using(self._alias).filter(job_id__in=forgotten).delete()
+            if self._settings.logs is not None:
+                LogChunk.objects.using(self._alias).filter(job_id__in=forgotten).delete()
             removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
             self._beat()
         return removed

@@ -1,5 +1,5 @@
-"""Record what attempts came to, and let go of their leases. Record first, ack last; where the lease
-is in the store both are one transaction. A stale lease changes nothing.
+"""Record the outcomes of attempts, and end their leases. Record first, ack last. If the lease is in
+the store, both are one transaction. A stale lease changes nothing.
 
 ::
 
@@ -49,7 +49,7 @@ from .package import JobOptions, Package, sealer_for
 from .retries import crash_delay_seconds, is_out_of_attempts
 
 CHECKED_SHARE = 0.25
-"""Of a lease: with less of it left, the broker is asked whether it is still valid."""
+"""If less than this of a lease is left, the broker is asked whether the lease is still valid."""
 
 Settle = Callable[[Leases, Sequence[Return], Collection[UUID]], object]
 """Acks the first, releases the second; the third names the jobs that became dead letters."""
@@ -71,13 +71,14 @@ def finish(
     is_again: bool = False,
     tallies: Tallies | None = None,
 ) -> set[Lease]:
-    """Record these attempts and free their leases.
+    """Record these attempts and end their leases.
 
     Args:
         settings: the backend's.
         broker: where the leases are from.
-        attempted: what workers came to.
-        is_again: whether this was tried before, and failed: it may have been done all the same.
+        attempted: the outcomes that workers reported.
+        is_again: whether this is a retry after an error. The first try may have been recorded
+            nevertheless.
         tallies: where what is recorded is counted.
 
     Returns:
@@ -91,12 +92,12 @@ class Recorder:
     """Records batches.
 
     Args:
-        settings: the backend's.
-        broker: where the leases are from.
-        tallies: where what is recorded is counted.
-        settle: what is done with the leases of a broker outside the store when their ends are
-            recorded; None = the broker is told at once.
-        clock_ns: the clock by which a batch says how long its leases are valid.
+        settings: settings of the backend.
+        broker: the broker that granted the leases.
+        tallies: counts the recorded outcomes; None = they are not counted.
+        settle: called with the leases of a broker outside the store after their outcomes are
+            recorded; None = they are settled with the broker at once.
+        clock_ns: the clock for the validity of leases.
     """
 
     def __init__(
@@ -129,11 +130,11 @@ class Recorder:
 
     def _decide(self, batch: Batch) -> None:
         """Decide the outcome of each attempt that did not succeed."""
+        decided = dict(batch.seen)
         for place, seen in batch.seen.items():
-            decided = seen
             if isinstance(seen, outcomes.Crashed | outcomes.TimedOut):
-                decided = self._decide_unseen(batch, place, seen)
-            batch.decided[place] = decided
+                decided[place] = self._decide_unseen(batch, place, seen)
+        batch.decide(decided)
 
     def _decide_unseen(
         self, batch: Batch, place: int, seen: outcomes.Crashed | outcomes.TimedOut
@@ -189,16 +190,16 @@ class Recorder:
         return self._broker.settle(over, again, failed=failed)
 
     def _finishing(self, batch: Batch, rowless: Collection[str]) -> Callable[[], object]:
-        """Prepare to write the ends of those jobs that have ended, and whose rows stay."""
+        """Prepare to write the ends of the ended jobs whose rows stay."""
         over = batch.over()
         if rowless:
             over = over.where(lambda place: over.job_ids[place] not in rowless)
-        return self._engine.finish_jobs(over.endings()) if len(over) else lambda: None
+        return self._engine.finish_jobs(over) if len(over) else lambda: None
 
     # -- leases of a broker outside the store -----------------------------------------------------
 
     def _record_outside(self, batch: Batch, recorded: Collection[Lease]) -> set[Lease]:
-        """Record, then tell the broker."""
+        """Record, then ack and release at the broker."""
         stale = self._check(batch)
         batch = batch.without(stale)
         todo = batch.without(recorded)
@@ -211,8 +212,8 @@ class Recorder:
         return stale
 
     def _check(self, batch: Batch) -> set[Lease]:
-        """Extend the leases that may end soon: nobody else has these jobs while their ends are
-        recorded, unless we are stopped meanwhile. Returns the stale ones."""
+        """Extend the leases that may end soon, so that no other cluster takes over these jobs
+        while their ends are recorded, unless this process is suspended. Return the stale leases."""
         seconds = self._settings.lease_seconds
         soon_ns = self._clock_ns() + round(CHECKED_SHARE * seconds * 1e9)
         if min(batch.valid_until_ns) >= soon_ns:  # nearly always
@@ -242,7 +243,7 @@ class Recorder:
         with own:
             known: set[str] = set()
             if len(rows):
-                known = self._engine.insert_ended(rows.calls(), rows.endings())
+                known = self._engine.insert_ended(rows)
             new = rows.where(lambda place: rows.job_ids[place] not in known) if known else rows
             # Those that carry on a dead letter have not been added.
             entries = self._carry_on(new, (), resolves=False)
@@ -250,24 +251,24 @@ class Recorder:
         return batch.among(known.union(rowless))
 
     def _record_known(self, batch: Batch, rowless: Collection[str]) -> None:
-        """Record jobs that the store may know: by an attempt before, or because this one was
-        recorded by somebody who died before the broker heard of it."""
+        """Record jobs that the store may know, from an earlier attempt, or because a process has
+        recorded this attempt and died before it told the broker."""
         needed = {job_id for job_id in batch.job_ids if job_id not in rowless}
         needed.update(batch.job_ids[place] for place in batch.marked)
         with self._transaction(batch):
             rows = batch.among(needed)
             if len(rows):
-                self._engine.ensure_jobs(rows.job_ids, rows.calls())
+                self._engine.ensure_jobs(rows)
             batch = batch.without(self._known(batch))
             entries = self._carry_on(batch, rowless)
             self._finishing(batch, rowless)()
         self._tell(batch, entries)
 
     def _known(self, batch: Batch) -> set[Lease]:
-        """Of these, what the store knows already: an end of the job, or this attempt as one that
-        came to nothing. Who recorded that died before the broker heard of it; or we were stopped
-        for so long that the job was taken over. The broker's leases are no fence for the store: the
-        rows are, which stay locked until ours are written."""
+        """Return the leases whose job has ended, or whose attempt is recorded as lost, according
+        to the store. Either the process that recorded this died before it told the broker, or
+        this process was suspended for so long that the job was taken over. A broker's lease
+        does not protect the store's rows, so these stay locked until this batch is written."""
         job_ids = batch.ids()
         jobs = lock_by_key(Job.objects.using(self._alias), job_ids, "id", "status")
         ended = {job.id for job in jobs if job.status is not None}
@@ -305,11 +306,12 @@ class Recorder:
     def _carry_on(
         self, batch: Batch, rowless: Collection[str], *, resolves: bool = True
     ) -> list[DeadLetter]:
-        """Do what follows from these attempts, in the open transaction. Returns dead letters.
+        """Process the consequences of these attempts, in the open transaction. Return the dead
+        letters.
 
         Args:
             batch: what is being recorded.
-            rowless: the jobs of which no row stays.
+            rowless: the jobs whose rows are deleted.
             resolves: whether a success may close a dead letter.
         """
         entries = self._record_troubles(batch) if batch.decided else []
@@ -390,7 +392,7 @@ def _return(verdict: Verdict) -> Return:
 
 
 def as_ended(verdict: Verdict) -> Ended:
-    """What workflows and hooks are told of a job that is over."""
+    """Return the data about an ended job for workflows and hooks."""
     job_id, attempt = verdict.lease.job_id, verdict.attempted.delivery.attempt
     match verdict.outcome:
         case outcomes.Succeeded(value):
@@ -431,7 +433,6 @@ def as_attempt(verdict: Verdict) -> Attempt:
 
 def jobs_of(batch: Batch) -> list[Job]:
     """Build the rows of these ended jobs."""
-    endings = batch.endings()
     return [
         Job(
             pk=job_id,
@@ -440,7 +441,7 @@ def jobs_of(batch: Batch) -> list[Job]:
             priority=batch.priorities[place],
             package=batch.packages[place],
             enqueued_at=moment(batch.enqueued_at[place] or 0.0),
-            status=endings.statuses[place],
+            status=batch.statuses[place],
             attempts=batch.attempts[place],
             worker_id=batch.worker_ids[place],
             started_at=_moment(batch.started_at[place]),

@@ -68,7 +68,7 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
     began = time.monotonic()
     if began < _away_until.get(settings.alias, 0.0):
         return {}
-    relay, at_once = Relay(settings, alias), broker_for(settings).relays_at_once
+    relay, at_once = Relay(settings, alias), broker_for(settings).relay_batch
     told: dict[UUID, Result[Any]] = {}
     try:
         for start in range(0, len(job_ids), at_once):
@@ -140,7 +140,7 @@ class _Sweep:
             self._beat()
 
     def _lock(self) -> Sequence[Outgoing]:
-        at_once = self._broker.relays_at_once
+        at_once = self._broker.relay_batch
         self._page = self._outgoing.lock_first(self._backend, at_once, self._after)
         return self._page
 
@@ -190,7 +190,7 @@ class Relay:
         def hand_over(rows: Sequence[Outgoing], until: float) -> None:
             told.update(self._hand_over(rows, until))
 
-        rows = self._broker.carry(self._alias, lock, hand_over)
+        rows = self._broker.move_outbox(self._alias, lock, hand_over)
         for inside in (True, False):
             queues = {row.queue for row in rows if self._broker.joins(as_message(row)) is inside}
             if queues:

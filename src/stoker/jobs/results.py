@@ -158,9 +158,9 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
             JobFailed, JobCancelled: the job failed or was cancelled.
             TaskResultDoesNotExist: the job does not exist (any more).
             TransactionManagementError: the open transaction could never see the end.
-            BrokerUnavailable: the store was unreachable at the end of the time-out; without a
-                time-out,
-                for five minutes; in a transaction, at all.
+            BrokerUnavailable: the store is unreachable at the end of the time-out. Without a
+                time-out: the store has been unreachable for five minutes. In a transaction: the
+                store became unreachable, since the transaction is lost.
         """
         outage = Outage(settings_for(self.backend).database, timeout)
         for pause in pauses(timeout, poll_seconds):

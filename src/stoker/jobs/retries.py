@@ -58,12 +58,12 @@ def decide(
 
 
 def is_out_of_attempts(options: JobOptions | TaskOptions, attempt: int, crashes: int = 0) -> bool:
-    """Return whether a job may not be tried again after this attempt.
+    """Return whether a job may not be retried after this attempt.
 
     Args:
         options: of the job or its task.
         attempt: which attempt this was, from 1.
-        crashes: how many attempts ended with the worker's death, this one included.
+        crashes: number of attempts that ended with the worker's death, including this one.
     """
     return attempt >= options.max_attempts or 0 < crashes >= options.max_crashes
 
@@ -96,7 +96,8 @@ def crash_delay_seconds(times: int) -> float:
 def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
     """Return the outcome for an attempt that failed before its task was called."""
     if isinstance(error, OperationalError | InterfaceError):
-        return outcomes.Snoozed(UNREAD_DELAY_SECONDS, "what it is given could not be read")
+        reason = "the result of the previous step could not be read"
+        return outcomes.Snoozed(UNREAD_DELAY_SECONDS, reason)
     fault = fault_of(error)
     if is_out_of_attempts(package.options, delivery.attempt):
         return outcomes.Failed(fault)

@@ -80,7 +80,7 @@ def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str
         signature.bind(*context, *args, **kwargs)
     except TypeError as error:
         given = bool(args) and args[0] is NOT_YET_KNOWN
-        hint = " (the first is what it is given by the step before it, or by the job)"
+        hint = " (the first is the result of the previous step or job)"
         raise TypeError(
             f"{task.module_path}{signature} does not take these arguments"
             f"{hint if given else ''}: {error}."
@@ -115,9 +115,8 @@ def needs_of_step(
         return needs_of(task, (NOT_YET_KNOWN, *args), kwargs)
     except (_Asked, NotSerializable) as error:
         raise InvalidTaskOption(
-            f"{task.module_path} has a guard whose key is made of the argument that it is given by "
-            "the step before it, which nobody knows yet: write it with si(), or give the guard "
-            "another key."
+            f"{task.module_path} has a guard whose key uses the result of the previous step, "
+            "which is not known yet: write it with si(), or give the guard another key."
         ) from error
 
 

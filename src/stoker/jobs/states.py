@@ -199,7 +199,7 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
         jobs[row.pk] = _unstored(row)
         places[row.pk] = "ready" if row.run_after is None else "deferred"
     unknown = [job_id for job_id in under_way if job_id not in places and job_id not in jobs]
-    places |= dict.fromkeys(broker.not_come(unknown), "ready") if unknown else {}
+    places |= dict.fromkeys(broker.not_arrived(unknown), "ready") if unknown else {}
     found = {}
     for job_id in job_ids:
         job = jobs.get(job_id)

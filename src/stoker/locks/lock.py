@@ -100,7 +100,7 @@ _SEEN_OF_NAME = 60
 def key_of(name: str) -> str:
     """Return a unique key for a name, of at most ``LONGEST_KEY`` characters.
 
-    It is the name itself if every store accepts it, else the beginning of the name and a hash.
+    It is the name itself if every store accepts it, otherwise the beginning of the name and a hash.
     """
     if len(name) <= LONGEST_KEY and _SAFE.fullmatch(name):
         return name
@@ -392,7 +392,7 @@ def pauses(wait_seconds: float | None) -> Iterator[float]:
 def _pauses(until: float) -> Iterator[float]:
     longest = FIRST_SECONDS
     while (left := until - clock.now()) > 0:
-        # Not all who wait shall look at the same moment.
+        # Waiting processes should not all poll at the same moment.
         yield min(left, random.uniform(longest / 2, longest))  # noqa: S311 - nothing secret
         longest = min(longest * GROWTH, LONGEST_SECONDS)
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from stoker.models import Begun, Lock, Note, Relayed, Schedule, Tick, UniqueKey
+from stoker.models import Begun, Lock, LogChunk, Note, Relayed, Schedule, Tick, UniqueKey
 from stoker.models.begun import KEPT_SECONDS
 from stoker.models.outbox import RELAYED_SECONDS
 
@@ -18,6 +18,7 @@ AT_ONCE = 500
 OFTEN_ENOUGH_SECONDS = 3600.0
 UNUSED_LOCK_SECONDS = 24 * 3600.0
 TICKS_SECONDS = 60.0
+LOGS_SECONDS = 30.0
 PAGES = 20
 """Maximum number of pages of keys per run. Keys in use are read as well, and may be many."""
 
@@ -40,6 +41,7 @@ class Leftovers:
         recognised."""
         self._begun_at = 0.0
         self._last_key: UUID | None = None
+        self._logs_at = 0.0
         self._notes_at = 0.0
         self._last_note: UUID | None = None
 
@@ -80,6 +82,23 @@ class Leftovers:
         forgotten = 0
         begun = Begun.objects.using(self._alias)
         while count := begun.forget(KEPT_SECONDS, AT_ONCE):
+            forgotten += count
+            self._beat()
+        return forgotten
+
+    def forget_logs(self, *, often: bool) -> int:
+        """Delete log lines whose retention has ended. Return the number of deleted chunks.
+
+        Args:
+            often: run more often, because the setting ``LOGS`` is on.
+        """
+        now = time.monotonic()
+        if now < self._logs_at:
+            return 0
+        self._logs_at = now + (LOGS_SECONDS if often else OFTEN_ENOUGH_SECONDS)
+        forgotten = 0
+        chunks = LogChunk.objects.using(self._alias)
+        while count := chunks.forget(AT_ONCE):
             forgotten += count
             self._beat()
         return forgotten

@@ -173,7 +173,7 @@ class _ChangeBulk(Subcommand):
     options = (ID, BY, BECAUSE, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        done = self.operation.act(self.operator(options), options["id"])
+        done = self.operation.perform(self.operator(options), options["id"])
         plain = {"is_done": done.is_good, "sentence": done.sentence}
         self.answer(options, plain, [done.sentence])
         return ExitCode.DONE if done.is_good else ExitCode.NO

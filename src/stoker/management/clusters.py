@@ -28,7 +28,7 @@ class ListClusters(Subcommand):
     """List the running clusters.
 
     List the clusters of this backend, the longest running first: id, name, host, process, state
-    (running, quiet or stopping), and how long ago the last sign of life was.
+    (running, quiet or stopping), and how long ago the last heartbeat was.
 
     --json writes one object: clusters[], as in `info --json`.
 
@@ -76,7 +76,7 @@ class _AskClusters(Subcommand):
         known = options["clusters"] or [one.id for one in clusters.find(backend=operator.alias)]
         for cluster_id in known:
             try:
-                done = self.operation.act(operator, cluster_id)
+                done = self.operation.perform(operator, cluster_id)
                 lines.append(f"{cluster_id}: {done.sentence}")
             except ClusterNotFound as error:
                 done = Done(first_line_of(error), is_good=False)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.service import Answer, Bulk, Stats, Story
+from stoker.dead_letters.service import Bulk, Stats, Story
 from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
 from stoker.operations.details import call_fact, lines_of, opened_call
@@ -283,7 +283,9 @@ class UndoRequeues(_ChangeLetters):
         operator = self.operator(options)
         letters = [dead_letters.get(one, backend=operator.alias).letter for one in options["ids"]]
         return self.tell(
-            operations.bulk_of([operations.UNDO.act(operator, one.pk).value for one in letters]),
+            operations.bulk_of(
+                [operations.UNDO.perform(operator, one.pk).value for one in letters]
+            ),
             options,
         )
 
@@ -317,16 +319,14 @@ class _ChangeSome(_ChangeLetters):
                 dead_letters.get(one, backend=operator.alias)
             if options["dry_run"]:
                 return self.tell(Bulk(len(options["ids"]), 0), options)
-            changes = self.changes(options)
-            answers: list[Answer] = [
-                self.operation.act(operator, one, **changes).value for one in options["ids"]
-            ]
+            changes, perform = self.changes(options), self.operation.perform
+            answers = [perform(operator, one, **changes).value for one in options["ids"]]
             return self.tell(operations.bulk_of(answers), options)
-        pace = {"limit": options["limit"], "pause_seconds": options["pause"]}
+        pace = {name: options[name] for name in ("limit", "dry_run")}
+        pace["pause_seconds"] = options["pause"]
         with bar("dead letters"):
-            bulk = self.many(
-                options, dry_run=options["dry_run"], **pace, **operator.signed, **filters
-            )
+            bulk = self.many(options, **pace, **operator.signed, **filters)
+        operations.record_many(self.operation, operator, filters, bulk)
         return self.tell(bulk, options)
 
     def changes(self, options: dict[str, Any]) -> dict[str, Any]:
@@ -335,7 +335,7 @@ class _ChangeSome(_ChangeLetters):
 
     @abstractmethod
     def many(self, options: dict[str, Any], **selection: Any) -> Bulk:
-        """Perform the operation on those that the filters find."""
+        """Perform the operation on all dead letters that the filters find."""
 
     def refuse_unclear(self, options: dict[str, Any], filters: dict[str, Any]) -> None:
         """Raise CommandError unless exactly one way to choose dead letters is given."""

@@ -1,4 +1,4 @@
-"""``manage.py stoker enqueue``: makes a job of a task's name and arguments."""
+"""``manage.py stoker enqueue``: enqueue a task, given its name and arguments."""
 
 from __future__ import annotations
 

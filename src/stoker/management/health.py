@@ -1,4 +1,4 @@
-"""``manage.py stoker health``: whether a cluster does its work."""
+"""``manage.py stoker health``: whether a cluster works."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from .subcommand import BACKEND, ExitCode, Subcommand, backend_settings, refuse
 
 
 class HealthCommand(Subcommand):
-    """Check whether a cluster does its work.
+    """Check whether a cluster works.
 
-    Exit code 0: a cluster of this backend is alive. The loop that fetches its jobs has written a
-    sign of life within --max-silence seconds, and it is not stopping. A quiet cluster counts: a
+    Exit code 0: a cluster of this backend is alive. The loop that claims its jobs has written a
+    heartbeat within --max-silence seconds, and it is not stopping. A quiet cluster counts: a
     restart would undo the request to take no more jobs.
     Exit code 1: there is none; one sentence says why.
-    Exit code 2: this cannot be known: the store is out of reach, or the settings are wrong.
+    Exit code 2: unknown, because the store is unreachable or the settings are wrong.
 
     With --local no database is asked: the file that the processes of a cluster share on this host
     says whether they still work. It says nothing about the store, so it is the right check for a
@@ -51,7 +51,7 @@ class HealthCommand(Subcommand):
             "--max-silence",
             type=positive_seconds,
             metavar="SECONDS",
-            help="Maximum age of the last sign of life. Default: three HEARTBEAT_SECONDS, but no "
+            help="Maximum age of the last heartbeat. Default: three HEARTBEAT_SECONDS, but no "
             "less than one of them plus DATABASE_SECONDS.",
         )
         where = parser.add_mutually_exclusive_group()
@@ -61,7 +61,7 @@ class HealthCommand(Subcommand):
         where.add_argument(
             "--local",
             action="store_true",
-            help="Ask no database: do the loops of a cluster on this host turn?",
+            help="Do not use the database: check whether the loops of a cluster on this host run.",
         )
         parser.add_argument(
             "--json",

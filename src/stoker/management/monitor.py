@@ -69,7 +69,7 @@ class SeenBackend:
     dead_letters: int
     last_minute: tuple[Pace, ...]
     max_silence_seconds: float
-    """Seconds without a sign of life after which a cluster is called silent."""
+    """Seconds without a heartbeat after which a cluster counts as silent."""
 
     def tables(self) -> Iterator[Rows]:
         """Return the tables to show."""

@@ -41,7 +41,7 @@ class PauseQueue(Subcommand):
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         queue = options["queue"]
-        done = PAUSE.act(self.operator(options), queue)
+        done = PAUSE.perform(self.operator(options), queue)
         self.answer(options, {"queue": queue, "paused": done.value}, [done.sentence])
         return ExitCode.DONE
 
@@ -62,7 +62,7 @@ class ResumeQueue(Subcommand):
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         queue = options["queue"]
-        done = RESUME.act(self.operator(options), queue)
+        done = RESUME.perform(self.operator(options), queue)
         self.answer(options, {"queue": queue, "was_paused": done.value}, [done.sentence])
         return ExitCode.DONE
 
@@ -87,7 +87,9 @@ class ClearQueue(Subcommand):
     def run(self, options: dict[str, Any]) -> ExitCode:
         queue, dry_run = options["queue"], options["dry_run"]
         with bar("cancelling jobs"):
-            done = CLEAR.act(self.operator(options), queue, limit=options["limit"], dry_run=dry_run)
+            done = CLEAR.perform(
+                self.operator(options), queue, limit=options["limit"], dry_run=dry_run
+            )
         plain = {"queue": queue, "matched": done.value.matched, "done": done.value.done}
         self.answer(options, {**plain, "dry_run": dry_run}, [done.sentence])
         return ExitCode.DONE

@@ -97,7 +97,8 @@ def release_connections() -> None:
 
 def _look(plan: Plan, answer: Connection) -> None:
     """Run in the child process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent is told as well, and ends us
+    # The parent process gets the signal, too, and ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     import django
 
     django.setup()
@@ -112,7 +113,7 @@ def _found(plan: Plan) -> StoreCheck:
     from stoker.store.statements import set_deadlines
 
     try:
-        broker = broker_for(plan.settings)  # a wrong setting comes before missing tables
+        broker = broker_for(plan.settings)  # report a wrong setting before missing tables
         set_deadlines(plan.settings)
         _read_every_table(plan.settings.database)
         return StoreCheck(weaknesses=_ask(broker))
@@ -172,7 +173,7 @@ class RunCommand(Subcommand):
     process, if that code starts; otherwise the old code continues.
 
     It does not start if settings are wrong or Stoker's tables are missing. It starts and waits if
-    the store is only out of reach.
+    the store is only unreachable.
 
     Examples:
       manage.py stoker run                              everything as the settings say
@@ -260,7 +261,7 @@ class RunCommand(Subcommand):
 
         try:
             sentinel = Sentinel(plan)
-        except OSError as error:  # of the folder for what its processes share
+        except OSError as error:  # of the folder for the files that its processes share
             raise refuse(str(error)) from error
         release_connections()
         multiprocessing.current_process().name = "sentinel"  # as its log lines are signed

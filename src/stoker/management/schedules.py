@@ -178,7 +178,7 @@ class RunSchedule(Subcommand):
     options = (NAME, BY, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        done = operations.RUN.act(self.operator(options), options["name"])
+        done = operations.RUN.perform(self.operator(options), options["name"])
         self.answer(options, {"id": done.job_id}, [done.sentence])
         return ExitCode.DONE
 
@@ -188,7 +188,7 @@ class _ChangeSchedules(Subcommand):
         """Perform the operation on all named schedules, or on none if one does not exist."""
         operator = self.operator(options)
         known = [schedules.get(name, backend=operator.alias).name for name in options["names"]]
-        rows = [operation.act(operator, name).value for name in known]
+        rows = [operation.perform(operator, name).value for name in known]
         lines: Iterable[str] = [f"{row.name}  {next_words(row)}" for row in rows]
         self.answer(options, {"schedules": [schedule_as_plain(row) for row in rows]}, lines)
         return ExitCode.DONE

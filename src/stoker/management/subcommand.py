@@ -45,15 +45,15 @@ MEANINGS = {
     ExitCode.DONE: "Done: the cluster has stopped as it was asked to, or is healthy; the job is "
     "enqueued, or ended well.",
     ExitCode.NO: "The answer is no: there is no healthy cluster (`health`), or none on this host "
-    "(`memory`), the job will not run until somebody does something (`why`), it failed "
-    "(`enqueue --wait`), a dead letter or workflow was left as it is (`dead requeue`, "
+    "(`memory`), the job will not run unless someone acts (`why`), it failed "
+    "(`enqueue --wait`), a dead letter or workflow was not changed (`dead requeue`, "
     "`dead discard`, `workflows cancel`, `workflows retry`), or a cluster is gone or stopping "
     "(`clusters`).",
-    ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, nobody "
-    "knows the job (`why`), tables are missing, or the store is out of reach.",
+    ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, the "
+    "job is unknown (`why`), tables are missing, or the store is unreachable.",
     ExitCode.NOT_YET: "The job has not ended within the SECONDS of `enqueue --wait`. It goes on.",
     ExitCode.INTERRUPTED: "Ctrl-C (`run` stops in good order then, and ends with 0).",
-    ExitCode.NOBODY_READS: "Whoever read the output has gone, as in `stoker info | head -1`.",
+    ExitCode.NOBODY_READS: "The reader of the output has exited, as in `stoker info | head -1`.",
 }
 """The meaning of each exit code, for the reference."""
 
@@ -110,7 +110,7 @@ class Subcommand(ABC):
         return within_deadlines(backend_settings(options["backend"]))
 
     def operator(self, options: dict[str, Any]) -> Operator:
-        """Return who runs the command, on which backend, and why."""
+        """Return the operator: the user who runs the command, the backend and the reason."""
         by = options.get("by")
         because = options.get("because", "")
         return Operator(self.settings(options), user() if by is None else by, because)
@@ -120,7 +120,7 @@ class Subcommand(ABC):
         self.command.stdout.write(text)
 
     def answer(self, options: dict[str, Any], plain: Any, lines: Iterable[str]) -> None:
-        """Write the answer: one JSON object with ``--json``, else these lines."""
+        """Write the answer: one JSON object with ``--json``, otherwise these lines."""
         for line in [as_json(plain)] if options["json"] else lines:
             self.say(line)
 

@@ -112,7 +112,7 @@ class ShowWorkflow(Subcommand):
 class _ChangeWorkflow(Subcommand):
     def change(self, options: dict[str, Any], operation: Operation) -> Done:
         """Perform the operation on the named workflow."""
-        return operation.act(self.operator(options), options["id"])
+        return operation.perform(self.operator(options), options["id"])
 
     def tell(self, options: dict[str, Any], done: Done, **plain: Any) -> ExitCode:
         """Write the answer; a refusal goes to standard error."""

@@ -34,8 +34,8 @@ class Called(NamedTuple):
 
 class BlockedQuerySet(models.QuerySet["Blocked"]):
     def call(self, counts: Mapping[UUID, int]) -> Called:
-        """Move the first jobs of each queue from the keys' lines to ready: up to so many per key
-        and queue."""
+        """Move the first jobs of each queue from the keys' lines to ready: up to the given
+        number per key and queue."""
         lines = engine_of(self.db).call_first(self, counts) if counts else []
         going_on = {key for key, _, moved, missed in lines if missed or moved == counts[key]}
         return Called(

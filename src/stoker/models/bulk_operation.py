@@ -1,4 +1,4 @@
-"""Operations on many jobs or dead letters, which go on in the background."""
+"""Operations of operators: those on many jobs or dead letters go on in the background."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from django.db.models.functions import Now
 
 
 class BulkOperation(models.Model):
-    """One operation on all targets that filters find, or on some that were ticked."""
+    """One operation on all targets that filters find, or on some that were ticked. An operation on
+    one target is a row that is done from the start."""
 
     class State(models.TextChoices):
         RUNNING = "running"
@@ -21,7 +22,8 @@ class BulkOperation(models.Model):
     operation = models.CharField(max_length=50)
     """Name of the operation, such as ``requeue-letter``."""
     filters = models.JSONField(default=dict)
-    """What finds the targets, as a form gives it; or ``{"ids": [...]}``."""
+    """What finds the targets, as a form gives it; or ``{"ids": [...]}``. For an operation
+    on one target ``{"target": "mail"}``."""
     options = models.JSONField(default=dict)
     by = models.CharField(max_length=150, default="")
     because = models.CharField(max_length=255, default="")

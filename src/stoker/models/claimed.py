@@ -8,36 +8,10 @@ from uuid import UUID
 
 from django.db import models
 
-from stoker.store.written import as_uuid
-
 LeaseKey = tuple[UUID, int]
 Claim = tuple[Any, ...]
 """Result row of a claim: the fields of a ``Delivery`` in their order. A plain tuple as the driver
 returns it, because there is one for each job."""
-
-
-class Freed(NamedTuple):
-    """Result of ending leases."""
-
-    rows: Sequence[tuple[Any, ...]]
-    """Job id as the driver returns it, lease id and number of guards of each lease that was valid.
-    The others were not changed."""
-    queues: set[str]
-    """Queues with blocked jobs that became ready."""
-
-    @property
-    def valid(self) -> set[LeaseKey]:
-        """The leases that were valid."""
-        return {(as_uuid(row[0]), row[1]) for row in self.rows}
-
-
-class Extended(NamedTuple):
-    """Result of extending leases."""
-
-    valid: set[LeaseKey]
-    """The leases that were extended."""
-    locked: set[LeaseKey]
-    """Leases that were not extended because other transactions have locked their rows."""
 
 
 class Leasing(NamedTuple):

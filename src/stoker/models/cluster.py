@@ -28,6 +28,8 @@ class Seat(NamedTuple):
     """Start of the attempt, or of the claim if the start is unknown."""
     has_started: bool = True
     """Whether a worker has started the job, as far as is known."""
+    process: str = ""
+    """Host and process of the worker, if the last heartbeat named the job."""
 
 
 class ClusterQuerySet(models.QuerySet["Cluster"]):
@@ -147,4 +149,8 @@ class Cluster(models.Model):
         for worker in self.info.get("workers", ()):
             for job in worker["running"]:
                 since = moment(self.heartbeat_us / MICROSECONDS - job["seconds"])
-                yield UUID(job["job"]), Seat(worker.get("id", self.worker_ids), since)
+                worker_id, process = (
+                    worker.get("id", self.worker_ids),
+                    f"{self.host}:{worker['pid']}",
+                )
+                yield UUID(job["job"]), Seat(worker_id, since, process=process)

@@ -106,11 +106,13 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
 
     def lock_free(self, key_ids: Collection[UUID]) -> set[UUID]:
         """Lock the keys that exist and are not locked. Return the keys that other transactions have
-        locked."""
+        locked or, if the database can tell, are making."""
         if not key_ids:
             return set()
         free = {key.id for key in lock_by_key(self, key_ids, "id", waits=False)}
-        return set(with_keys(self, key_ids).values_list("pk", flat=True)) - free
+        known = set(with_keys(self, key_ids).values_list("pk", flat=True))
+        new = set(key_ids) - known - free
+        return (known - free) | engine_of(self.db).keys_being_made(self, new)
 
     def lock_or_make(self, needs: Iterable[StatedNeed]) -> dict[UUID, LockedKey]:
         """Create missing keys, lock all, and give each a new fencing number. A transaction may do

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 from uuid import UUID
 
 from django.db import models
@@ -30,9 +29,9 @@ class Message:
     needs: Sequence[NewNeed] = ()
     """Its guards: of brokers that have the capability ``guards`` only."""
     is_fresh: bool = False
-    """Whether this id is new, so that nobody can have enqueued it before."""
+    """Whether this id is new, so that the job cannot have been enqueued before."""
     stays_in_store: bool = False
-    """Whether it waits in the store whatever the broker is: it is unique, or of an atomic task."""
+    """Whether it always waits in the store, because it is unique or its task is atomic."""
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -86,29 +85,29 @@ class Job(models.Model):
         return f"{self.task} {self.pk}"
 
 
-class Calls(NamedTuple):
-    """What was called, by columns."""
+@dataclass(slots=True, kw_only=True)
+class JobColumns:
+    """Values for the rows of many jobs, as columns: what was called, how it ended, or both.
 
-    tasks: Sequence[str]
-    queues: Sequence[str]
-    priorities: Sequence[int]
-    packages: Sequence[bytes]
-    enqueued_at: Sequence[float]
-    """Seconds since 1970."""
-
-
-class Endings(NamedTuple):
-    """How jobs ended, as columns. An object per job would cost more time than writing it."""
+    Columns that a statement does not write may be empty. An object per job would cost more time
+    than writing it.
+    """
 
     job_ids: Sequence[str]
     """The 32 digits of each; each once."""
-    statuses: Sequence[str | None]
-    """Values of ``Job.Status``. None = the job has not ended; it has no other values then."""
-    attempts: Sequence[int]
-    worker_ids: Sequence[str]
-    started_at: Sequence[float | None]
+    tasks: Sequence[str] = ()
+    queues: Sequence[str] = ()
+    priorities: Sequence[int] = ()
+    packages: Sequence[bytes] = ()
+    enqueued_at: Sequence[float | None] = ()
     """Seconds since 1970, as all moments here."""
-    finished_at: Sequence[float | None]
-    values: Sequence[bytes | None]
-    reasons: Sequence[str]
+    statuses: Sequence[str | None] = ()
+    """Values of ``Job.Status``. None = the job has not ended: the columns below are not written."""
+    attempts: Sequence[int] = ()
+    worker_ids: Sequence[str] = ()
+    started_at: Sequence[float | None] = ()
+    finished_at: Sequence[float] = ()
+    values: Sequence[bytes | None] = ()
+    """Serialised return values."""
+    reasons: Sequence[str] = ()
     """At most 255 characters each."""

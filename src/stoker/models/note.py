@@ -79,8 +79,8 @@ class NoteQuerySet(models.QuerySet["Note"]):
     ) -> tuple[int, UUID | None]:
         """Delete notes of missing or finished jobs.
 
-        Notes of jobs whose dead letter may be requeued are kept, and so are recent ones, which
-        someone may want to read.
+        Notes of jobs whose dead letter may be requeued are kept, and so are recent ones, which a
+        user may want to read.
 
         Args:
             after: the last job of the previous page; None = the first page.

@@ -125,7 +125,7 @@ def find_outgoing(
 
 def _silent(alias: str) -> BrokerUnavailable:
     return BrokerUnavailable(
-        f"The database {alias!r} does not answer, so nobody can say whether the job waits in its "
+        f"The database {alias!r} does not answer, so it is unknown whether the job waits in its "
         "outbox."
     )
 

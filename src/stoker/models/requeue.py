@@ -30,7 +30,7 @@ class Requeue(models.Model):
         POLICY = "policy"
         """``DeadLetters(requeue_after=...)``."""
         SUCCESSOR = "successor"
-        """Not a requeue: a newer job with the same unique key was enqueued."""
+        """A newer job with the same unique key was enqueued, so this is not a requeue."""
 
     job_id = models.UUIDField(primary_key=True)
     identity = models.CharField(max_length=255, db_index=True)

@@ -1,7 +1,6 @@
-"""Operations on many jobs or dead letters, which go on in the background until they are done.
-
-A bulk operation is a row with a cursor. ``bulk_walk`` moves it on: in the request that starts it
-for a moment, then in upkeep.
+"""Bulk operations on many jobs or dead letters, which continue in the background until they are
+done. A bulk operation is a row with a cursor. ``bulk_walk`` processes it, first for a moment in the
+request that starts it, then in upkeep.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -23,14 +21,14 @@ from stoker.store.engines.sessions import explained
 from stoker.values.ids import new_job_id, parse_job_id
 
 from . import dead_letters, jobs, waiting_jobs
-from .bulk_walk import BY_NAME, State, count, go_on
+from .bulk_walk import BY_NAME, State, count, go_on, rows_of_bulk
 from .operation import Done, Operation, Operator, first_line_of
 from .wording import plural
 
 UNDOABLE = (*waiting_jobs.IN_BULK, dead_letters.REQUEUE)
 MOST_IDS = 1_000
 AT_ONCE_SECONDS = 0.5
-"""How long the request that starts an operation goes on with it."""
+"""How long the request that starts a bulk operation processes it."""
 
 # -- start, find ----------------------------------------------------------------------------------
 
@@ -41,7 +39,7 @@ def start(
     filters: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
 ) -> BulkOperation:
-    """Start an operation on all targets that match. It does nothing yet: see ``go_on``.
+    """Store a bulk operation on all matching targets. ``go_on`` processes it.
 
     Args:
         filters: as in the query string of the list, or ``{"ids": [...]}``.
@@ -54,9 +52,7 @@ def start(
     with explained(operator.settings.database):
         row.matched, row.is_counted = count(operator.settings, row)
         row.save(using=operator.settings.database, force_insert=True)
-    operation.record(
-        operator, f"{plural(row.matched, 'target')} in bulk {row.pk}", Done("Started.")
-    )
+    operation.log(operator, f"{plural(row.matched, 'target')} in bulk {row.pk}", Done("Started."))
     return row
 
 
@@ -66,7 +62,8 @@ def preview(
     filters: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
 ) -> BulkOperation:
-    """Return the unsaved row of what ``start`` would start, with the number of its targets."""
+    """Return the unsaved row of the bulk operation that ``start`` would store, with the number
+    of its targets."""
     row = _new(operator, operation, filters, options or {})
     with explained(operator.settings.database):
         row.matched, row.is_counted = count(operator.settings, row)
@@ -102,26 +99,19 @@ def _new(
 
 
 def _absolute(filters: dict[str, str]) -> dict[str, str]:
-    """Return the filters with moments instead of durations."""
+    """Return the filters with durations replaced by moments."""
     wanted = jobs.filter_of(filters)
     bounds = {"since": wanted.since, "until": wanted.until}
     return filters | {name: at.isoformat() for name, at in bounds.items() if at is not None}
 
 
-def _all(settings: Settings) -> QuerySet[BulkOperation]:
-    rows = BulkOperation.objects.using(settings.database)
-    return rows.filter(backend=settings.alias, operation__in=BY_NAME)
-
-
 def find(settings: Settings, limit: int, after: str = "") -> tuple[list[BulkOperation], str | None]:
-    """Return a page of bulk operations, the newest first, and where the next one begins.
+    """Return a page of bulk operations, newest first, and the mark of the next page.
 
     Raises:
-        ValueError: ``after`` is not where a page begins.
+        ValueError: ``after`` is not the mark of a page.
     """
-    rows = BulkOperation.objects.using(settings.database).filter(
-        backend=settings.alias, operation__in=BY_NAME
-    )
+    rows = rows_of_bulk(settings)
     if after:
         last = parse_job_id(after)
         if last is None:
@@ -135,26 +125,23 @@ def get(settings: Settings, bulk_id: UUID | str) -> BulkOperation:
     """Return one bulk operation.
 
     Raises:
-        BulkOperationNotFound: there is none with this id, or none any more.
+        BulkOperationNotFound: no bulk operation has this id, or it was deleted.
     """
     wanted = parse_job_id(str(bulk_id))
-    rows = BulkOperation.objects.using(settings.database).filter(
-        backend=settings.alias, operation__in=BY_NAME
-    )
-    row = rows.filter(pk=wanted).first() if wanted is not None else None
+    row = rows_of_bulk(settings).filter(pk=wanted).first() if wanted is not None else None
     if row is None:
         raise BulkOperationNotFound(f"There is no bulk operation {str(bulk_id)!r} (any more).")
     return row
 
 
 def refusals_of(settings: Settings, row: BulkOperation, limit: int) -> list[BulkItem]:
-    """Return the first targets that were left as they were."""
+    """Return the first targets that were not changed."""
     items = BulkItem.objects.using(settings.database).filter(bulk_id=row.pk)
     return list(items.exclude(refusal="").order_by("pk")[:limit])
 
 
 def can_undo(settings: Settings, row: BulkOperation) -> bool:
-    """Return whether the operation can be undone, and was not yet."""
+    """Return whether the operation can be undone and has not been undone."""
     is_over = row.state in (State.DONE, State.STOPPED)
     is_undoable = BY_NAME.get(row.operation) in UNDOABLE
     if not (is_over and is_undoable and row.undoes is None and row.done > 0):
@@ -163,7 +150,7 @@ def can_undo(settings: Settings, row: BulkOperation) -> bool:
 
 
 def sum_up(settings: Settings, row: BulkOperation) -> Done:
-    """Return one sentence that says how far a bulk operation is."""
+    """Return the progress of a bulk operation as one sentence."""
     operation = BY_NAME[row.operation]
     done = f"{operation.things} {operation.done}"
     if row.undoes is not None:
@@ -188,10 +175,10 @@ def perform(
     filters: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
 ) -> Done:
-    """Start an operation on many, and go on with it for a moment: small ones are done then.
+    """Store a bulk operation, and process it for a moment, which is enough for small ones.
 
     Returns:
-        How far it is, with the row as its value, and with what undoes it.
+        Its progress, with the row as value and the arguments of its undo.
     """
     try:
         row = start(operator, operation, filters, options)
@@ -201,7 +188,7 @@ def perform(
 
 
 def undo_at_once(operator: Operator, bulk_id: str) -> Done:
-    """Undo a bulk operation, and go on with that for a moment."""
+    """Undo a bulk operation, and process the undo for a moment."""
     done = UNDO.attempt(operator, bulk_id)
     return _first_part(operator, done.value) if done.is_good else done
 
@@ -265,11 +252,12 @@ def _undo(operator: Operator, bulk_id: str) -> Done:
             undo.save(using=alias, force_insert=True)
     except IntegrityError:
         return Done("This bulk operation was undone before.", is_good=False)
-    return Done("The bulk operation is being undone.", value=undo)
+    return Done("The bulk operation is being undone.", value=undo, count=0)  # its row records it
 
 
 VIEW = "stoker.view_bulkoperation"
-"""To pause, resume, stop or undo one also needs the permission for its operation."""
+"""Pausing, resuming, stopping and undoing a bulk operation also needs the permission for its
+operation."""
 PAUSE = Operation("pause", "bulk", VIEW, _pause, undo="resume")
 RESUME = Operation("resume", "bulk", VIEW, _resume)
 STOP = Operation(

@@ -1,8 +1,6 @@
-"""The walk of a bulk operation through its targets, batch by batch.
-
-One transaction moves the cursor from where it was seen, changes the targets of a batch and writes
-one row for each. So a process that is killed leaves nothing half done, and two that try the same
-batch do it once.
+"""Process the targets of a bulk operation, batch by batch. One transaction moves the cursor if no
+other process has moved it, changes the targets of a batch and writes one row for each. So a killed
+process leaves no half-processed batch, and no batch is processed twice.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import OperationalError
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -59,20 +57,26 @@ class Target(NamedTuple):
 
     id: UUID
     cursor: str
-    """Where the operation is after it."""
+    """Cursor of the operation after this target."""
 
 
 class TargetOutcome(NamedTuple):
-    """What became of one target."""
+    """The outcome for one target."""
 
     refusal: str = ""
-    """Why nothing was changed; "" = it was."""
+    """Why the target was not changed; "" = it was changed."""
     before: Mapping[str, Any] = {}
     """The values that the undo writes back."""
 
 
+def rows_of_bulk(settings: Settings) -> QuerySet[BulkOperation]:
+    """Return the bulk operations of this backend that this version knows."""
+    rows = BulkOperation.objects.using(settings.database).filter(filters__target__isnull=True)
+    return rows.filter(backend=settings.alias, operation__in=BY_NAME)
+
+
 def count(settings: Settings, row: BulkOperation) -> tuple[int, bool]:
-    """Return how many targets there are, and whether these are all."""
+    """Return the number of targets, and whether all were counted."""
     until, number, cursor = time.monotonic() + COUNT_SECONDS, 0, ""
     while True:
         found, rest = _next(settings, row, cursor)
@@ -92,7 +96,7 @@ class PreviewRow(NamedTuple):
     before: str
     """Its arguments on one line."""
     after: str = ""
-    """Its arguments after the change, or why they cannot be changed; "" = they stay."""
+    """Its arguments after the change, or why they cannot be changed; "" = they are not changed."""
 
 
 def samples_of(
@@ -132,19 +136,16 @@ def go_on(
     only: UUID | None = None,
     beat: Callable[[], None] = lambda: None,
 ) -> int:
-    """Move the running bulk operations on for about that long, and each by one batch at least.
+    """Process the running bulk operations for about ``seconds``, and at least one batch of each.
 
     Args:
-        only: move on this one only.
+        only: process only this bulk operation.
         beat: called after each batch.
 
     Returns:
         The number of batches.
     """
-    rows = BulkOperation.objects.using(settings.database)
-    rows = rows.filter(state=State.RUNNING, backend=settings.alias, operation__in=BY_NAME).order_by(
-        "pk"
-    )
+    rows = rows_of_bulk(settings).filter(state=State.RUNNING).order_by("pk")
     rows = rows if only is None else rows.filter(pk=only)
     until, batches = time.monotonic() + seconds, 0
     for row in rows:
@@ -155,7 +156,7 @@ def go_on(
 
 
 def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[], None]) -> int:
-    """Process what one look finds. Return the number of batches."""
+    """Process the targets that one search finds. Return the number of batches."""
     found, rest = _next(settings, row, row.cursor)
     size = waiting_jobs.AT_A_TIME if BY_NAME[row.operation] in waiting_jobs.IN_BULK else 1
     batches = 0
@@ -163,7 +164,7 @@ def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[
         if batches and time.monotonic() >= until:
             return batches
         if not _process(settings, row, found[first : first + size]):
-            row.state = State.PAUSED  # or moved on by another process: look again later
+            row.state = State.PAUSED  # or processed by another process: check again later
             return batches
         batches += 1
         beat()
@@ -176,20 +177,21 @@ def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[
         if moved:
             operator = Operator(settings, row.by, row.because)
             done = Done("The bulk operation is done.")
-            BY_NAME[row.operation].record(operator, f"bulk {row.pk}", done)
+            BY_NAME[row.operation].log(operator, f"bulk {row.pk}", done)
     if not moved:
         row.state = State.PAUSED
     return batches
 
 
 def _rows(settings: Settings, row: BulkOperation) -> Any:
-    """Return the row, unless it was paused or moved on."""
+    """Return a query for the row, which finds nothing if the operation was paused or its cursor
+    was moved."""
     rows = BulkOperation.objects.using(settings.database)
     return rows.filter(pk=row.pk, state=State.RUNNING, cursor=row.cursor)
 
 
 def _next(settings: Settings, row: BulkOperation, cursor: str) -> tuple[list[Target], str | None]:
-    """Return the next targets, and the cursor after all that were looked at; None = the end."""
+    """Return the next targets, and the cursor after all rows that were read; None = the end."""
     if row.undoes is not None:
         items = BulkItem.objects.using(settings.database).filter(bulk_id=row.undoes, refusal="")
         later = items.filter(pk__gt=int(cursor or 0)).order_by("pk")
@@ -205,14 +207,15 @@ def _next(settings: Settings, row: BulkOperation, cursor: str) -> tuple[list[Tar
         found, edge = search.onward(cursor, before=row.pk)
         return [Target(*one) for one in found], edge
     wanted = Filter(**{**dead_letters.filters_of(row.filters), "state": DeadLetter.State.OPEN})
-    # What failed again since it was requeued is not requeued a second time.
+    # A job that failed again after its requeue is not requeued a second time.
     before = min(wanted.failed_before or row.started_at, row.started_at)
     found, edge = Search(settings, replace(wanted, failed_before=before)).onward(cursor)
     return [Target(*one) for one in found], edge
 
 
 def _process(settings: Settings, row: BulkOperation, batch: Sequence[Target]) -> bool:
-    """Process a batch, once. Return False if the operation was paused or is elsewhere by now."""
+    """Process a batch exactly once. Return False if the operation was paused or another process
+    has moved its cursor."""
     for tries_left in reversed(range(TRIES)):
         try:
             return _commit(settings, row, batch, partial(_act, settings, row))
@@ -307,7 +310,7 @@ def _perform(
 
 
 def _changed(settings: Settings, letter: DeadLetter, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a dead letter, some of them replaced.
+    """Return the arguments of a dead letter after the replacements.
 
     Raises:
         ValueError, PackageError, UnknownTask: they cannot be replaced.
@@ -344,7 +347,7 @@ def _undo_requeue(operator: Operator, letter_id: UUID, before: Mapping[str, Any]
 
 
 def _back(operation: Operation, before: Mapping[str, Any]) -> Change:
-    """Return the change that undoes what the operation did to one job."""
+    """Return the change that undoes the operation on one job."""
     if operation is waiting_jobs.MOVE:
         return Change(queue=before["queue"])
     if operation is waiting_jobs.PRIORITISE:

@@ -1,4 +1,4 @@
-"""Clusters: find them, judge their health, ask them to take no more jobs or to stop.
+"""Find clusters, judge their health, and request that they take no more jobs or stop.
 
 ::
 
@@ -7,8 +7,8 @@
     for cluster in clusters.find(): ...
     clusters.quiet(cluster.id)
 
-A request is stored, and the cluster follows it within a second. It does not apply to the next
-cluster: a cluster that starts takes jobs. Every call takes ``backend``, a name under ``TASKS``.
+A request is stored, and the cluster obeys within a second. It applies only to this cluster: a
+cluster that starts later takes jobs. Every call takes ``backend``, a name under ``TASKS``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 class Health(NamedTuple):
-    """Whether clusters do their work, and one sentence that says why."""
+    """Whether the clusters work, and the reason as one sentence."""
 
     is_good: bool
     sentence: str
@@ -96,7 +96,7 @@ def stop(cluster_id: UUID | str, *, backend: str = "default") -> bool:
 
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
-    """Return whether at least one of these clusters does its work. ``known`` is not empty."""
+    """Return whether at least one of these clusters works. ``known`` is not empty."""
     best = min(known, key=lambda one: (one.state == Cluster.State.STOPPING, one.silent_seconds))
     name = f"Cluster {best.name} on {best.host} (process {best.pid})"
     if best.silent_seconds > max_silence_seconds:

@@ -1,4 +1,5 @@
-"""Dead letters as operators see them; and the operations requeue, undo and discard."""
+"""Rows and details of dead letters for all interfaces, and the operations requeue, undo and
+discard."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ LETTER = (
     "attempts", "worker_id", "requeued_count", "last_requeued_at", "last_requeued_by",
     "last_requeued_because", "successor_id", "closed_at", "closed_by", "closed_because",
 )  # fmt: skip
-"""The columns of a dead letter that JSON has."""
+"""The columns of a dead letter in JSON."""
 ATTEMPT = (
     "job_id", "number", "kind", "worker_id", "started_at", "finished_at", "message",
     "exception_class", "traceback", "exit_code", "signal",
@@ -38,7 +39,7 @@ def filters_of(query: Mapping[str, str]) -> dict[str, Any]:
     """Return the filters in a query string or form.
 
     Raises:
-        ValueError: ``since`` or ``until`` is no moment.
+        ValueError: ``since`` or ``until`` is not a valid date and time.
     """
     names = ("task", "queue", "reason", "fingerprint", "key", "node", "state")
     filters: dict[str, Any] = {name: query.get(name, "")[:255] for name in names}
@@ -75,7 +76,7 @@ def kind_of(letter: Any) -> str:
 def call_in_list(
     settings: Settings, letter: DeadLetter, *, reveal: bool = False
 ) -> ShownCall | None:
-    """Return the arguments of a dead letter; None = they cannot be read, or are large."""
+    """Return the arguments of a dead letter; None = they cannot be read or are too large."""
     package = bytes(letter.package)
     if len(package) > LARGEST_IN_LISTS_BYTES:
         return None
@@ -113,7 +114,7 @@ def columns(row: Any, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def requeue_text(requeue: Requeue) -> str:
-    """Return when a dead letter was requeued, by whom, as which job, and why."""
+    """Describe a requeue: when, by whom, as which job, and why."""
     who = {
         Requeue.By.PERSON: f"by {requeue.by}" if requeue.by else "by hand",
         Requeue.By.POLICY: "by its policy",
@@ -124,7 +125,7 @@ def requeue_text(requeue: Requeue) -> str:
 
 
 def attempt_text(attempt: Attempt) -> str:
-    """Return when an attempt ended, how, and with which error."""
+    """Describe an attempt: when it ended, how, and with which error."""
     what = first_line(f"{attempt.exception_class}: {attempt.message}", 200)
     return (
         f"{exactly(attempt.finished_at)}  job {attempt.job_id}, attempt {attempt.number}, "
@@ -136,7 +137,7 @@ def attempt_text(attempt: Attempt) -> str:
 
 
 def _requeue(operator: Operator, letter_id: str | UUID, **options: Any) -> Done:
-    """Options: those of ``dead_letters.requeue``."""
+    """Requeue a dead letter. The options are those of ``dead_letters.requeue``."""
     return _answered(dead_letters.requeue(letter_id, **operator.signed, **options))
 
 
@@ -150,7 +151,7 @@ def _discard(operator: Operator, letter_id: str | UUID) -> Done:
         return _answered(Answer(letter.pk, Fate.DISCARDED))
     letter = dead_letters.get(letter.pk, backend=operator.alias).letter
     if letter.successor_id is not None:
-        because = f"job {letter.successor_id} carries it on: cancel that first"
+        because = f"job {letter.successor_id} continues it: cancel that job first"
         return _answered(Answer(letter.pk, Fate.UNDER_WAY, letter.successor_id, because))
     return _answered(Answer(letter.pk, Fate.CLOSED, None, f"it is {letter.state}"))
 
@@ -205,6 +206,16 @@ OPERATIONS = (REQUEUE, UNDO, DISCARD)
 
 
 def bulk_of(answers: Sequence[Answer]) -> Bulk:
-    """Return the answers to operations on single dead letters as one answer."""
+    """Combine the answers to operations on single dead letters into one."""
     others = [one for one in answers if one.fate not in SUCCESSES]
     return Bulk(len(answers), len(answers) - len(others), others)
+
+
+def record_many(
+    operation: Operation, operator: Operator, filters: Mapping[str, Any], bulk: Bulk
+) -> None:
+    """Record the requeue or discard of the dead letters that filters found."""
+    if bulk.done:
+        found = ", ".join(f"{name}={value}" for name, value in filters.items()) or "all"
+        done = Done(f"{bulk.done:,} {operation.things} {operation.done}.", count=bulk.done)
+        operation.record(operator, found, done)

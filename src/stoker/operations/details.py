@@ -1,4 +1,5 @@
-"""Facts and arguments as every interface shows them: labels and order are declared once."""
+"""Details and arguments of jobs and other objects, with the labels and the order in which every
+interface shows them."""
 
 from __future__ import annotations
 
@@ -20,19 +21,19 @@ from .wording import exactly, first_line, since, value_text
 REVEAL = "stoker.reveal_job"
 """The permission to see arguments that are hidden."""
 LARGEST_IN_LISTS_BYTES = 16_384
-"""Lists show the arguments of no larger packages."""
+"""Lists omit the arguments of larger packages."""
 
 
 class Fact(NamedTuple):
-    """One line of what is known of a thing."""
+    """One detail of an object: label and value."""
 
     label: str
     value: Any
-    """A text, a number or a moment."""
+    """A text, a number or a datetime."""
     page: str = ""
-    """The page of the dashboard that the value leads to, such as ``job``; "" = none."""
+    """The page of the dashboard that the value links to, such as ``job``; "" = none."""
     hint: str = ""
-    """What the label means."""
+    """Explanation of the label."""
 
     @property
     def text(self) -> str:
@@ -60,7 +61,7 @@ def call_fact(call: ShownCall | None) -> Fact:
 
 
 def call_of(call: ShownCall | None) -> dict[str, Any]:
-    """Return each argument as text, for pages; None = the call cannot be read."""
+    """Return each argument as text, for web pages; None = the call cannot be read."""
     pairs = [] if call is None else [(name, value_text(value)) for name, value in call.pairs]
     return {"is_readable": call is not None, "pairs": pairs}
 
@@ -85,7 +86,7 @@ def opened_call(settings: Settings, package: bytes, *, reveal: bool = False) -> 
 def calls_of_jobs(
     settings: Settings, job_ids: Sequence[UUID], *, reveal: bool = False
 ) -> dict[UUID, ShownCall | None]:
-    """Return the arguments of these jobs, except large ones. One query."""
+    """Return the arguments of these jobs, except those of large packages, with one query."""
     jobs: Any = Job.objects.using(settings.database).filter(pk__in=job_ids)
     small = jobs.annotate(size=Length("package")).filter(size__lte=LARGEST_IN_LISTS_BYTES)
     return {

@@ -1,4 +1,4 @@
-"""Jobs as operators see them: rows of lists, details; and the operations cancel and run again."""
+"""Rows and details of jobs for all interfaces, and the operations cancel and run again."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class JobRow:
     state: str
     """As in ``JobState``."""
     ran_seconds: float | None
-    """How long the last attempt ran; None = not known."""
+    """Duration of the last attempt in seconds; None = unknown."""
     call: ShownCall | None
-    """Its arguments; None = they cannot be read, or are large."""
+    """Its arguments; None = they cannot be read or are too large."""
 
 
 def rows_of(settings: Settings, jobs: Iterable[Job], *, reveal: bool = False) -> list[JobRow]:
-    """Return a row for each job. One query, and one more if some have not ended.
+    """Return a row for each job, with one query, and another one if some jobs have not ended.
 
     Args:
         reveal: Hide no secrets among the arguments.
@@ -69,7 +69,7 @@ def rows_of(settings: Settings, jobs: Iterable[Job], *, reveal: bool = False) ->
     return [
         JobRow(
             job,
-            # A job that moves from one table to another may be found in neither of them.
+            # A job that moves from one table to another meanwhile may be found in neither.
             job.status or places.get(job.pk, "ready").upper(),
             seconds_between(job.started_at, job.finished_at),
             calls.get(job.pk),
@@ -82,7 +82,7 @@ def filter_of(given: Mapping[str, str]) -> JobFilter:
     """Return the filter in a query string or form.
 
     Raises:
-        ValueError: ``since`` or ``until`` is no moment.
+        ValueError: ``since`` or ``until`` is not a valid date and time.
     """
     since, until = (given.get(name, "").strip() for name in ("since", "until"))
     return JobFilter(
@@ -97,14 +97,14 @@ def filter_of(given: Mapping[str, str]) -> JobFilter:
 
 
 def nodes_of(settings: Settings) -> list[str]:
-    """Return the hosts of the known clusters. One query."""
+    """Return the hosts of the known clusters, with one query."""
     rows = Cluster.objects.using(settings.database).filter(name=settings.cluster)
     return sorted(set(rows.values_list("host", flat=True)))
 
 
 def others_of_id(settings: Settings, text: str) -> tuple[UUID | None, UUID | None]:
-    """Return the dead letter and the workflow whose id the text is. The id of a job that failed
-    names its dead letter. Two queries if it is an id, else none."""
+    """Return the dead letter and the workflow with this id. The id of a failed job finds its
+    dead letter. Runs two queries if the text is an id, otherwise none."""
     wanted = parse_job_id(text)
     if wanted is None:
         return None, None
@@ -115,7 +115,7 @@ def others_of_id(settings: Settings, text: str) -> tuple[UUID | None, UUID | Non
 
 
 def numbers_by_state(alias: str) -> dict[str, str]:
-    """Return how many jobs are in each state, as text: ``10,000+`` at most. One query."""
+    """Return the number of jobs in each state, as text up to ``10,000+``, with one query."""
     counts = tally(alias)
     return {
         state: f"{COUNTED:,}+" if counts.get(state, 0) > COUNTED else f"{counts.get(state, 0):,}"
@@ -125,7 +125,7 @@ def numbers_by_state(alias: str) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class JobDetails:
-    """What is known of one job."""
+    """The details of one job."""
 
     job_id: UUID
     progress: Progress
@@ -135,19 +135,19 @@ class JobDetails:
     shown: ShownCall | None
     """Its arguments; None = they cannot be read."""
     value: str | None
-    """What the task returned, as text; None = nothing is kept."""
+    """The return value as text; None = it is not kept."""
     facts: list[Fact]
     letter: DeadLetter | None
-    """Its dead letter, unless that is closed."""
+    """Its dead letter, unless the letter is closed."""
 
     @property
     def call(self) -> dict[str, Any]:
-        """Return its arguments as text, for pages."""
+        """Return its arguments as text, for web pages."""
         return call_of(self.shown)
 
     @property
     def label(self) -> str:
-        """Return the label by the task's option ``describe``; "" = none."""
+        """Return the label that the task's option ``describe`` makes; "" = none."""
         return "" if self.shown is None else self.shown.label
 
     @property
@@ -157,17 +157,18 @@ class JobDetails:
 
     @property
     def can_run_again(self) -> bool:
-        """Return whether the job may be enqueued once more: a dead letter is requeued instead."""
+        """Return whether a copy of the job may be enqueued. False for failed jobs, because their
+        dead letter is requeued instead."""
         return self.is_over and self.progress.job is not None and self.letter is None
 
     @property
     def colours(self) -> list[str]:
-        """Return good, bad, wait or "" for each moment of its life."""
+        """Return the colour of each event of its timeline: good, bad, wait or ""."""
         return [COLOURS.get(moment.kind, "") for moment in self.life.moments]
 
 
 def details_of(settings: Settings, job_id: UUID, *, reveal: bool = False) -> JobDetails:
-    """Return what is known of a job.
+    """Return the details of a job.
 
     Args:
         reveal: Hide no secrets among the arguments.
@@ -181,7 +182,7 @@ def details_of(settings: Settings, job_id: UUID, *, reveal: bool = False) -> Job
         row = row_of(settings, job_id, progress.state)
     life = timeline(settings, job_id, progress, row)
     call = None if package is None else shown_call(package, settings.redact, reveal=reveal)
-    if progress.job is None:  # the broker has it: nobody knows its arguments
+    if progress.job is None:  # the job is at the broker, and its arguments are unknown
         call = ShownCall([], {}, [])
     return JobDetails(
         job_id,
@@ -276,7 +277,7 @@ CANCEL = Operation(
     "job",
     "stoker.cancel_job",
     _cancel,
-    question="Cancel this job? If it runs, it is told to end.",
+    question="Cancel this job? If it runs, it is asked to end.",
     is_grave=True,
     things="jobs",
     done="cancelled",

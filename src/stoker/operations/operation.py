@@ -1,7 +1,7 @@
-"""What an operator can do: each operation is declared once, and every interface performs it.
+"""The operations of operators. Each operation is declared once, and every interface performs it.
 
 The admin, the dashboard, the HTTP API and the commands read the permission, the question, the limit
-and the answer from the same ``Operation``. They only parse what they are given and show ``Done``.
+and the answer from the same ``Operation``. They only parse the input and show ``Done``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from django.db import transaction
+from django.utils import timezone
+
 from stoker.compat import InvalidTask, TaskResultDoesNotExist
 from stoker.conf import Settings
 from stoker.exceptions import (
@@ -18,21 +21,28 @@ from stoker.exceptions import (
     BulkOperationNotFound,
     ClusterNotFound,
     DeadLetterNotFound,
+    GuardNotFound,
     NotMigrated,
     QueueNotFound,
     ScheduleNotFound,
     StokerError,
     WorkflowNotFound,
 )
+from stoker.models import BulkOperation
+from stoker.store.engines.sessions import explained
+from stoker.values.ids import new_job_id
 
 logger = logging.getLogger("stoker.operations")
 LIMIT = 1000
 """Maximum number of jobs or dead letters that one click changes. More would delay the page."""
 LONGEST_REASON = 255
+LONGEST_NAME = 150
+LONGEST_TARGET = 255
 NOT_FOUND = (
     BulkOperationNotFound,
     ClusterNotFound,
     DeadLetterNotFound,
+    GuardNotFound,
     QueueNotFound,
     ScheduleNotFound,
     TaskResultDoesNotExist,
@@ -42,7 +52,7 @@ NOT_FOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """Who performs an operation, on which backend, and why."""
+    """The user who performs an operation, the backend, and the reason."""
 
     settings: Settings
     by: str = ""
@@ -55,12 +65,12 @@ class Operator:
 
     @property
     def signed(self) -> dict[str, Any]:
-        """Return the arguments that say who acts, why, and on which backend."""
+        """Return keyword arguments that say who acts, why, and on which backend."""
         return {"by": self.by, "because": self.because, "backend": self.alias}
 
     @property
     def cancellation(self) -> str:
-        """Return the reason that is kept with a job or workflow that this operator cancels."""
+        """Return the reason to store with a job or workflow that this operator cancels."""
         if not self.by:
             return self.because
         reason = f": {self.because}" if self.because else ""
@@ -77,28 +87,31 @@ class Done:
     job_id: str = ""
     """The job to look at next; "" = none."""
     undo: Mapping[str, str] = field(default_factory=dict)
-    """What to give to the operation that undoes this one; empty = it cannot be undone."""
+    """Arguments for the operation that undoes this one; empty = it cannot be undone."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further members of the HTTP API's answer if nothing was changed."""
     value: Any = None
     """What the called function returned."""
+    count: int = 1
+    """How many things were changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """Something that an operator can do to one thing."""
+    """An action of an operator on one target."""
 
     word: str
     """The verb, and the last part of its address in pages, such as ``pause``."""
     target: str
-    """What it is done to: queue, job, letter, schedule, workflow or cluster."""
+    """The kind of its target: queue, guard, job, letter, schedule, workflow or cluster."""
     permission: str
     act: Callable[..., Done]
     """Takes the operator, the target's name or id, and options of this operation."""
     label: str = ""
     """The text of the button; "" = the verb."""
     question: str = ""
-    """What to ask before; ``{name}`` stands for the target. "" = do it at once."""
+    """The question of the confirmation page; ``{name}`` stands for the target. "" = no
+    confirmation."""
     is_grave: bool = False
     undo: str = ""
     """The verb of the operation that undoes this one."""
@@ -111,7 +124,8 @@ class Operation:
 
     @property
     def name(self) -> str:
-        """Return a unique name: that of its address in the dashboard, such as ``pause-queue``."""
+        """Return its unique name, such as ``pause-queue``, which is also a part of its URL in
+        the dashboard."""
         return f"{self.word}-{self.target}"
 
     @property
@@ -120,23 +134,52 @@ class Operation:
         return self.label or self.word.capitalize()
 
     def attempt(self, operator: Operator, name: str, **options: Any) -> Done:
-        """Perform the operation; a refusal becomes an answer.
+        """Perform the operation. Return refusals as an answer instead of raising them.
 
         Raises:
             BrokerUnavailable, NotMigrated: The store cannot be read.
             StokerError, TaskResultDoesNotExist: There is no such target; see ``NOT_FOUND``.
         """
         try:
-            done = self.act(operator, name, **options)
+            return self.perform(operator, name, **options)
         except (BrokerUnavailable, NotMigrated, *NOT_FOUND):
             raise
         except (StokerError, InvalidTask, ValueError, TypeError) as error:
             return Done(first_line_of(error), is_good=False)
-        self.record(operator, name, done)
+
+    def perform(self, operator: Operator, name: Any, **options: Any) -> Done:
+        """Perform the operation and record it."""
+        done = self.act(operator, name, **options)
+        self.record(operator, str(name), done)
         return done
 
     def record(self, operator: Operator, target: str, done: Done) -> None:
-        """Write a line to the log: who did what to which target, and why."""
+        """Log the operation. If it changed something, also store a row for the audit page."""
+        self.log(operator, target, done)
+        if not (done.is_good and done.count):
+            return
+        row = BulkOperation(
+            pk=new_job_id(),
+            backend=operator.alias,
+            operation=self.name,
+            filters={"target": target[:LONGEST_TARGET]},
+            by=operator.by[:LONGEST_NAME],
+            because=operator.because[:LONGEST_REASON],
+            state=BulkOperation.State.DONE,
+            matched=done.count,
+            done=done.count,
+            started_at=timezone.now(),
+            ended_at=timezone.now(),
+        )
+        alias = operator.settings.database
+        try:
+            with explained(alias), transaction.atomic(using=alias):
+                row.save(using=alias, force_insert=True)
+        except StokerError as error:  # it is done, and the log has it
+            logger.warning("%s %s was not recorded: %s", self.name, target, error)
+
+    def log(self, operator: Operator, target: str, done: Done) -> None:
+        """Log who did what to which target, and why."""
         by, because = (
             operator.by or "somebody",
             f" ({operator.because})" if operator.because else "",
@@ -144,7 +187,7 @@ class Operation:
         logger.info("%s %s by %s%s: %s", self.name, target, by, because, done.sentence)
 
     def attempt_each(self, operator: Operator, names: Sequence[str]) -> Done:
-        """Perform the operation on each target; one that is gone does not stop the others."""
+        """Perform the operation on each target. Skip targets that no longer exist."""
         refusals = []
         for name in names:
             try:
@@ -158,8 +201,8 @@ class Operation:
         """Return the answer to an operation on many targets.
 
         Args:
-            matched: How many targets there were.
-            refusals: One sentence for each target that was left as it was.
+            matched: The number of targets.
+            refusals: One sentence for each target that was not changed.
         """
         sentence = f"{matched - len(refusals):,} of {matched:,} {self.things} {self.done}."
         if refusals:

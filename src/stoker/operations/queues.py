@@ -50,10 +50,12 @@ def _clear(
     cleared = queues.clear(queue, limit=limit, dry_run=dry_run, **operator.signed)
     if dry_run:
         sentence = f"{plural(cleared.matched, 'job')} of the queue {queue} would be cancelled."
-        return Done(sentence, value=cleared)
+        return Done(sentence, value=cleared, count=0)
     more = " There may be more: clear the queue again." if cleared.matched == limit else ""
     return Done(
-        f"{plural(cleared.done, 'job')} of the queue {queue} cancelled.{more}", value=cleared
+        f"{plural(cleared.done, 'job')} of the queue {queue} cancelled.{more}",
+        value=cleared,
+        count=cleared.done,
     )
 
 

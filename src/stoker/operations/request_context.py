@@ -1,4 +1,4 @@
-"""A request to a page of the admin or the dashboard: who asks, and about which backend."""
+"""A request to a page of the admin or the dashboard, with its user and backend."""
 
 from __future__ import annotations
 
@@ -11,16 +11,14 @@ from django.http import HttpRequest
 
 from stoker.conf import Settings
 
-from .operation import LONGEST_REASON, Operator
-
-LONGEST_NAME = 150
+from .operation import LONGEST_NAME, LONGEST_REASON, Operator
 
 
 class RequestContext(ABC):
-    """One request of a user, about one backend.
+    """One request of a user for one backend.
 
     Attributes:
-        aliases: All backends that are Stoker's. The first is used if a request names none.
+        aliases: All backends of Stoker. The first is used if a request names none.
     """
 
     def __init__(self, request: HttpRequest, settings: Settings, aliases: Sequence[str]) -> None:
@@ -40,7 +38,7 @@ class RequestContext(ABC):
 
     @property
     def operator(self) -> Operator:
-        """Return the user, with the reason that the form gives."""
+        """Return the user as an operator, with the reason from the form."""
         by = str(self.request.user.get_username())[:LONGEST_NAME]
         because = self.request.POST.get("because", "").strip()[:LONGEST_REASON]
         return Operator(self.settings, by, because)
@@ -50,11 +48,11 @@ class RequestContext(ABC):
         return bool(self.request.user.has_perm(permission))
 
     def at(self, name: str, /, *args: Any, **query: Any) -> str:
-        """Return the address of a page for this backend.
+        """Return the URL of a page for this backend.
 
         Args:
             name: The name of the page.
-            args: The parts of its address.
+            args: The arguments of its URL.
             query: The query string; None and "" are left out.
         """
         if self.alias != self.aliases[0]:
@@ -62,14 +60,15 @@ class RequestContext(ABC):
         return with_query(self.path_of(name, args), query)
 
     def here(self, **changes: Any) -> str:
-        """Return the address of this page with other parameters."""
+        """Return the URL of this page with other parameters."""
         return with_query(self.request.path, {**self.request.GET.dict(), **changes})
 
     def paging(self, after: str | None) -> dict[str, str]:
-        """Return the addresses of the next page and of the first; "" = this is it.
+        """Return the URLs of the next page and of the first page. The URL of the first page is ""
+        on that page.
 
         Args:
-            after: Where the next page begins; None = this is the last page.
+            after: The mark of the next page; None = this is the last page.
         """
         return {
             "next": self.here(after=after) if after else "",

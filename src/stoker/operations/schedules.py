@@ -1,4 +1,5 @@
-"""Schedules as operators see them; and the operations run now, pause, resume and delete."""
+"""Rows and details of schedules for all interfaces, and the operations run now, pause, resume
+and delete."""
 
 from __future__ import annotations
 
@@ -24,10 +25,11 @@ MOMENT = "%a %Y-%m-%d %H:%M:%S %Z"
 def page_of(
     settings: Settings, limit: int, after: str = "", text: str = ""
 ) -> tuple[list[Schedule], str | None]:
-    """Return schedules by name, and where the next page begins; None = this is the last page.
+    """Return a page of schedules by name, and the mark of the next page; None = this is the last
+    page.
 
     Args:
-        after: The last name of the page before.
+        after: The last name of the previous page.
         text: A part of the name.
     """
     with explained(settings.database):
@@ -103,7 +105,7 @@ def facts_of(row: Schedule) -> list[Fact]:
 
 
 def tick_text(tick: Tick) -> str:
-    """Return what became of a tick: outcome, who fired it, how many ticks it stands for."""
+    """Describe a tick: its outcome, who fired it, and how many ticks it represents."""
     by = f" by {tick.by}" if tick.by else ""
     count = f", {tick.count:,} ticks" if tick.count > 1 else ""
     return f"{tick.outcome}{by}{count}"

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from . import bulk, clusters, dead_letters, jobs, queues, schedules, waiting_jobs, workflows
+from . import bulk, clusters, dead_letters, guards, jobs, queues, schedules, waiting_jobs, workflows
 
 OPERATIONS = {
     operation.name: operation
-    for module in (jobs, waiting_jobs, queues, dead_letters, schedules, workflows, clusters, bulk)
+    for module in (
+        jobs,
+        waiting_jobs,
+        queues,
+        guards,
+        dead_letters,
+        schedules,
+        workflows,
+        clusters,
+        bulk,
+    )
     for operation in module.OPERATIONS
 }
 """Name -> operation."""

@@ -16,12 +16,12 @@ from .operation import Done, Operation, Operator
 from .wording import exactly
 
 AT_A_TIME = 100
-"""How many jobs are changed in one transaction."""
+"""Maximum number of jobs that one transaction changes."""
 PERMISSION = "stoker.change_job"
 
 
 def moment_of(text: str) -> datetime | str:
-    """Return the moment that the text means; "" = at once. See ``moment_from``."""
+    """Parse a moment; "" = at once. See ``moment_from``."""
     if not text.strip():
         return AT_ONCE
     moment = moment_from(text)
@@ -29,7 +29,7 @@ def moment_of(text: str) -> datetime | str:
 
 
 def change_of(operation: Operation, options: Mapping[str, Any]) -> Change:
-    """Return what an operation changes.
+    """Return the change that an operation makes.
 
     Raises:
         ValueError: an option is missing or wrong.
@@ -60,7 +60,7 @@ def _act(operation: Operation, operator: Operator, job_id: str, options: Any) ->
 
 
 def _undo(job_id: str, outcome: Changed) -> dict[str, str]:
-    """Return the form that schedules the job as it was."""
+    """Return the form data that restore the previous time of the job."""
     return {"job": job_id, "run_after": outcome.due.isoformat() if outcome.due else ""}
 
 
@@ -100,7 +100,7 @@ def _move(operator: Operator, job_id: str, *, queue: str = "") -> Done:
 
 
 def _edit(operator: Operator, job_id: str, *, args: Any = None, kwargs: Any = None) -> Done:
-    """Options: the arguments by position and by name; None = as they were."""
+    """Replace the arguments of a waiting job; None = keep the positional or keyword arguments."""
     outcome = _act(EDIT, operator, job_id, {"args": args, "kwargs": kwargs})
     return outcome if isinstance(outcome, Done) else Done("The job has the new arguments.")
 

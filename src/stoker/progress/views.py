@@ -41,7 +41,7 @@ Seen = tuple[JobState | None, ProgressReport | None]
 
 
 class Subject(NamedTuple):
-    """What an address shows, and to whom."""
+    """The job that a URL shows, and the user who may see it."""
 
     backend: str
     job_id: str
@@ -88,7 +88,7 @@ def look_at(backend: str, job_id: str) -> Seen:
 def context_of(
     state: JobState | None, report: ProgressReport | None, address: str, every: float
 ) -> dict[str, Any]:
-    """Return what the template of a job's progress gets."""
+    """Return the context of the template of a job's progress."""
     return {
         "state": state.value if state is not None else "UNKNOWN",
         "report": report,
@@ -109,7 +109,7 @@ def _percent(state: JobState | None, report: ProgressReport | None) -> int | Non
 
 @require_safe
 def show(request: HttpRequest, token: str) -> HttpResponse:
-    """Return the progress: to htmx as a part of the page, to a browser as a page of its own."""
+    """Return the progress: for htmx as a part of a page, for a browser as a complete page."""
     is_part = "HX-Request" in request.headers
     subject = _opened(token)
     is_allowed = subject is not None and subject.user in ("", name_of_user(request))

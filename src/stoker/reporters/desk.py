@@ -200,7 +200,7 @@ class LoadedReporter:
                 tell("reporter_failed", reporter=self.name, hook=hook, error=described)
 
     def send(self, hook: str, *args: Any) -> None:
-        """Call a hook now if the reporter never blocks, else in its own thread."""
+        """Call a hook at once if the reporter never blocks, otherwise in its thread."""
         if self._mailbox is None:
             self.call(hook, *args)
         else:

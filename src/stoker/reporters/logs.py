@@ -81,6 +81,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.ERROR,
         "The outcome of job {job_id} could not be recorded ({error}); it is kept and retried.",
     ),
+    "logs_not_written": (
+        logging.WARNING,
+        "Logs of jobs could not be written, and are retried: {error} Parts dropped: {count}.",
+    ),
     "put_back": (logging.INFO, "Job {job_id} is released for {seconds:.1f} s: {reason}"),
     "job_started": (logging.INFO, "{task}[{short_id}] started, attempt {attempt}"),
     "job_ended": (

@@ -1,7 +1,7 @@
 """Sentry: errors, traces from enqueue to run, and a cron monitor for each schedule.
 
-The SDK sends events in its own thread, from a short queue that drops what does not fit. So all
-hooks are called at once, in the job's context.
+The SDK sends events in its own thread, from a short queue that drops further events. So all hooks
+are called at once, in the job's context.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ def problems(settings: Settings, declared: Sequence[Declared]) -> list[str]:
 
 
 class Declaring:
-    """Keeps the rows of declared schedules up to date, in one process of a cluster."""
+    """Keeps the rows of the declared schedules up to date, in one process of a cluster."""
 
     def __init__(self, settings: Settings, declared: Sequence[Declared]) -> None:
         self._settings = settings
@@ -101,13 +101,13 @@ class Declaring:
             self._editions.forget(FORGOTTEN_SECONDS)
 
     def reseal(self) -> None:
-        """Sign packages again that were signed with an old SECRET_KEY, while that key is still
-        known."""
+        """Sign packages that were signed with an old SECRET_KEY with the current one, while the
+        old key is still configured."""
         for row in self._schedules:
             try:
                 package = reseal(self._settings, row)
             except StokerError:
-                continue  # it is said, and shown, when it falls due
+                continue  # the error is logged and shown when the schedule falls due
             if package is not None:
                 self._schedules.filter(pk=row.pk, package=row.package).update(package=package)
 
@@ -143,7 +143,7 @@ class Declaring:
             with transaction.atomic(using=self._settings.database):
                 row.save(using=self._settings.database, force_insert=True)
         except IntegrityError:
-            return  # another cluster has added it in this moment
+            return  # another cluster has just added it
         tell("schedule_declared", name=one.name, words=row.words)
 
     def _change(self, one: Declared, row: Schedule) -> None:

@@ -92,7 +92,7 @@ class _Progress:
         )
 
     def skip(self, moment_us: int) -> None:
-        """Mark a tick as skipped that was held back in this transaction."""
+        """Mark a tick that was held back in this transaction as skipped."""
         for tick in self.ticks:
             if tick.moment_us == moment_us:
                 tick.outcome = Tick.Outcome.SKIPPED
@@ -123,7 +123,7 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _DueTick:
-    """A tick that only has to enqueue its job."""
+    """A due tick that needs nothing but an enqueue of its job."""
 
     row: Schedule
     moment_us: int
@@ -133,7 +133,8 @@ class _DueTick:
 
     @classmethod
     def of(cls, row: Schedule, now_us: int) -> _DueTick | None:
-        """Return the due tick of a locked schedule; None if there is none, or it needs more."""
+        """Return the due tick of a locked schedule. Return None if none is due, or if it needs
+        more than an enqueue."""
         if row.is_paused or row.due_us is None or row.moment_us is None or row.due_us > now_us:
             return None
         if row.problem or row.held_us is not None or row.repeats_left == 0:
@@ -146,7 +147,7 @@ class _DueTick:
         return cls(row, decided.fire_us[0], decided.missed, decided.next_us, late_us)
 
     def ticks(self, job_id: UUID, now_us: int) -> list[Tick]:
-        """Return the rows of the tick, and of those that were missed before."""
+        """Return the rows of the tick and of the missed ticks before it."""
         schedule_id, missed = self.row.pk, self.missed
         rows: list[tuple[int, str, int, UUID | None]] = []
         if missed is not None:
@@ -165,7 +166,7 @@ class _DueTick:
         ]
 
     def advance(self, job_id: UUID) -> FiredTick:
-        """Return the change of the row."""
+        """Return the changed fields of the schedule's row."""
         row, next_us, left = self.row, self.next_us, self.row.repeats_left
         if left > 0:
             left -= 1
@@ -215,7 +216,7 @@ class Firing:
     def fire_together(self, schedule_ids: Collection[UUID], now_us: int | None = None) -> set[UUID]:
         """Fire the due ticks of many schedules in one transaction.
 
-        Leave schedules whose ticks need more than an enqueue: several ticks at once, a previous job
+        Skip schedules whose ticks need more than an enqueue: several ticks at once, a previous job
         that has not ended, an earlier problem.
 
         Args:
@@ -286,7 +287,7 @@ class Firing:
             self._schedules.filter(pk=row.pk).update(
                 last_fired_us=DatabaseNow(), fired_count=F("fired_count") + 1
             )
-            if not self._overlaps(row):  # else the next tick would not see the job that runs
+            if not self._overlaps(row):  # otherwise the next tick would not see the running job
                 seen = self._schedules.filter(pk=row.pk, last_job_id=row.last_job_id)
                 seen.update(last_job_id=job_id, last_moment_us=now_us)
         return result
@@ -326,7 +327,7 @@ class Firing:
             progress.record(moment_us, Tick.Outcome.SKIPPED)
             return
         held_us = progress.changes.get("held_us", row.held_us)
-        if held_us is not None:  # the newer one takes its place
+        if held_us is not None:  # the new tick replaces the one that was held back
             self._ticks.filter(schedule_id=row.pk, moment_us=held_us).update(
                 outcome=Tick.Outcome.SKIPPED
             )
@@ -361,7 +362,8 @@ class Firing:
             return Prepared(self._settings, task, args, kwargs)
 
     def _call_of(self, row: Schedule, moment_us: int) -> _Call:
-        """Return the task of a schedule, its arguments, and what marks its jobs."""
+        """Return the task of a schedule, its arguments, and the context manager that marks its
+        jobs."""
         package = opened(self._settings, row)
         task = variant(self._settings, task_of(package), row.queue, row.priority)
         moment = as_moment(moment_us).astimezone(zone_named(row.zone))

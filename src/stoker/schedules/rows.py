@@ -154,7 +154,8 @@ def variant(settings: Settings, task: Any, queue: str, priority: int | None) -> 
 
 
 def reseal(settings: Settings, row: Schedule) -> bytes | None:
-    """Return the package signed with the current SECRET_KEY, or None if it is so already."""
+    """Return the package signed with the current SECRET_KEY, or None if that key has signed it
+    already."""
     old = bytes(row.package)
     new = sealer_for(settings).seal(opened(settings, row))
     return None if new == old else new

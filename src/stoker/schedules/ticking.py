@@ -45,7 +45,7 @@ OVERDUE_US = 100_000
 """After this delay any cluster fires a schedule, because the cluster responsible is slow or
 gone."""
 AT_ONCE = 100
-"""Maximum number of ticks between two queries. Other clusters fire, too."""
+"""Maximum number of ticks between two queries. The limit lets other clusters fire some of them."""
 MOST_LOOKED_AT = 500
 BREATH_SECONDS = 0.05
 """Pause that lets other processes write, on databases with a single writer."""
@@ -120,7 +120,7 @@ class Ticks:
         now, found = time.monotonic(), answer.value
         healthy = [one for one in found if one[1] not in self._troubles]
         troubled = [one for one in found if one[1] in self._troubles]
-        batch = [*healthy[: AT_ONCE - 1], *troubled[:1]]  # each of these may wait for a lock
+        batch = [*healthy[: AT_ONCE - 1], *troubled[:1]]  # each call may wait for a lock
         while batch:
             self._beat()
             wait = now + (batch[0][0] - batch[0][2]) / 1e6 - time.monotonic()
@@ -136,12 +136,12 @@ class Ticks:
             self._listen(max(0.0, looked_at + LOOK_SECONDS - time.monotonic()))
 
     def _fire_all(self, schedule_ids: Sequence[UUID]) -> None:
-        """Fire due schedules, in one transaction those that need no more than an enqueue. If one
-        of them fails, fire each in a transaction of its own."""
+        """Fire due schedules. Schedules that only need an enqueue share one transaction. If one
+        of them fails, fire each in a separate transaction."""
         rest: Collection[UUID] = schedule_ids
         healthy = [one for one in schedule_ids if one not in self._troubles]
         if len(healthy) > 1:
-            with suppress(Exception):  # fired singly below, the one at fault is found
+            with suppress(Exception):  # each is fired alone below; only the failing one is skipped
                 fired = self._firing.fire_together(healthy)
                 rest = [one for one in schedule_ids if one not in fired]
         for schedule_id in rest:
@@ -170,7 +170,7 @@ class Ticks:
         return [(due_us, key, now_us) for *_, due_us, key, now_us in sorted(ordered)]
 
     def _resting(self) -> list[UUID]:
-        """Return the schedules whose last try failed a short while ago."""
+        """Return the schedules that failed and wait for their next try."""
         now = time.monotonic()
         return [one for one, trouble in self._troubles.items() if trouble.try_at > now]
 
@@ -193,7 +193,7 @@ class Ticks:
         self._within_bounds(schedule_id, lambda: self._firing.release(schedule_id))
 
     def _within_bounds(self, schedule_id: UUID, act: Callable[[], object]) -> None:
-        """Do this to one schedule. Its errors do not affect the others."""
+        """Call ``act`` for one schedule. Its errors do not affect the others."""
         answer = self._patience.call(lambda: self._tried(act))
         if answer is None:
             return
@@ -202,7 +202,8 @@ class Ticks:
             return
         self._beat()
         if self._patience.call(lambda: self._note(schedule_id, answer.value)) is None:
-            self._troubles.pop(schedule_id, None)  # nothing can be written: no fault of its own
+            # The store is unreachable, so the schedule is not the cause.
+            self._troubles.pop(schedule_id, None)
 
     def _tried(self, act: Callable[[], object]) -> Exception | None:
         """Return the error if the schedule caused it.
@@ -216,7 +217,7 @@ class Ticks:
             raise
         except MAY_BE_AWAY as error:
             self._beat()
-            connections[self._settings.database].close()  # it may be the connection that failed
+            connections[self._settings.database].close()  # the connection may be broken
             self._soon.fetch()
             return error
         except Exception as error:  # noqa: BLE001 - the project's code may raise anything

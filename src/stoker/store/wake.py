@@ -20,6 +20,9 @@ FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.0005, 0.5
 disk has it."""
 LONGER = 1.3
 """Growth of each pause. A commit is noticed at most this much later than it took."""
+SLOW_SECONDS, LONGER_IF_SLOW = 0.02, 2.0
+"""A commit that takes longer than this is rare. Further pauses grow by the second factor, because
+most looks of an idle cluster follow its own writes."""
 LISTEN_AGAIN_SECONDS = 0.008
 """While the next look is sooner than this, ignore reports of writes: one commit causes many."""
 DEAF_SECONDS = 5.0
@@ -159,7 +162,8 @@ class DataVersion(Wake):
             if self._writes.take_reports():
                 self._heard_at, self.max_sleep_seconds = time.monotonic(), FIRST_LOOK_SECONDS
             elif self.max_sleep_seconds is not None:
-                longer = LONGER * self.max_sleep_seconds
+                is_slow = self.max_sleep_seconds > SLOW_SECONDS
+                longer = (LONGER_IF_SLOW if is_slow else LONGER) * self.max_sleep_seconds
                 self.max_sleep_seconds = longer if longer <= LAST_LOOK_SECONDS else None
 
     def _follow(self, raw: Any) -> None:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+from uuid import UUID
 
 from stoker.exceptions import UnknownTask
 
@@ -21,6 +22,7 @@ DEEPEST = 20
 LONGEST_LINE = 160
 LONGEST_VALUE = 60
 LONGEST_LABEL = 120
+SHORTEST_FOUND = 4
 BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 REFERENCE = re.compile(r"\{([^\W\d]\w*)\}")
 WORDS = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
@@ -122,6 +124,40 @@ def redacted(value: Any, secrets: Sequence[str], depth: int = 0) -> Any:
     if type(value) in (list, tuple):
         return type(value)(redacted(one, secrets, depth + 1) for one in value)
     return value
+
+
+def hidden_texts(
+    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], secrets: Sequence[str]
+) -> set[str]:
+    """Return the hidden values of a call as text, to find them in other texts.
+
+    Values with less than four characters are left out, because they would be found everywhere.
+
+    Args:
+        secrets: as for ``shown_call``.
+    """
+    hidden = (*secrets, *(getattr(task, "redact", None) or ()))
+    named = [*zip(names_by_position(task, len(args)), args, strict=True), *kwargs.items()]
+    found: set[str] = set()
+    for name, value in named:
+        found.update(_secrets_in(value, hidden, is_secret(name, hidden)))
+    return {text for text in found if len(text) >= SHORTEST_FOUND}
+
+
+def _secrets_in(
+    value: Any, secrets: Sequence[str], is_hidden: bool, depth: int = 0
+) -> Iterator[str]:
+    if depth > DEEPEST:
+        return
+    if isinstance(value, Mapping):
+        for key, one in value.items():
+            is_one_hidden = is_hidden or is_secret(str(key), secrets)
+            yield from _secrets_in(one, secrets, is_one_hidden, depth + 1)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _secrets_in(one, secrets, is_hidden, depth + 1)
+    elif is_hidden and isinstance(value, str | int | UUID) and not isinstance(value, bool):
+        yield str(value)
 
 
 def is_secret(name: str, secrets: Sequence[str]) -> bool:

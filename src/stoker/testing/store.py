@@ -34,7 +34,7 @@ def promote_due(broker: Dispatch) -> None:
     """Move all due jobs to the ready table, so that priority decides. The ORM broker does so only
     now and then."""
     if (store := _only_store(broker)) is not None:
-        while store.store.promote(AT_ONCE):
+        while store.promote(AT_ONCE):
             pass
 
 

@@ -134,13 +134,13 @@ def read(data: bytes) -> Any:
 
 
 def register(tag: str, encoders: Mapping[type, Encoder], decode: Callable[[Any], Any]) -> None:
-    """Let values of further types travel under a tag.
+    """Add types that can be encoded. Their values are written under a tag.
 
     Args:
         tag: such as ``"$model"``. Each process that reads such values has to register it.
         encoders: type -> function of a value and the levels that may still be nested. It returns
             ``{tag: written}`` or raises NotEncodable. Subclasses of the type are included.
-        decode: function of what was written; values inside of it are decoded already.
+        decode: function of the written value; the values inside it are already decoded.
     """
     _ENCODERS.update(encoders)
     _DECODERS[tag] = decode
@@ -264,7 +264,8 @@ def _decode_tagged(value: dict[str, Any]) -> Any:
 
 
 def _patient_int(digits: str) -> int:
-    """Parse an integer of any length by halving it until every interpreter accepts the parts."""
+    """Parse an integer of any length. ``int()`` limits the number of digits, so the digits are
+    split into parts that it accepts."""
     if digits.startswith("-"):
         return -_patient_int(digits[1:])
     if len(digits) <= 600:

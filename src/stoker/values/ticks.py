@@ -29,8 +29,8 @@ class Course:
     jitter_us: int = 0
 
     def first(self, now_us: int) -> int | None:
-        """Return the first moment of a schedule that begins now. A single moment in the past still
-        counts."""
+        """Return the first moment of a schedule that starts now. For a one-time schedule this
+        may be a moment in the past."""
         if isinstance(self.rule, OnceRule):
             return self._bounded(as_us(self.rule.at))
         since = now_us if self.start_us is None else max(now_us, self.start_us - 1)

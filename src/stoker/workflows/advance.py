@@ -197,7 +197,8 @@ class Advance:
         self._late = []
         while wave:
             wave = self._climb(wave)
-            self._call_back(wave)  # now: what holds them may be over, too, and is not asked again
+            # Now, because their parents may end in this call, too, and are not checked again.
+            self._call_back(wave)
         self._starter.deliver()
         return self._stopper.ask()
 
@@ -298,7 +299,7 @@ class Advance:
         done = [chain for pk, (chain, _) in going_on.items() if pk not in next_steps]
         self._steps.become([chain.pk for chain in done], State.SUCCESSFUL)
         above += [Over(chain, State.SUCCESSFUL) for chain in done]
-        # One that was optional may have been sent again: what follows it has had its turn then.
+        # An optional step may have been requeued: the steps after it have already run then.
         return above + self._start(
             [step for step in next_steps.values() if step.state == State.PENDING]
         )

@@ -46,7 +46,7 @@ def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
         )
         because = reason or "its workflow was cancelled"
         jobs = steps.filter(state=State.ENQUEUED).exclude(job_id=None)
-        # Whatever becomes of this process: clusters and upkeep see to those that are asked for.
+        # If this process dies, clusters and upkeep process the requests.
         job_ids = [job_id for job_id in jobs.values_list("job_id", flat=True) if job_id is not None]
         Cancellation.objects.using(alias).ask_all(job_ids, because)
     _end_jobs(settings, workflow_id, because)
@@ -137,7 +137,7 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
     )
     with deciding(alias):
         if not reopen(alias, job.pk, job_id):
-            return 0  # somebody else has sent it again
+            return 0  # another process has requeued it
         broker_for(settings).deliver([message])
     return 1
 

@@ -43,7 +43,7 @@ class StepPlace:
     where: str = ""
     """The position in words, for error messages."""
     is_fed: bool = False
-    """Whether a step comes before it."""
+    """Whether there is a result of a previous step that it can receive."""
     is_wanted: bool = False
     """Whether another step receives its result."""
     state: str = Step.State.PENDING

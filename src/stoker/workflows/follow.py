@@ -15,7 +15,7 @@ from django.db.models import Max
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.models import Attempt, Job, Step, Workflow
-from stoker.models.job import Endings
+from stoker.models.job import JobColumns
 from stoker.store.engines import engine_of
 from stoker.store.statements import deciding
 from stoker.store.transactions import after_commit
@@ -165,12 +165,12 @@ def record_taken_back(settings: Settings, job_id: UUID, failed_job_id: UUID, rea
         transaction.on_commit(withdraw, using=alias, robust=True)
 
 
-def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> Endings:
+def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> JobColumns:
     """How jobs that have been withdrawn ended, in the order of their ids here."""
     failures = Attempt.objects.using(alias).filter(job_id__in=job_ids).order_by()
     last = dict(failures.values_list("job_id").annotate(last=Max("number")))
     count = len(job_ids)
-    return Endings(
+    return JobColumns(
         job_ids=[job_id.hex for job_id in job_ids],
         statuses=[Job.Status.CANCELLED.value] * count,
         attempts=[last.get(job_id, 0) for job_id in job_ids],

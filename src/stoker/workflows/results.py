@@ -99,8 +99,8 @@ def read_steps(rows: Any, backend: str) -> Iterator[WorkflowStep]:
 
 
 class KeptValues(Values):
-    """Results of steps, including those that no other step receives, which are kept with the
-    jobs."""
+    """Reads the results of steps. Results that no other step receives are read from the rows of
+    their jobs."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

@@ -34,7 +34,7 @@ from stoker.contrib.django_q.tasks import result
 from stoker.models import Job, Outgoing
 from stoker.testing import drain
 
-from tests.conformance.stands import redis_url
+from tests.conformance.server_stands import redis_url
 
 MODELS = {"task": OldTask, "schedule": OldSchedule, "ormq": OldPackage}
 MOMENTS = ("started", "stopped", "next_run", "lock")

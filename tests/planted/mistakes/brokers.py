@@ -5,7 +5,7 @@ from tests.planted.operations import drop, drop_operand, precede, replace
 
 MISTAKES = (
     Mistake(
-        "what is folded is gone",
+        "aggregated metrics rows are lost",
         [Change("models.metrics:fold_oldest", drop("rows.bulk_create(merged)"))],
         "tests/integration/test_metrics.py",
         "old_rows_are_folded_without_changing_the_figures",
@@ -17,7 +17,7 @@ MISTAKES = (
         "totals_never_decrease",
     ),
     Mistake(
-        "MongoDB: whoever knows a job may end it",
+        "MongoDB: a stale lease ends a job",
         [
             Change(
                 "brokers.mongodb.documents:selections",
@@ -42,7 +42,7 @@ MISTAKES = (
         "mongodb and threads_claim",
     ),
     Mistake(
-        "MongoDB: a repeated relay of what has ended is a second job",
+        "MongoDB: a repeated relay of a job that has ended adds a second job",
         [
             Change(
                 "brokers.mongodb.broker:MongodbBroker.relay",
@@ -53,48 +53,67 @@ MISTAKES = (
         "repeated_after_the_end",
     ),
     Mistake(
-        "carried: what came before is a job again",
+        "arrivals: a message that is delivered again becomes a second job",
         [Change("brokers.arrivals:Arrivals._note", replace("relayed.note", "set"))],
         "tests/integration/test_carried.py",
         "after_its_end",
     ),
     Mistake(
-        "carried: a message is dropped before the store has its job",
+        "arrivals: a message is dropped before the store has its job",
         [
             Change(
-                "brokers.arrivals:Arrivals._carry",
-                precede("parcels = self._in_hand", "self.transport.drop(self._in_hand)"),
+                "brokers.arrivals:Arrivals._relay",
+                precede("parcels = self._received", "self.transport.drop(self._received)"),
             )
         ],
         "tests/integration/test_carried.py",
-        "close_gives_back_messages_not_yet_inserted or messages_are_held_while_the_store_fails",
+        "close_gives_back_messages_not_yet_inserted or messages_stay_hidden_while_the_store_fails",
     ),
     Mistake(
-        "carried: what the store does not take is not held",
-        [Change("brokers.arrivals:Arrivals.claim", drop("with self._hand:\n    self._hold()"))],
-        "tests/integration/test_carried.py",
-        "messages_are_held_while_the_store_fails",
-    ),
-    Mistake(
-        "carried: what is full holds up what comes",
+        "arrivals: receipts of messages that could not be stored are not extended",
         [
             Change(
                 "brokers.arrivals:Arrivals.claim",
-                drop_operand("has_room or self._taken >= AHEAD", "self._taken >= AHEAD"),
+                drop("with self._receive_lock:\n    self._extend_receipts()"),
+            )
+        ],
+        "tests/integration/test_carried.py",
+        "messages_stay_hidden_while_the_store_fails",
+    ),
+    Mistake(
+        "arrivals: a backlog in the store delays new messages",
+        [
+            Change(
+                "brokers.arrivals:Arrivals.claim",
+                drop_operand("has_room or is_due", "is_due"),
             )
         ],
         "tests/integration/test_carried.py",
         "backlog",
     ),
     Mistake(
-        "carried: a message that the store refuses stops the others",
+        "arrivals: a backlog of slow jobs in the store delays new messages",
+        [
+            Change(
+                "brokers.arrivals:Arrivals.claim",
+                drop_operand(
+                    "has_taken_many or time.monotonic() >= self._relay_at",
+                    "time.monotonic() >= self._relay_at",
+                ),
+            )
+        ],
+        "tests/integration/test_carried.py",
+        "backlog",
+    ),
+    Mistake(
+        "arrivals: a message that the store refuses stops the others",
         [Change("brokers.transport:as_message", replace("_can_be_stored(message)", "message"))],
         "tests/integration/test_carried.py",
         "body_the_store_cannot_take_becomes_one_job_with_that_package",
     ),
     Mistake(
-        "carried: what nobody takes stays with the lookout",
-        [Change("brokers.arrivals:Lookout._bring", drop("self._transport.give_back(parcels)"))],
+        "arrivals: unclaimed messages stay with the poller",
+        [Change("brokers.arrivals:Poller._offer", drop("self._transport.give_back(parcels)"))],
         "tests/integration/test_carried.py",
         "close_gives_back_received_messages or unclaimed_message_is_given_back",
     ),
@@ -105,10 +124,10 @@ MISTAKES = (
         "short_message_expiration_is_reported_as_weakness",
     ),
     Mistake(
-        "IronMQ: the reservation before a touch goes on to count",
+        "IronMQ: the old reservation id is used after a touch",
         [
             Change(
-                "brokers.ironmq:IronmqTransport.hold",
+                "brokers.ironmq:IronmqTransport.extend",
                 replace(
                     "_._replace(reservation_id=_)",
                     "parcel.receipt._replace(reservation_id=str(known))",
@@ -157,14 +176,14 @@ MISTAKES = (
         database="postgres",
     ),
     Mistake(
-        "who finds nothing behind the marks believes that there is nothing",
+        "a claim that finds nothing behind the watermarks does not scan from the start",
         [Change("brokers.orm.claim:Watermarks.guide", replace("is_more()", "True"))],
         "tests/integration/test_watermarks.py",
         "late or locked or random",
         database="postgres",
     ),
     Mistake(
-        "what falls due is left behind a mark",
+        "a job that falls due is missed because of a watermark",
         [Change("brokers.orm.broker:OrmBroker._promote_due", drop("self._marks.lower(promoted)"))],
         "tests/integration/test_watermarks.py",
         "due_job_of_a_queue_not_served_stays_there or due_job_takes_its_place_in_the_line",
@@ -178,7 +197,7 @@ MISTAKES = (
         database="postgres",
     ),
     Mistake(
-        "a deferred job that comes late is left behind a mark",
+        "a deferred job that is added late is missed because of a watermark",
         [
             Change(
                 "brokers.orm.broker:OrmBroker.claim",
@@ -265,14 +284,14 @@ MISTAKES = (
         database="postgres",
     ),
     Mistake(
-        "a plan that is kept reads a whole table",
+        "a cached query plan reads a whole table",
         [Text("store/prepared.py", "-c enable_seqscan=off ", "")],
         "tests/conformance/test_plans.py",
         "kept",
         database="postgres",
     ),
     Mistake(
-        "a unique key is taken from whoever has it by now",
+        "a unique key is taken although another job has it by now",
         [
             Text(
                 "store/sql/unique_take_over.sql",
@@ -304,7 +323,7 @@ MISTAKES = (
         database="postgres",
     ),
     Mistake(
-        "a job that is kept is not held",
+        "an existing job with the same unique key is not locked",
         [
             Change(
                 "store.engines.rows:Rows.hold",
@@ -316,7 +335,7 @@ MISTAKES = (
         database="postgres",
     ),
     Mistake(
-        "upkeep deletes a unique key whose job is another by now",
+        "upkeep deletes a unique key that another job has taken meanwhile",
         [
             Change(
                 "models.unique_key:UniqueKeyQuerySet._delete",
@@ -327,7 +346,7 @@ MISTAKES = (
         "just_been_taken",
     ),
     Mistake(
-        "what a broker delivers again is run again",
+        "a recorded job that the broker delivers again runs again",
         [
             Change(
                 "brokers.dispatch:Dispatch.claim_expired",
@@ -360,7 +379,7 @@ MISTAKES = (
         needs_redis=True,
     ),
     Mistake(
-        "the slowest line of a queue's ready jobs is not looked at",
+        "the longest wait ignores one of the priorities of a queue",
         [
             Text(
                 "store/sql/ready_fronts.sql",
@@ -371,7 +390,7 @@ MISTAKES = (
         "tests/integration/test_stats.py",
     ),
     Mistake(
-        "on SQLite a claim takes a job that has got guards since it looked",
+        "on SQLite a claim takes a job that got guards after it was read",
         [
             Text("store/sql/listed_lease.sql", " AND ready.guards = 0", ""),
             Text("store/sql/listed_leave.sql", " AND ready.guards = 0", ""),
@@ -390,7 +409,7 @@ MISTAKES = (
         "tests/conformance/test_leases.py",
     ),
     Mistake(
-        "on SQLite nobody waits in the line of writers",
+        "on SQLite a transaction does not wait for other writers",
         [
             Change(
                 "store.sqlite:_try_within",

@@ -15,7 +15,7 @@ MISTAKES = (
         needs_cluster=True,
     ),
     Mistake(
-        "a loop that hangs passes for one that turns",
+        "a loop that hangs counts as healthy",
         [
             Change(
                 "management.health:judge_loops",
@@ -55,7 +55,7 @@ MISTAKES = (
         needs_cluster=True,
     ),
     Mistake(
-        "what was fetched of a paused queue is handed out again",
+        "prefetched jobs of a paused queue are sent to workers again",
         [
             Change(
                 "cluster.pusher.flights:Flights.take_back",
@@ -73,7 +73,7 @@ MISTAKES = (
         "tests/unit/cluster/test_leases.py",
     ),
     Mistake(
-        "the fence counts from after the call",
+        "the lease is counted from the end of the call",
         [
             Change(
                 "cluster.pusher.claims:HeldLeases._note",
@@ -83,12 +83,12 @@ MISTAKES = (
         "tests/unit/cluster/test_leases.py",
     ),
     Mistake(
-        "nobody heeds the fence",
+        "no process stops jobs at the fence",
         [Change("cluster.board:is_fenced", replace("bool(fence_ns)", "not fence_ns"))],
         "tests/unit/cluster/test_watch.py",
     ),
     Mistake(
-        "what is given back keeps its attempt",
+        "the attempt of a released job counts",
         [
             Change(
                 "cluster.pusher.claims:Claims.give_back",
@@ -103,7 +103,7 @@ MISTAKES = (
         needs_cluster=True,
     ),
     Mistake(
-        "a recall does not look what was started",
+        "a recall ignores which jobs have started",
         [
             Change(
                 "cluster.pusher.roster:Recall.has_started",
@@ -158,7 +158,7 @@ MISTAKES = (
         needs_cluster=True,
     ),
     Mistake(
-        "a worker takes jobs from the line of a dead pusher",
+        "a worker takes jobs from the connection of a dead pusher",
         [
             Change(
                 "cluster.worker.workload:Workload.take_in",
@@ -178,7 +178,7 @@ MISTAKES = (
         "tests/unit/cluster/test_workload.py",
     ),
     Mistake(
-        "a new pusher gives back what it has not asked about",
+        "a new pusher releases jobs of workers that it has not asked",
         [
             Change(
                 "cluster.pusher.adoption:Adoption.is_open",
@@ -190,7 +190,7 @@ MISTAKES = (
         "tests/unit/cluster/test_adoption.py",
     ),
     Mistake(
-        "an old death is held against a new lease",
+        "the death of an old worker counts against a new lease",
         [
             Change(
                 "cluster.pusher.adoption:Adoption._adopt_seen",
@@ -203,7 +203,7 @@ MISTAKES = (
         "tests/unit/cluster/test_adoption.py",
     ),
     Mistake(
-        "a death under a job is told once only",
+        "a death of a worker with a job is reported only once",
         [Change("cluster.crew:Watch.explain", drop("self.unsettled[worker, incarnation] = death"))],
         "tests/unit/cluster/test_watch.py",
     ),
@@ -214,7 +214,7 @@ MISTAKES = (
         "kept",
     ),
     Mistake(
-        "the monitor confirms what it could not record",
+        "the monitor confirms outcomes that it could not record",
         [Change("cluster.monitor:Monitor._finish", last(drop("return")))],
         "tests/unit/cluster/test_monitor.py",
     ),

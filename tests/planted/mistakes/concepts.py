@@ -56,7 +56,7 @@ MISTAKES = (
         "tests/workflows/test_flow.py",
     ),
     Mistake(
-        "what a failed attempt has added is part of the workflow",
+        "steps that a failed attempt has added are part of the workflow",
         [
             Change(
                 "workflows.advance:Advance._adopt",
@@ -70,7 +70,7 @@ MISTAKES = (
         "added",
     ),
     Mistake(
-        "a step goes on as often as its end is recorded",
+        "a step continues each time its end is recorded",
         [
             Change(
                 "workflows.advance:Advance.record",
@@ -82,13 +82,13 @@ MISTAKES = (
         needs_redis=True,
     ),
     Mistake(
-        "nobody is told of what fails together with what holds it",
+        "on_error is not called for a step that ends together with its parent",
         [Change("workflows.advance:Advance.go_on", drop("self._call_back(wave)"))],
         "tests/workflows/test_batches.py",
         "on_error",
     ),
     Mistake(
-        "two who retry a workflow send the same job again",
+        "two concurrent retries of a workflow requeue the same job",
         [
             Change(
                 "workflows.control:_redo",
@@ -205,7 +205,7 @@ MISTAKES = (
                 ),
             )
         ],
-        "tests/guards/test_places.py",
+        "tests/locks/test_places.py",
         "waiting_process_gets_the_released_lock",
     ),
     Mistake(
@@ -216,7 +216,7 @@ MISTAKES = (
                 replace("_is_too_old(held, claim.steal_after_seconds)", "True"),
             )
         ],
-        "tests/guards/test_places.py",
+        "tests/locks/test_places.py",
         "waiting_process_gets_the_released_lock",
     ),
     Mistake(
@@ -226,11 +226,11 @@ MISTAKES = (
                 "locks.stores.database:DatabaseCacheLocks.take", replace("has_ended or _", "True")
             )
         ],
-        "tests/guards/test_places.py",
+        "tests/locks/test_places.py",
         "held_lock_is_refused_to_another",
     ),
     Mistake(
-        "a paused schedule is resumed with what it missed",
+        "a resumed schedule fires the ticks of its pause",
         [
             Change(
                 "schedules.service:resume",
@@ -347,7 +347,7 @@ MISTAKES = (
     ),
     Mistake(
         "a changed limit wakes no cluster",
-        [Change("guards.limits:set_limit", drop("after_commit(...)"))],
+        [Change("guards.limits:override_limit", drop("after_commit(...)"))],
         "tests/guards/test_limits.py",
         "changed_limit_wakes_clusters_after_the_commit",
     ),
@@ -355,7 +355,7 @@ MISTAKES = (
         "a changed limit wakes clusters before the commit",
         [
             Change(
-                "guards.limits:set_limit",
+                "guards.limits:override_limit",
                 replace(
                     "after_commit(alias, lambda: broker.wake_up(queues))", "broker.wake_up(queues)"
                 ),
@@ -418,7 +418,7 @@ MISTAKES = (
         "a changed limit calls too many jobs",
         [
             Change(
-                "guards.limits:set_limit",
+                "guards.limits:override_limit",
                 replace("max(0, row.room - len(holders))", "row.room"),
             )
         ],

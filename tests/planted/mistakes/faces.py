@@ -71,7 +71,7 @@ MISTAKES = (
         "repair_skips_faults_repaired_meanwhile",
     ),
     Mistake(
-        "what was not signed is unpickled whatever it holds",
+        "unsigned data is unpickled",
         [
             Change(
                 "contrib.django_q.importing:_PlainUnpickler.find_class",
@@ -82,7 +82,7 @@ MISTAKES = (
         "unsigned_pickle_calls_no_function",
     ),
     Mistake(
-        "what was imported and is over is imported again",
+        "imported jobs that have ended are imported again",
         [Change("contrib.django_q.importing:_one", drop("notes.create(**note)"))],
         "tests/contrib/django_q/test_import.py",
         "copied_once",

@@ -20,7 +20,6 @@ from stoker.cluster.wire import (
     open_batch,
     open_report,
     pack_for_monitor,
-    pack_job,
     pack_report,
 )
 from stoker.exceptions import BrokerUnavailable
@@ -113,7 +112,7 @@ def batch(deliveries: Callable[[int], list[Delivery]]) -> list[Reported]:
 
 
 def reported(number: int, attempted: Attempted) -> Reported:
-    return pack_report(number, attempted), pack_for_monitor(pack_job(number, attempted.delivery))
+    return pack_report(number, attempted), pack_for_monitor(number, attempted.delivery)
 
 
 def record(monitor: Monitor, batch: list[Reported]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stoker.brokers.contract import Delivery
-from stoker.cluster.wire import open_job, open_report, pack_job, pack_report
+from stoker.cluster.wire import open_job, open_report, pack_for_monitor, pack_job, pack_report
 from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import (
     KINDS,
@@ -66,7 +66,7 @@ def test_job_arrives_unchanged(
 
 def test_jobs_for_the_monitor_have_no_package(deliveries: Callable[[int], list[Delivery]]) -> None:
     (delivery,) = deliveries(1)
-    assert open_job(pack_job(1, delivery, with_package=False)).package == b""
+    assert open_job(pack_for_monitor(1, delivery)) == delivery._replace(package=b"")
 
 
 @pytest.mark.parametrize("marks", [0, STEP, LINKED, STEP | LINKED])

@@ -26,7 +26,7 @@ from stoker.api.shapes import AnswerShape, BulkShape, LetterPageShape, StoryShap
 from stoker.api.values import Backend, cursor_of, mark_of, plain, settings_of
 from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.service import Answer, Bulk, Stats
-from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
+from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO, record_many
 from stoker.operations.details import opened_call
 
 routes = Routes(tags=["dead letters"])
@@ -66,8 +66,9 @@ def requeue_dead_letters(
     request: HttpRequest, body: RequeueingMany, backend: Backend = None
 ) -> BulkShape:
     """Requeue the open dead letters that the filters find, the oldest first."""
-    signed = operator_of(request, backend, body.because).signed
-    bulk = dead_letters.requeue_many(**body.selection(), **body.placement(), **signed)
+    operator = operator_of(request, backend, body.because)
+    bulk = dead_letters.requeue_many(**body.selection(), **body.placement(), **operator.signed)
+    record_many(REQUEUE, operator, body.filters.given(), bulk)
     return _bulk(bulk, body.dry_run)
 
 
@@ -81,8 +82,10 @@ def discard_dead_letters(
     request: HttpRequest, body: DiscardingMany, backend: Backend = None
 ) -> BulkShape:
     """Close the open dead letters that the filters find."""
-    signed = operator_of(request, backend, body.because).signed
-    return _bulk(dead_letters.discard_many(**body.selection(), **signed), body.dry_run)
+    operator = operator_of(request, backend, body.because)
+    bulk = dead_letters.discard_many(**body.selection(), **operator.signed)
+    record_many(DISCARD, operator, body.filters.given(), bulk)
+    return _bulk(bulk, body.dry_run)
 
 
 @routes.change(

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import cache
-from pathlib import Path
 from typing import Any, Literal
 
-from django.db import DatabaseError, InterfaceError, connections
-from django.db.migrations.recorder import MigrationRecorder
+from django.db import DatabaseError, InterfaceError
 from django.http import HttpRequest
 from ninja import Status
 
-from stoker import migrations
 from stoker.api.access import Open, Routes
 from stoker.api.shapes import Shape, StatusShape
 from stoker.api.values import Backend, settings_of
@@ -21,6 +17,7 @@ from stoker.exceptions import StokerError
 from stoker.inspect.guards import crowded
 from stoker.inspect.stats import clusters, overview
 from stoker.operations.clusters import Health, judge, longest_silence
+from stoker.store.unapplied import unapplied_migrations
 
 routes = Routes(tags=["health"])
 
@@ -63,9 +60,7 @@ def ready(request: HttpRequest, backend: Backend = None) -> Status[Readiness]:
     """Whether the store can be reached and has its tables: 503 if not."""
     settings = settings_of(backend)
     try:
-        recorder = MigrationRecorder(connections[settings.database])
-        applied = recorder.migration_qs.filter(app="stoker").values_list("name", flat=True)
-        is_migrated = recorder.has_table() and own_migrations() <= set(applied)
+        is_migrated = not unapplied_migrations(settings.database)
     except (DatabaseError, InterfaceError):
         return _not_ready("the store is out of reach")
     if not is_migrated:
@@ -115,10 +110,3 @@ def health_of_clusters(settings: Settings) -> Health:
         sentence = f"No cluster of the backend {settings.alias!r} runs: start one by `stoker run`."
         return Health(False, sentence)
     return judge(known, longest_silence(settings))
-
-
-@cache
-def own_migrations() -> frozenset[str]:
-    """Return the names of all migrations of Stoker."""
-    (folder,) = migrations.__path__
-    return frozenset(path.stem for path in Path(folder).glob("0*.py"))

@@ -179,7 +179,7 @@ class Rescheduling(ReasonBody):
 
 
 class Prioritising(ReasonBody):
-    """Another priority."""
+    """The body of a request that changes a job's priority."""
 
     priority: Annotated[int, Strict, Field(ge=-100, le=100)]
     """Higher runs first."""
@@ -269,8 +269,8 @@ def enqueue_job(
 
 @routes.show("/jobs", "stoker.view_job", JobPageShape)
 def list_jobs(request: HttpRequest, wanted: Query[JobQuery], backend: Backend = None) -> Any:
-    """List and search jobs. A page looks at 10,000 jobs for what no index finds, and reads 4,000
-    for a text. Jobs that wait in a broker outside the database are not listed."""
+    """List and search jobs. If a filter has no index, a page searches 10,000 jobs, or 4,000 for
+    a text. Jobs that wait in a broker outside the database are not listed."""
     settings, after = settings_of(backend), mark_of(wanted.after)
     with explained(settings.database):
         try:

@@ -50,7 +50,7 @@ def pause_queue(
 ) -> Any:
     """Let no cluster start jobs of this queue until it is resumed. Running jobs continue."""
     operator = operator_of(request, backend, body.because)
-    PAUSE.act(operator, queue)
+    PAUSE.perform(operator, queue)
     return queues.get(queue, backend=operator.alias)
 
 
@@ -58,7 +58,7 @@ def pause_queue(
 def resume_queue(request: HttpRequest, queue: QueueName, backend: Backend = None) -> Any:
     """Let the jobs of this queue be started again."""
     operator = operator_of(request, backend)
-    RESUME.act(operator, queue)
+    RESUME.perform(operator, queue)
     return queues.get(queue, backend=operator.alias)
 
 
@@ -74,7 +74,7 @@ def clear_queue(
     """Cancel the jobs that wait in this queue. Running jobs continue."""
     refuse_beyond_cap(body.limit)
     operator = operator_of(request, backend, body.because)
-    cleared = CLEAR.act(operator, queue, limit=body.limit, dry_run=body.dry_run).value
+    cleared = CLEAR.perform(operator, queue, limit=body.limit, dry_run=body.dry_run).value
     return {"matched": cleared.matched, "done": cleared.done, "dry_run": body.dry_run}
 
 

@@ -93,7 +93,7 @@ def list_schedules(
 )
 def run_schedule(request: HttpRequest, schedule: ScheduleName, backend: Backend = None) -> Any:
     """Enqueue its job now, paused or not. The next tick does not change."""
-    done = RUN.act(operator_of(request, backend), schedule)
+    done = RUN.perform(operator_of(request, backend), schedule)
     return Status(201, ScheduledJob(job_id=UUID(done.job_id)))
 
 
@@ -110,7 +110,7 @@ def pause_schedule(
     backend: Backend = None,
 ) -> ScheduleShape:
     """Fire no tick until it is resumed. Ticks that fall due meanwhile are skipped."""
-    return shape_of(PAUSE.act(operator_of(request, backend, body.because), schedule).value)
+    return shape_of(PAUSE.perform(operator_of(request, backend, body.because), schedule).value)
 
 
 @routes.change("/schedules/{path:schedule}/resume", RESUME, ScheduleShape, may_conflict=True)
@@ -119,7 +119,7 @@ def resume_schedule(
 ) -> ScheduleShape:
     """Resume it, from its next tick on. 409: its rule cannot be read."""
     try:
-        return shape_of(RESUME.act(operator_of(request, backend), schedule).value)
+        return shape_of(RESUME.perform(operator_of(request, backend), schedule).value)
     except ValueError as error:
         raise CallRefused(409, f"Its rule cannot be read: {first_line(error)}.") from error
 

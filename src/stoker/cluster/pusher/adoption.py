@@ -16,7 +16,7 @@ from .flights import Flight, Flights
 from .roster import Recall, Roster
 
 PATIENCE_SECONDS = 5.0
-"""How long a worker may take to say hello."""
+"""How long a worker may take to send its greeting."""
 
 
 class Adoption:
@@ -42,16 +42,16 @@ class Adoption:
 
     @property
     def is_open(self) -> bool:
-        """Whether some worker has yet to be heard."""
+        """Whether some worker has not greeted yet."""
         return self._expected is None or bool(self._expected)
 
     def take(self, held: Iterable[Delivery], leased_at: float) -> None:
-        """Leases that the store says are ours."""
+        """Add the leases that the store lists for this cluster, as orphans."""
         for delivery in held:
             self._flights.orphans[delivery.job_id] = Flight(0, delivery, leased_at)
 
     def expect(self, workers: Iterable[Sequence[int]]) -> None:
-        """The workers that were there before this pusher: number and incarnation."""
+        """Wait for the greetings of these workers, which are older than this pusher."""
         self._expected = {(number, incarnation) for number, incarnation in workers}
         self.closes_at = time.monotonic() + PATIENCE_SECONDS
 
@@ -66,7 +66,7 @@ class Adoption:
         for job, report in jobs:
             number = job[0]
             if report is None and self._recall.has_taken_back(worker, number):
-                continue  # another worker may have it by now, under the same lease
+                continue  # another worker may have received it meanwhile, under the same lease
             flight = self._adopt(worker, number, open_job(job), permit_of(job))
             if flight is None and report is None:
                 unknown.append(number)
@@ -105,8 +105,8 @@ class Adoption:
         return judged
 
     def _do_without_the_silent(self) -> None:
-        """Give up the workers that have not greeted: recall what they have not started, then read
-        from the board what they run and what they have finished."""
+        """Give up the workers that have not greeted: recall their unstarted jobs, then read from
+        the board which jobs they are running or have finished."""
         silent = [worker for worker, _ in self._expected or ()]
         for worker in silent:
             self._recall.recall(worker, self._last_number)
@@ -131,7 +131,8 @@ class Adoption:
         return found
 
     def _adopt_seen(self, worker: int, number: int, job_id: UUID, mark: int) -> None:
-        """Adopt what stands on the board; the same job under another lease is another's."""
+        """Adopt a job that the board lists. If the lease differs, the job belongs to another
+        holder and is ignored."""
         orphan = self._flights.orphans.get(job_id)
         if orphan is not None and lease_mark(orphan.delivery.lease_id) == mark:
             self._adopt(worker, number, orphan.delivery)

@@ -26,12 +26,12 @@ from stoker.store.written import as_uuid
 
 CLAIM_AT_ONCE = 500
 MUCH_BYTES = CLAIM_BYTES // 4
-"""After a claim with so many bytes of packages, the next one waits until workers need jobs."""
+"""After a claim with this many bytes of packages, the next one waits until workers need jobs."""
 GIVE_BACK_AT_ONCE = 500
 LOCKED_SECONDS = 1.0
-"""Pause before jobs that could not be released because of locks are tried again."""
+"""Pause before the release of jobs is retried that other transactions had locked."""
 RATED_SECONDS = 60.0
-"""How long the next moment of a rate is looked after closely when there was a job with one."""
+"""How long the next moment of a rate limit is watched closely after a job with a rate limit."""
 
 
 class Claims:
@@ -58,17 +58,17 @@ class Claims:
         self.tempo = Tempo(self._settings.poll_seconds)
         pauses.on_resume = self.tempo.hurry
         self._most = CLAIM_AT_ONCE
-        """The largest number of jobs in the next claim: fewer when packages are long, as the broker
-        would lease and release those that do not fit."""
+        """Maximum number of jobs in the next claim. It is lower if packages are long, because
+        the broker would lease and release the jobs that do not fit."""
         self._are_in_doubt = False
-        """Whether a claim failed that the broker may have granted all the same."""
+        """Whether a claim failed that the broker may have granted nevertheless."""
         self._rated_until = 0.0
         """Time on the lease clock up to which rate limits count as being in use."""
         self._locked: frozenset[UUID] = frozenset()
-        """Jobs that cannot be given back now: other transactions hold their rows."""
+        """Jobs that cannot be released now, because other transactions have locked their rows."""
         self._look_at_locked = 0.0
         self._had_no_slot = False
-        """Whether rates are in use, and the last claim had to leave them alone."""
+        """Whether rate limits are in use and the last claim had to skip jobs with a rate limit."""
         self._look_ahead: Callable[[], float | None] | None = None
         self.found_nothing = False
         """Whether the last claim, made while nothing was in flight, found nothing."""
@@ -78,8 +78,7 @@ class Claims:
 
         Args:
             is_hungry: whether a worker will soon be idle.
-            prompt_room: returns how many of the jobs may have a rate limit, as those must start at
-                once.
+            prompt_room: returns how many of the jobs may have a rate limit.
         """
         if self._had_no_slot and prompt_room() > 0:
             self._had_no_slot = False
@@ -93,7 +92,7 @@ class Claims:
         is_calm = not len(self._flights)
         answer = self._patience.call(lambda: self._broker.claim(self._request(limit, rated_limit)))
         if answer is None:
-            if self._patience.has_met_a_lock:  # nothing was leased, and others may be free soon
+            if self._patience.has_met_a_lock:  # nothing was leased; other rows may be unlocked soon
                 self.tempo.note(0, limit)
             else:
                 self._are_in_doubt = True
@@ -127,8 +126,8 @@ class Claims:
         )
 
     def look_ahead(self) -> None:
-        """Ask the broker when the next job is due. This happens only after claimed jobs have been
-        sent out, as their permits run out."""
+        """Ask the broker when the next job is due. Done only after claimed jobs have been sent
+        out, because their permits run out."""
         if self._look_ahead is not None:
             due = self._patience.call(self._look_ahead)
             self._look_ahead = None
@@ -160,7 +159,7 @@ class Claims:
             self._look_at_locked = time.monotonic() + LOCKED_SECONDS
 
     def note_handed_out(self, leases: Sequence[Lease]) -> bool:
-        """Record that workers get these jobs now. Return whether that was done."""
+        """Record that these jobs are being sent to workers. Return whether that succeeded."""
         return self._patience.call(lambda: self._broker.note_handed_out(leases)) is not None
 
     def _announce(self) -> None:
@@ -175,8 +174,8 @@ class Claims:
         self._are_in_doubt = True
 
     def clear_up_doubts(self) -> None:
-        """Release leases that this pusher does not know of: otherwise they would last a whole lease
-        and count as an attempt. Jobs that a worker has begun are left alone."""
+        """Release leases that this pusher does not know. Otherwise each would last until it
+        expires, and count as an attempt. Leases of jobs that a worker has started are kept."""
         if not self._are_in_doubt:
             return
         asked_at = lease_clock()
@@ -190,12 +189,12 @@ class Claims:
                 self.leases.include(asked_at)
 
     def insist_on_held(self, beat: Callable[[], None]) -> list[Delivery]:
-        """What this cluster holds, says the broker. Waits for it to answer."""
+        """Return this cluster's leases from the broker. Retry until it answers."""
         return self._patience.insist(self._held, beat)
 
     def note_numbers(self) -> None:
-        """Write down the highest delivery number before a worker sees it: the next pusher must not
-        give it out again."""
+        """Write the highest delivery number to the board before a worker sees it, so that the
+        next pusher does not use it again."""
         self._board[place.LAST_DELIVERY] = self._flights.last_number
 
     def _held(self, *, packages: bool = True) -> list[Delivery]:
@@ -203,7 +202,7 @@ class Claims:
 
 
 LOCKED_SHARE = 24
-"""A lease that another transaction holds is tried again after this part of its time."""
+"""The extension of a locked lease is retried after this part of its duration."""
 
 
 class HeldLeases:
@@ -222,7 +221,7 @@ class HeldLeases:
         self._check_at = 0.0
 
     def include(self, asked_at: float) -> None:
-        """A claim made at that moment was granted."""
+        """Note the time of a successful claim."""
         self._set_fence(min(asked_at, self._fenced_from() or asked_at))
 
     @property
@@ -231,8 +230,8 @@ class HeldLeases:
         return time.monotonic() + self._check_at - lease_clock()
 
     def extend_due(self, patience: Patience) -> list[Flight]:
-        """Extend what needs it. Returns the flights whose lease is lost, or is about to end because
-        another transaction holds it."""
+        """Extend the leases that need it. Return the flights whose lease is lost, or is about to
+        end because another transaction has locked it."""
         now = lease_clock()
         if now < self._check_at:
             return []
@@ -296,11 +295,11 @@ class Tempo:
         self._pause_seconds = SHORTEST_PAUSE_SECONDS
         self._there_is_more = False
         self.next_claim = 0.0
-        """Monotonic seconds; infinity while more is there and only the workers' hunger counts."""
+        """Monotonic seconds; infinity while the next claim waits until workers need jobs."""
 
     @property
     def is_pausing(self) -> bool:
-        """Whether time decides when to claim again, not the workers' hunger."""
+        """Whether the next claim waits for a time, and not until workers need jobs."""
         return not self._there_is_more
 
     @property
@@ -315,13 +314,13 @@ class Tempo:
         return time.monotonic() >= self.next_claim
 
     def hurry(self, *, closely: bool = True) -> None:
-        """Something may have come: claim now, and closely: keep looking for a while."""
+        """Claim now, as jobs may have arrived. ``closely``: start again with short pauses."""
         if closely:
             self._pause_seconds = SHORTEST_PAUSE_SECONDS
         self.next_claim = min(self.next_claim, time.monotonic())
 
     def note(self, got: int, asked: int) -> None:
-        """Learn from a claim."""
+        """Choose the next pause from the result of a claim."""
         self._there_is_more = got == asked
         if self._there_is_more:
             self.next_claim = float("inf")
@@ -333,7 +332,7 @@ class Tempo:
         self.next_claim = time.monotonic() + self._pause_seconds
 
     def wake_in(self, seconds: float | None) -> None:
-        """A deferred job is due then."""
+        """Claim in ``seconds`` at the latest, because a deferred job is due then."""
         if seconds is not None:
             shortest = SHORTEST_PAUSE_SECONDS if seconds > 0 else OVERDUE_PAUSE_SECONDS
             due = time.monotonic() + max(seconds, shortest)
@@ -341,15 +340,15 @@ class Tempo:
 
 
 REQUESTS_SECONDS = 0.9
-"""Half of that costs an idle cluster a fifth of a percent of a core."""
+"""How often requests are read. Half of it costs an idle cluster 0.2 % of a core more."""
 
 
 class Requests:
-    """What one cluster is asked.
+    """Reads the requests of operators to this cluster: to stop, or to take no more jobs.
 
     Args:
-        say: tells the sentinel.
-        recall: takes back from the workers what none of them has started.
+        say: sends a message to the sentinel.
+        recall: recalls the unstarted jobs from all workers.
     """
 
     def __init__(self, plan: Plan, say: Callable[..., None], recall: Callable[[], None]) -> None:
@@ -361,7 +360,7 @@ class Requests:
         self.is_quiet = False
         """Whether no more jobs are to be claimed."""
         self.next_look = 0.0
-        """Return when to read requests next, in monotonic seconds."""
+        """When to read requests next, in monotonic seconds."""
 
     def look_if_due(self, patience: Patience) -> None:
         """Read the cluster's row and carry out its request. No row: no heartbeat was written
@@ -380,7 +379,7 @@ class Requests:
 
     @property
     def standing(self) -> str:
-        """The request to write if the cluster's row has to be created again."""
+        """Return the request to write if the cluster's row has to be created again."""
         if self._has_said_stop:
             return Cluster.Request.STOP
         return Cluster.Request.QUIET if self.is_quiet else Cluster.Request.NONE
@@ -397,7 +396,7 @@ CANCELS_SECONDS = 0.5
 
 
 class Cancels:
-    """The jobs of one cluster that are to be ended.
+    """Ends running jobs of this cluster that were cancelled.
 
     Args:
         say: tells the sentinel.
@@ -415,7 +414,7 @@ class Cancels:
         return self._look_at if len(self._flights) else float("inf")
 
     def look_if_due(self, patience: Patience) -> None:
-        """Have the workers told that have such a job."""
+        """Read the cancellations, and have the workers told that run these jobs."""
         if time.monotonic() < self.next_look():
             return
         self._look_at = time.monotonic() + CANCELS_SECONDS
@@ -429,8 +428,8 @@ class Cancels:
                 self._cancel(flight, reason)
 
     def _cancel(self, flight: Flight, reason: str) -> None:
-        """A worker that dies is known by how it died; a new one is told again, as the flight has a
-        new number then."""
+        """Have the worker told once that this flight is to end. If the job is sent to a new
+        worker, it has a new number, and that worker gets the request, too."""
         is_running = flight.worker is not None and flight.report is None
         if is_running and flight.cancelled_as != flight.number:
             flight.cancelled_as = flight.number
@@ -463,12 +462,12 @@ class Pauses:
         return self._look_at if is_watched else float("inf")
 
     def look_if_due(self, patience: Patience) -> None:
-        """Look while something is in flight or paused."""
+        """Read the paused queues if a read is due, see ``next_look``."""
         if time.monotonic() >= self.next_look():
             self._look(patience)
 
     def look_again(self) -> None:
-        """A claim has been made: look soon, if the last look is too old for it."""
+        """Read the paused queues soon after a claim, if the last read is too old."""
         self._has_claimed = time.monotonic() >= self._look_at
 
     def are_known(self, patience: Patience) -> bool:
@@ -476,7 +475,7 @@ class Pauses:
         return time.monotonic() < self._look_at or self._look(patience)
 
     def tell_who_stays(self, patience: Patience, served: Collection[str]) -> None:
-        """At the end of a drain: the jobs of paused queues are left as they are."""
+        """Log, at the end of a drain, the paused queues that still have jobs."""
         self.look_if_due(patience)
         if left := sorted(name for name in self.queues if not served or name in served):
             tell("drained_but_paused", queues=", ".join(left))

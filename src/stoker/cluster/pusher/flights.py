@@ -1,4 +1,4 @@
-"""The pusher's books: every lease that this cluster holds, where its job is, and how long jobs are
+"""The pusher's record of every lease of this cluster: where its job is, and how long jobs are
 expected to run."""
 
 from __future__ import annotations
@@ -12,43 +12,42 @@ from uuid import UUID
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import lease_clock
-from stoker.cluster.wire import Job, Report, is_over, pack_job
+from stoker.cluster.wire import Report, is_over
 from stoker.exceptions import PackageError
 from stoker.jobs.package import HEADER_BYTES, JOB, Sealer
 from stoker.values import codec
 
 PREFETCH_SECONDS = 0.05
-"""How much work may wait inside a worker, for each of its slots. A job of a task that takes as long
-as this, or an unknown time, leaves no room for another."""
+"""Expected run time of the jobs that a worker may hold, for each of its slots. A job that is
+expected to take this long or longer leaves no room for another. So does a job whose run time is
+unknown."""
 KEEP_SECONDS = 0.5
 """How long an unstarted job is kept while no worker here has room for it."""
 
 
 class Flight:
-    """One claimed job, from its claim until its outcome is recorded or it is given back."""
+    """One claimed job, from its claim until its outcome is recorded or it is released."""
 
-    # What is the same for most of them is the class's: there is one for each job.
+    # Defaults are class attributes, because a flight is created for each job.
     permit_ns = 0
     """The latest time at which the job may start, see ``wire``."""
     asked_seconds = 0.0
-    """For how many seconds its permit was requested; 0 = unknown."""
+    """Requested validity of its permit in seconds; 0 = unknown."""
     worker: int | None = None
     sent_at = 0.0
     expected_seconds = PREFETCH_SECONDS
     """How long it was expected to occupy its worker's slot when it was sent."""
     is_last_try = False
-    """Whether it would be a dead letter if its worker died."""
+    """Whether it would become a dead letter if its worker died."""
     is_noted = False
-    """Whether the broker knows that a worker may start it."""
-    job: Job
-    """The message with which it was last sent to a worker."""
+    """Whether the broker was told that a worker may start it."""
     report: Report | None = None
     is_open = True
     """False once it is recorded, released or lost."""
     is_locked = False
-    """Whether another transaction held its lease when it was to be extended."""
+    """Whether another transaction had locked its lease at the last extension."""
     cancelled_as = 0
-    """The number under which its worker was told to end it."""
+    """Its number at the time when its worker was told to end it."""
 
     def __init__(self, number: int, delivery: Delivery, leased_at: float) -> None:
         self.number = number
@@ -58,14 +57,14 @@ class Flight:
 
     @property
     def is_late(self) -> bool:
-        """Whether its permit is over."""
+        """Return whether its permit has run out."""
         return is_over(self.permit_ns)
 
 
 class Flights:
-    """All flights. A flight waits for a worker, is with one, or has its report and waits for the
-    monitor to record it; it is extended all the while. One that is not started while its permit is
-    good is given back."""
+    """All flights. A flight waits for a worker, is at a worker, or waits for the monitor to
+    record its report. Its lease is extended all the time. A flight that does not start while its
+    permit is valid is released."""
 
     def __init__(self, last_number: int) -> None:
         self.last_number = last_number
@@ -73,18 +72,18 @@ class Flights:
         self.permitted: deque[Flight] = deque()
         """Waiting flights that have a permit."""
         self.orphans: dict[UUID, Flight] = {}
-        """Leases of the pusher before this one, until a worker says that it has the job."""
+        """Leases of the previous pusher, until a worker reports that it has the job."""
         self._all: dict[int, Flight] = {}
         self._with_worker: dict[int, dict[int, Flight]] = {}
         self._load_seconds: dict[int, float] = {}
-        """Worker -> expected run time of what it has."""
+        """Worker -> expected run time of its jobs."""
         self.to_announce: set[str] = set()
-        """Queues of jobs that other clusters are to be told of when they have been released."""
+        """Queues for which other clusters are woken after the release of jobs."""
         self._sent_through: dict[int, int] = {}
-        """Worker -> number of the last flight that it was sent."""
+        """Worker -> number of the last flight sent to it."""
         self._to_give_back: list[Flight] = []
         self.unrecorded_bytes = 0
-        """Length of the packages of jobs that have a report."""
+        """Total length of the packages of jobs with an unrecorded report."""
         self.permits = Permits()
         self.paused: frozenset[str] = frozenset()
         """The paused queues."""
@@ -101,7 +100,7 @@ class Flights:
         return self._all.get(number)
 
     def with_worker(self, worker: int) -> dict[int, Flight]:
-        """Number -> flight of what this worker has been sent and has not reported, oldest first."""
+        """Return number -> flight of this worker's unreported jobs, oldest first."""
         return self._with_worker.setdefault(worker, {})
 
     def load_seconds(self, worker: int) -> float:
@@ -109,7 +108,7 @@ class Flights:
         return self._load_seconds.get(worker, 0.0) if self.with_worker(worker) else 0.0
 
     def add(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
-        """Take fresh claims into the books; they wait for a worker."""
+        """Add claimed jobs, which then wait for a worker."""
         flights = [Flight(0, delivery, leased_at) for delivery in deliveries]
         for flight in flights:
             if permit_seconds := flight.delivery.permit_seconds:
@@ -165,7 +164,8 @@ class Flights:
         self._wait([flight])
 
     def report(self, worker: int, report: Report) -> Flight | None:
-        """Note a worker's report. None when the flight is not (or no longer) with that worker."""
+        """Store a worker's report in its flight. Return None if that worker does not have the
+        flight."""
         return next(iter(self.report_all(worker, [report])), None)
 
     def report_all(self, worker: int, reports: Iterable[Report]) -> list[Flight]:
@@ -189,18 +189,18 @@ class Flights:
         return [flight for flight in self._all.values() if flight.report is not None]
 
     def remove(self, number: int) -> Flight | None:
-        """Close the books on a flight."""
+        """Remove a flight."""
         flight = self._all.pop(number, None)
         if flight is not None:
             flight.is_open = False
-            if flight.report is None:  # else it has left already
+            if flight.report is None:  # otherwise it was removed from its worker before
                 self._leave_worker(flight)
             else:
                 self.unrecorded_bytes -= len(flight.delivery.package)
         return flight
 
     def give_back(self, flight: Flight) -> None:
-        """Let the broker have it again, the attempt uncounted, as soon as it can be reached."""
+        """Release a flight as soon as the broker is reachable. The attempt does not count."""
         self.remove(flight.number)
         self._hand_in([flight])
 
@@ -223,8 +223,7 @@ class Flights:
             self._give_back_late(flight)
 
     def give_back_unstarted(self) -> None:
-        """Release the waiting flights that have found no worker for too long. Other clusters may
-        have one."""
+        """Release flights that wait too long for a worker: other clusters may have a free one."""
         before = time.monotonic() - KEEP_SECONDS
         for flight in [one for one in self.waiting if one.came_at <= before]:
             self.waiting.remove(flight)
@@ -232,8 +231,8 @@ class Flights:
             self.give_back(flight)
 
     def keep_until(self) -> float:
-        """Return when to release the first waiting flight, in monotonic seconds. Those that came
-        first are at the end, if they were taken back, or at the beginning."""
+        """Return when to release the first waiting flight, in monotonic seconds. The oldest
+        flight is the first in the queue, or the last one if it was taken back from a worker."""
         if not self.waiting:
             return float("inf")
         return min(self.waiting[0].came_at, self.waiting[-1].came_at) + KEEP_SECONDS
@@ -278,8 +277,8 @@ class Flights:
         self._hand_in(Flight(0, one, leased_at) for one in deliveries)
 
     def oldest_lease(self) -> float | None:
-        """Return when the lease that is oldest was last extended, on the lease clock. Leases locked
-        by another transaction are left out: each of those jobs is stopped by itself."""
+        """Return when the oldest lease was last extended, on the lease clock. Leases locked by
+        another transaction are left out, because each of those jobs is stopped separately."""
         return min((flight.leased_at for flight in self if not flight.is_locked), default=None)
 
     def _give_back_late(self, flight: Flight) -> None:
@@ -307,13 +306,12 @@ class Flights:
             self._all[number] = flight
 
     def _join_worker(self, worker: int, flights: Iterable[Flight]) -> None:
-        load_seconds = self.load_seconds(worker)  # from 0 again if it has nothing
+        load_seconds = self.load_seconds(worker)  # starts again at 0 if the worker has no jobs
         held, now = self.with_worker(worker), time.monotonic()
         for flight in flights:
             load_seconds += flight.expected_seconds
             flight.worker = worker
             flight.sent_at = now
-            flight.job = pack_job(flight.number, flight.delivery, flight.permit_ns)
             held[flight.number] = flight
         self._load_seconds[worker] = load_seconds
 
@@ -325,7 +323,7 @@ class Flights:
 
 
 SHORTEST_PERMIT_SECONDS = 0.02
-"""What no broker goes below."""
+"""The shortest validity of a permit that a broker supports."""
 LONGEST_PERMIT_SECONDS = 1.0
 REMEMBERED = 64
 PERIOD_SECONDS = 1.0
@@ -333,8 +331,8 @@ PERIOD_SECONDS = 1.0
 
 
 class Permits:
-    """Learns from how the last ones were used. On a host or database with much to do, all would run
-    out otherwise, and the rate stand still."""
+    """Chooses how long permits of rate limits are valid, from how the last ones were used. On a
+    busy host or database all permits would otherwise run out, and no such job would start."""
 
     def __init__(self) -> None:
         self._used: deque[float] = deque(maxlen=REMEMBERED)
@@ -350,16 +348,17 @@ class Permits:
         return min(max(1.1 * seconds, SHORTEST_PERMIT_SECONDS), LONGEST_PERMIT_SECONDS)
 
     def note(self, asked_seconds: float, left_seconds: float) -> None:
-        """A job was started with so much time left, or was that late, where it is negative. A very
-        late one proves little: it had to wait for something long."""
+        """Note how much time was left when a job with a permit started; negative = it was late.
+        Very late jobs count less, because they had to wait for a long job."""
         self._used.append(min(asked_seconds - left_seconds, 2 * asked_seconds))
 
 
 LAST_TRY_WEIGHT, LAST_TRY_SECONDS = 25, 0.0001
-"""A job in its last try counts as so many times as long, and as at least so long before that. A
-worker gets 20 of these for each slot at most, and one if they take 2 ms or more."""
+"""The expected run time of a job in its last try is raised to at least LAST_TRY_SECONDS, and
+multiplied by LAST_TRY_WEIGHT. So a worker gets at most 20 such jobs per slot, and only one if
+they take 2 ms or more."""
 LONGEST_SECONDS = 1.0
-"""Longer times count as this, so that a few short jobs outweigh a very long one."""
+"""Longer run times count as this in averages, so that a few short jobs outweigh a very long one."""
 WEIGHT = 0.3
 """Weight of the newest reports in a moving average."""
 MOST_TASKS = 10_000
@@ -379,20 +378,20 @@ class RunTimes:
         self._seconds: dict[bytes, float] = {}
         """Name of a task as in packages -> moving average."""
         self._expected: dict[bytes, float] = {}
-        """The same, at most PREFETCH_SECONDS."""
+        """Name of a task as in packages -> moving average, limited to PREFETCH_SECONDS."""
         self.mean_seconds = LONGEST_SECONDS
-        """The average over all tasks. It says how many jobs are worth claiming."""
+        """The average over all tasks. It determines how many jobs to claim."""
         self._has_mean = False
         self._last: tuple[bytes, bytes, tuple[float, bool]] = NONE_YET
-        """What the packages of the last job's kind have in common, and the answer for a first
-        try."""
+        """Cache for the next job like the last one: the common parts of their packages, and the
+        estimate for a first try."""
 
     def estimate(self, delivery: Delivery) -> tuple[float, bool]:
         """Return for how many seconds this job will occupy its slot, at most PREFETCH_SECONDS, and
         whether it would be a dead letter if its worker died. If it would, it counts as a longer
         one: when the host is lost, all that workers have been sent counts as started."""
         package, (call, limits, answer) = delivery.package, self._last
-        # There is one call for each job, and nearly all are like the one before.
+        # Called for each job. Nearly all jobs are like the one before.
         if (
             package.startswith(call, TASK_AT)
             and package.startswith(limits, package.find(b",[", TASK_AT + len(call)))
@@ -414,8 +413,7 @@ class RunTimes:
         return answer
 
     def note(self, reports: Iterable[Report]) -> None:
-        """Learn from what workers have reported. Jobs that were refused before they began say
-        nothing."""
+        """Update the averages with reports. Ignore jobs that were refused before they began."""
         seconds: dict[str, list[float]] = {}
         for _, began, ended, _, _, task, _ in reports:
             if began is not None:
@@ -471,7 +469,7 @@ def outline(sealer: Sealer, data: bytes) -> Outline:
     if data.startswith(JOB.plain):  # nearly always
         queue_at = data.find(b'"', TASK_AT) + len('","')
         ends_at = data.find(b'"', queue_at)
-        options_at = data.find(b",[", ends_at) + len(",[")  # only numbers stand between
+        options_at = data.find(b",[", ends_at) + len(",[")  # only numbers are between them
         limits = _limits(data[options_at : options_at + 8])
         if limits is not None and data[ends_at - 1 : ends_at] != b"\\":
             call = data[TASK_AT : ends_at + len('",')]

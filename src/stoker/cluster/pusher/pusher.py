@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from stoker.cluster.crew import Death, loop_ages
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import Child
 from stoker.cluster.wire import Reported, is_recorded, pack_for_monitor
+from stoker.logs.lines import Chunk
 from stoker.models import Cluster
 from stoker.signals import tell
 from stoker.store.engines.sessions import Patience
@@ -32,7 +33,10 @@ from .flights import Flight, Flights
 from .roster import Recall, Roster
 
 UNRECORDED_BYTES = 32 << 20
-"""Length of packages that may wait for the monitor before no more jobs are claimed."""
+"""No more jobs are claimed while the packages of unrecorded jobs have this total length."""
+
+MOST_LOGS_BYTES = 4 << 20
+"""Log lines of jobs are dropped while more bytes than this wait for the monitor."""
 
 
 def main(child: Child) -> None:
@@ -69,7 +73,8 @@ class Pusher:
         self._has_said_stopped = self._has_said_drained = False
         self._wake_descriptor: int | None = None
         self._unsettled: dict[tuple[int, int], list[Flight]] = {}
-        """Worker and incarnation of the dead -> what their death decided and is not stored yet."""
+        """Worker and incarnation of dead workers -> flights that their death ended and that are
+        not recorded yet."""
 
     def run(self) -> None:
         self.selector.register(self.child.control, selectors.EVENT_READ, self._read_control)
@@ -86,7 +91,7 @@ class Pusher:
         it: together they must not take longer than a heartbeat may."""
         if self.wake.is_due():
             self._hurry()
-            if not len(self.flights):  # there is nothing that would have to be looked after first
+            if not len(self.flights):  # no claimed job needs attention first
                 self._claim()
         self._extend()
         self.flights.give_back_late()
@@ -103,7 +108,7 @@ class Pusher:
         self.child.control.flush()
 
     def _claim(self) -> None:
-        """If it is time to; and hand out."""
+        """Claim jobs if a claim is due, and send them to workers."""
         if self._may_claim():
             self.claims.claim(
                 self._room(),
@@ -151,7 +156,8 @@ class Pusher:
             self.flights.lose(flight)
 
     def _find_orphans(self) -> None:
-        """Leases of the pusher before: hold them until the workers have said which they have."""
+        """Load the leases of the previous pusher, and keep them until the workers have reported
+        which jobs they have."""
         if self.child.incarnation > 1:
             held = self.claims.insist_on_held(self._note_alive)
             self.adoption.take(held, time.monotonic() - self.settings.lease_seconds / 2)
@@ -179,8 +185,8 @@ class Pusher:
                     self.is_over = True
 
     def _settle(self, death: Death) -> None:
-        """Handle a worker's death. What it had reported counts; its other jobs are judged by how it
-        died."""
+        """Handle a worker's death. Its reports count. The outcome of its other jobs depends on
+        how it died."""
         link = self.roster.links.get(death.worker)
         if link is not None and link.incarnation == death.incarnation:
             self._read_worker(death.worker)
@@ -242,6 +248,8 @@ class Pusher:
         match frame:
             case ("reports", reports):
                 self.monitor.pass_on(self.roster.reported(worker, reports))
+            case ("logs", chunks):
+                self.monitor.pass_on_logs(chunks)
             case ("skipped", numbers):
                 self.roster.skipped(worker, numbers)
             case ("hello", jobs):
@@ -310,8 +318,8 @@ class Pusher:
 
 
 class MonitorLine:
-    """The pusher's connection to the monitor. Reports are kept until they are recorded, so that a
-    new monitor is sent again what its predecessor may not have recorded."""
+    """The pusher's connection to the monitor. It keeps reports until they are recorded, and
+    resends them to a new monitor."""
 
     def __init__(
         self, selector: selectors.BaseSelector, roster: Roster, lease_seconds: float
@@ -322,29 +330,36 @@ class MonitorLine:
         self._stream: Stream | None = None
 
     def meet(self, stream: Stream, reported: Iterable[Flight]) -> None:
-        """A new monitor is there."""
+        """Connect to a new monitor, and send it these reports."""
         self._drop()
         self._stream = stream
         self._selector.register(stream, selectors.EVENT_READ, self._serve)
         self.pass_on(reported)
 
     def pass_on(self, flights: Iterable[Flight]) -> None:
-        """Send the reports of these flights, or keep them until there is a monitor. Outcomes that
-        the worker has recorded itself are only counted by the monitor."""
+        """Send the reports of these flights, or keep them until a monitor is connected. The
+        monitor only counts outcomes that the worker has recorded itself."""
         reports: list[Reported] = []
         counted: list[Reported] = []
         for flight in flights:
             report = flight.report
             if report is not None:
                 some = counted if is_recorded(report) else reports
-                valid_until = flight.leased_at + self._lease_seconds
-                some.append((report, pack_for_monitor(flight.job, int(valid_until * 1e9))))
+                valid_until_ns = int((flight.leased_at + self._lease_seconds) * 1e9)
+                job = pack_for_monitor(flight.number, flight.delivery, valid_until_ns)
+                some.append((report, job))
         if self._stream is not None and (reports or counted):
             for frame in (("reports", reports), ("counted", counted)):
                 if frame[1]:
                     self._stream.queue(frame)
             self._serve(selectors.EVENT_WRITE)
         self._roster.recorded(report[0] for report, _ in counted)
+
+    def pass_on_logs(self, chunks: Sequence[Chunk]) -> None:
+        """Send the log lines of jobs. Drop them if no monitor is connected or if it is too slow."""
+        if self._stream is not None and self._stream.outgoing_bytes < MOST_LOGS_BYTES:
+            self._stream.queue(("logs", chunks))
+            self._serve(selectors.EVENT_WRITE)
 
     def _serve(self, events: int) -> None:
         stream = self._stream
@@ -369,7 +384,7 @@ class MonitorLine:
 
 
 class Heartbeat:
-    """One cluster's row among the clusters."""
+    """Keeps the row of this cluster in the table of clusters up to date."""
 
     def __init__(
         self, plan: Plan, board: Board, flights: Flights, roster: Roster, requests: Requests
@@ -386,7 +401,7 @@ class Heartbeat:
         """Monotonic seconds."""
 
     def beat_if_due(self, patience: Patience, *, is_stopping: bool) -> bool:
-        """Write a sign of life when one is due, or the state has changed. Returns whether one was
+        """Write a heartbeat when one is due or the state has changed. Return whether one was
         written."""
         now = time.monotonic()
         state = Cluster.State.QUIET if self._requests.is_quiet else Cluster.State.RUNNING
@@ -401,7 +416,7 @@ class Heartbeat:
         return True
 
     def sign_off(self) -> None:
-        """A cluster that ends in good order leaves no row."""
+        """Delete the row when the cluster has stopped in good order."""
         Cluster.objects.using(self._settings.database).filter(pk=self._plan.cluster_id).delete()
 
     def _write(self, state: str) -> None:

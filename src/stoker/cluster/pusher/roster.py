@@ -1,4 +1,5 @@
-"""The pusher's workers: how many jobs each may hold, who gets which, and what comes back.
+"""The pusher's workers: how many jobs each may hold, which worker gets which jobs, and which jobs
+are taken back.
 
 Short jobs are prefetched so that a worker never waits; the longer the jobs of their tasks take, the
 fewer are prefetched, down to none. A job of a task whose run time is not known goes to a free slot
@@ -23,7 +24,7 @@ from stoker.cluster.channel import Stream
 from stoker.cluster.crew import Death
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import resident_bytes
-from stoker.cluster.wire import Report
+from stoker.cluster.wire import Report, pack_job
 from stoker.jobs.outcomes import Cancelled, Crashed, Outcome, TimedOut, pack_outcome
 from stoker.jobs.package import sealer_for
 
@@ -31,17 +32,18 @@ from .flights import PREFETCH_SECONDS, Flight, Flights, RunTimes
 
 FRAME_JOBS = 50
 PROMPT_SECONDS = 0.01
-"""How much of it may be before a job that has a permit: it is good for at least twice as long."""
+"""Expected run time of the jobs before a job with a permit. The permit is valid for at least
+twice as long."""
 LATE_SECONDS = 2 * PREFETCH_SECONDS
-"""After this time a job that was sent should be over, as only short ones wait before it."""
+"""After this time a sent job should have ended, because only short jobs are sent ahead."""
 SHOWN_JOBS = 20
-"""How many unstarted jobs of each worker a heartbeat names."""
+"""Maximum number of unstarted jobs per worker that a heartbeat lists."""
 OUTGOING_LIMIT_BYTES = 8 << 20
 LOST_REPORT = "the job had finished, and its worker was gone before the outcome was recorded"
 
 
 class WorkerLink(Stream):
-    """The pusher's line to one worker."""
+    """The pusher's connection to one worker."""
 
     def __init__(self, endpoint: socket.socket, incarnation: int) -> None:
         super().__init__(endpoint)
@@ -49,8 +51,8 @@ class WorkerLink(Stream):
         self.has_said_hello = False
         self.is_leaving = False
         self.is_silent = False
-        """Whether it left a job unstarted though it had a free slot, as a suspended process does.
-        It gets no more until it says that it has skipped that job."""
+        """Whether it left a job unstarted although it had a free slot, as a suspended process
+        does. It gets no jobs until it reports that it has skipped that job."""
 
 
 class Roster:
@@ -64,12 +66,12 @@ class Roster:
         self.times = RunTimes(sealer_for(plan.settings))
         self.links: dict[int, WorkerLink] = {}
         self.note_handed_out: Callable[[Sequence[Lease]], bool] = lambda _: True
-        """Called before workers get jobs that are tried for the last time. They do not get them if
-        it returns False."""
+        """Called before jobs are sent to workers for their last try. If it returns False, they
+        are not sent."""
 
     def welcome(self, worker: int, incarnation: int, stream: Stream) -> WorkerLink:
-        """A new line to a worker, over which it hears first which jobs of the worker before it
-        are not recorded yet."""
+        """Connect to a worker, and tell it which jobs of the previous worker with its number are
+        not recorded yet."""
         link = WorkerLink(stream.socket, incarnation)
         self.links[worker] = link
         reported = self._flights.reported()
@@ -80,11 +82,11 @@ class Roster:
     # -- how much ---------------------------------------------------------------------------------
 
     def room(self) -> int:
-        """How many more jobs all workers may hold, if they take as long as most."""
+        """Return how many more jobs of average length all workers may hold."""
         return sum(self._room(worker) for worker in self._takers())
 
     def is_hungry(self) -> bool:
-        """Whether some worker will soon have nothing to do."""
+        """Return whether some worker will soon be idle."""
         return not self._flights.waiting and any(map(self._is_low, self._takers()))
 
     def prompt_room(self) -> int:
@@ -99,12 +101,17 @@ class Roster:
         return room - len(self._flights.permitted)
 
     def hand_out(self) -> None:
-        """Queue frames of waiting jobs for the workers with the least to do. Before that, have the
-        broker know which last tries workers may start from now on, by one call for all of them."""
+        """Queue frames with waiting jobs for the workers with the least work. Before that, tell
+        the broker in one call which jobs in their last try may start from now on."""
         frames = [*self._permitted_frames(), *self._waiting_frames()]
         self._note([flight for _, flights in frames for flight in flights])
         for worker, flights in frames:
-            if jobs := [flight.job for flight in flights if flight.worker is not None]:
+            jobs = [
+                pack_job(one.number, one.delivery, one.permit_ns)
+                for one in flights
+                if one.worker is not None
+            ]
+            if jobs:
                 self.links[worker].queue(("jobs", jobs))
 
     def _waiting_frames(self) -> Iterator[tuple[int, list[Flight]]]:
@@ -126,8 +133,8 @@ class Roster:
             yield worker, self._flights.send_permitted(worker, 1)
 
     def _fitting(self, worker: int, most: int) -> int:
-        """Return how many of the waiting jobs this worker may be sent: one for each free slot, and
-        more as long as all that it has is expected to be over soon."""
+        """Return how many of the waiting jobs to send to this worker: one for each free slot,
+        and more if all its jobs are expected to end soon."""
         held = len(self._held(worker))
         free = self._settings.concurrency - held
         most = min(most, free + self._settings.prefetch)
@@ -142,8 +149,8 @@ class Roster:
         return count
 
     def _note(self, flights: Iterable[Flight]) -> None:
-        """Have the broker know which last tries are handed out. If it cannot be told, release them,
-        so that they hold up no other job."""
+        """Tell the broker which jobs in their last try are being sent. If it is unreachable,
+        release these jobs, so that they do not delay others."""
         unnoted = [one for one in flights if one.is_last_try and not one.is_noted]
         is_noted = not unnoted or self.note_handed_out([one.delivery.lease for one in unnoted])
         for flight in unnoted:
@@ -152,13 +159,13 @@ class Roster:
                 self._flights.give_back(flight)
 
     def _is_low(self, worker: int) -> bool:
-        """Whether a worker will soon be idle."""
+        """Return whether a worker will soon be idle."""
         held = len(self._held(worker))
         return held < max(1, (held + self._room(worker)) // 2)
 
     def _room(self, worker: int, seconds: float = PREFETCH_SECONDS) -> int:
-        """Return how many more jobs a worker may hold: one for each free slot, and more if all are
-        expected to be over within this time for each slot."""
+        """Return how many more jobs a worker may hold: one for each free slot, and more if all
+        are expected to take at most this time per slot."""
         free = self._settings.concurrency - len(self._held(worker))
         spare = int(self._spare_seconds(worker, seconds) / self.times.mean_seconds)
         return max(0, free, min(spare, free + self._settings.prefetch))
@@ -180,7 +187,7 @@ class Roster:
     # -- what comes back --------------------------------------------------------------------------
 
     def reported(self, worker: int, reports: Sequence[Report]) -> list[Flight]:
-        """Note reports of a worker. Returns the flights they belong to."""
+        """Store reports of a worker. Return the flights that they belong to."""
         flights = self._flights.report_all(worker, reports)
         if len(flights) < len(reports):
             numbers = [report[0] for report in reports]
@@ -191,7 +198,7 @@ class Roster:
         return flights
 
     def recorded(self, numbers: Iterable[int]) -> None:
-        """The monitor has recorded these: close the books, and let the workers forget them."""
+        """Remove these flights, which the monitor has recorded, and tell the workers so."""
         by_worker: dict[int, list[int]] = {}
         for number in numbers:
             flight = self._flights.remove(number)
@@ -207,7 +214,7 @@ class Roster:
             link.queue(("recorded", list(numbers)))
 
     def skipped(self, worker: int, numbers: Iterable[int]) -> None:
-        """A worker came to recalled jobs and left them."""
+        """Note that a worker has skipped recalled jobs."""
         self.links[worker].is_silent = False
         held = self._held(worker)
         for number in numbers:
@@ -224,8 +231,8 @@ class Roster:
                 self._flights.take_back(flight)
 
     def settle(self, death: Death) -> tuple[list[Flight], list[Flight]]:
-        """Judge the jobs of a dead worker. Return the flights that got a report, and those that are
-        released because the attempt does not count."""
+        """Decide the outcome of a dead worker's jobs. Return the flights that got a report, and
+        the flights to release because their attempt does not count."""
         running = {number: seconds for number, _, seconds, _ in death.running}
         finished = {ended.delivery for ended in self._board.finished().values()}
         judged, given_back = [], []
@@ -233,7 +240,7 @@ class Roster:
             outcome = None
             if number in running:
                 outcome = _judge(death, number)
-            elif number in finished:  # it may be what kills a worker a moment after it returns
+            elif number in finished:  # a task may kill its worker shortly after it has returned
                 outcome = _crash(death) if death.why == "crash" else Crashed(LOST_REPORT)
             if outcome is not None:
                 began = time.time() - running.get(number, 0.0)
@@ -248,8 +255,8 @@ class Roster:
         return judged, given_back
 
     def judge_finished(self, flights: Sequence[Flight]) -> list[Flight]:
-        """Give these flights, whose workers had finished them and are gone, a report that says so.
-        Nobody knows any more how they ended. Returns them."""
+        """Give these flights a report that says that their outcome was lost: their workers had
+        finished them and died. Return the flights."""
         for flight in flights:
             self._report(flight, "", None, Crashed(LOST_REPORT))
             if flight.worker in self.links:
@@ -265,25 +272,25 @@ class Roster:
         self._flights.report(flight.worker, report)
 
     def note_unstarted(self, worker: int, count: int) -> None:
-        """Note that a worker did not start so many jobs until they were recalled. The caller has
-        not taken them back yet."""
+        """Note that a worker had not started ``count`` jobs when they were recalled. The caller
+        has not taken them back yet."""
         started = len(self._held(worker)) - count
         if worker in self.links and started < self._settings.concurrency:
             self.links[worker].is_silent = True
 
     def is_unfair(self) -> bool:
-        """Whether a worker has a free slot while jobs wait behind another's."""
+        """Return whether a worker has a free slot while jobs wait inside another worker."""
         if self._flights.waiting or len(self.links) < 2:
             return False
         counts = [len(self._held(worker)) for worker in self._takers()]
         return bool(counts) and min(counts) < self._settings.concurrency < max(counts)
 
     def is_ahead(self) -> bool:
-        """Whether a worker has more jobs than slots."""
+        """Return whether a worker has more jobs than slots."""
         return any(len(self._held(one)) > self._settings.concurrency for one in self.links)
 
     def information(self) -> list[dict[str, Any]]:
-        """For screens: what each worker does."""
+        """Return what each worker is doing, for display."""
         now_ns = time.monotonic_ns()
         pids = {worker: self._board.worker(worker, place.PID) for worker in sorted(self.links)}
         return [
@@ -348,25 +355,26 @@ def _signal_of(death: Death) -> int | None:
 
 
 UNFAIR_SECONDS = 0.02
-"""How long a job may wait behind another while some worker is idle."""
+"""How long a job may wait behind another job while some worker is idle."""
 
 
 BEHIND_SECONDS = 0.25
-"""How long a job may wait behind another while none is."""
+"""How long a job may wait behind another job while no worker is idle."""
 
 
 SETTLES_SECONDS = 0.002
 
 
 class Recall:
-    """The recalls of one cluster."""
+    """Recalls jobs that workers have not started."""
 
     def __init__(self, roster: Roster, flights: Flights, board: Board) -> None:
         self._roster = roster
         self._flights = flights
         self._board = board
         self._since: dict[int, tuple[int, float]] = {}
-        """Worker -> through which number, and since when; until it has settled."""
+        """Worker -> highest recalled number and time of the recall, until the recall has
+        settled."""
 
     def recall_all(self) -> None:
         """Recall all unstarted jobs from all workers."""
@@ -409,7 +417,7 @@ class Recall:
             self._since[worker] = (through, time.monotonic())
 
     def take_back(self) -> None:
-        """After a recall has settled, everything not started by then is ours again."""
+        """Take back the unstarted jobs of the recalls that have settled."""
         now = time.monotonic()
         for worker, (through, since) in list(self._since.items()):
             if now - since >= SETTLES_SECONDS:
@@ -421,7 +429,7 @@ class Recall:
                     self._flights.take_back(flight)
 
     def settle(self) -> None:
-        """Wait for the recalls that are under way. It is a moment."""
+        """Wait until all recalls have settled, which takes a moment."""
         if self._since:
             time.sleep(SETTLES_SECONDS)
             self.take_back()
@@ -435,8 +443,8 @@ class Recall:
         return not is_there or number <= last_started
 
     def has_taken_back(self, worker: int, number: int) -> bool:
-        """Whether a worker that has this job will leave it, because it was recalled before the job
-        began. The slot shows it for a moment even so: look again after that."""
+        """Return whether a worker will skip this job, because it was recalled before it began.
+        Its slot may still show the job for a moment, so call this again later."""
         if number > self._board.worker(worker, place.RECALLED_THROUGH):
             return False
         if self._is_in_slot(worker, number):

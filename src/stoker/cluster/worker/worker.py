@@ -35,6 +35,7 @@ from stoker.cluster.worker.workload import (
 from stoker.jobs import running
 from stoker.jobs.execute import Executor, Opened
 from stoker.jobs.outcomes import Attempted
+from stoker.logs.capture import Capture
 from stoker.values.ids import is_marked
 
 COMPANION_SECONDS = 0.05
@@ -73,6 +74,9 @@ class Worker:
         self._finished = child.board.finished_of(child.number, self.workload.is_unrecorded)
         worker_id = child.plan.worker_id(child.number, child.incarnation)
         self.executor = Executor(self.settings, worker_id=worker_id, aftercare=WorkerAftercare())
+        if self.settings.logs is not None:
+            self.workload.logs = Capture(self.settings, self.settings.logs)
+            self.workload.logs.install()
         self._jobs_done = 0
         self._opened: dict[int, Opened] = {}
         """Number -> job, while it runs."""
@@ -84,8 +88,8 @@ class Worker:
     # -- the main thread --------------------------------------------------------------------------
 
     def begin(self, slot: int) -> BegunJob | None:
-        """Start the next job in a slot; None when it must not be. The order of the two board
-        accesses is what makes a recall safe: show first, then look."""
+        """Start the next job in a slot. Return None if it must not start. To make a recall safe,
+        write the job to the board first, and then read the recalled numbers."""
         job = self.workload.next()
         if job is None:
             return None
@@ -121,9 +125,10 @@ class Worker:
         return True
 
     def limit(self, slot: int, begun: BegunJob, opened: Opened) -> None:
-        """Show that the job in the slot begins and when the sentinel is to kill this worker for it;
-        later, that it should not do so for the lease's sake. From here on the job can be told to
-        end."""
+        """Write to the board that the job in the slot begins, and when the sentinel must kill
+        this worker because of its time-out. From here on the job can be cancelled. An atomic
+        task also marks its slot before it records itself, so that the worker is not killed then
+        for a lease that is about to end."""
         self._opened[begun.number] = opened
         if begun.number in self._to_cancel:
             opened.interruption.reason = self._to_cancel[begun.number]
@@ -134,10 +139,14 @@ class Worker:
         self._slots[slot].set_deadline(deadline_ns)
         if opened.is_atomic:
             opened.on_completing = self._slots[slot].complete
+        if self.workload.logs is not None:
+            self.workload.logs.begin(opened)
 
     def end(self, slot: int, number: int, attempted: Attempted) -> None:
         """Finish a job: keep its report and send it soon. The board lists the job before its slot
         is freed, so that the attempt counts even if a process dies before it is recorded."""
+        if self.workload.logs is not None:
+            self.workload.logs.end(attempted.delivery.job_id)
         self.workload.finish(number, pack_report(number, attempted))
         self._finished.add(self._slots[slot].ended())
         self._slots[slot].vacate()
@@ -147,7 +156,8 @@ class Worker:
         self._own[place.JOBS_DONE] = self._jobs_done
 
     def should_be_replaced(self) -> bool:
-        """Whether this process has done its share, or grown too large."""
+        """Return whether this process has run its maximum number of jobs, or uses too much
+        memory."""
         reason = self._reason_to_recycle()
         if not reason:
             return False
@@ -165,16 +175,16 @@ class Worker:
         return ""
 
     def look_at_fence_when_continued(self) -> None:
-        """Look at the fence as soon as this process goes on after a SIGSTOP. The main thread runs
-        the handler before anything else, so a task that stood still for longer than its lease does
-        nothing more."""
+        """Check the fence as soon as this process continues after a SIGSTOP. The main thread
+        runs the handler before anything else, so a task that was stopped for longer than its
+        lease does nothing more."""
         signal.signal(signal.SIGCONT, lambda _signal, _frame: self._stop_at_fence())
         signal.siginterrupt(signal.SIGCONT, False)
 
     # -- the companion thread ---------------------------------------------------------------------
 
     def accompany(self) -> None:
-        """Listen to the sentinel until it is gone."""
+        """Handle the sentinel's messages until the sentinel is gone."""
         try:
             while True:
                 for message, descriptor in self.child.control.receive(block=False):
@@ -220,7 +230,8 @@ class Worker:
                 self.workload.stop_reading()
 
     def _cancel(self, number: int, reason: str) -> None:
-        """Noted first, and then looked for: a job that begins meanwhile looks after it is there."""
+        """End a running job. Store the request before searching the job, so that a job that
+        begins meanwhile finds it."""
         self._to_cancel[number] = reason
         opened = self._opened.get(number)
         if opened is not None:
@@ -257,7 +268,7 @@ class SerialRunner:
     def _serve(self, line: Stream) -> None:
         workload = self._workload
         while not workload.is_leaving:
-            tidy_connections()  # some may have grown old while there was nothing to do
+            tidy_connections()  # connections may have become too old while the worker was idle
             while workload.has_next:
                 workload.flush(older_than_seconds=FLUSH_SECONDS)
                 self._run_next()
@@ -323,7 +334,7 @@ class ConcurrentRunner:
         self._workload.on_change = lambda: None
 
     def _follow_line(self) -> None:
-        """Read from the line that the companion got from the sentinel."""
+        """Read from the connection that the companion thread received from the sentinel."""
         line = self._workload.follow()
         if line is self._line:
             return
@@ -364,7 +375,8 @@ class ConcurrentRunner:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         error = task.exception()
-        if error is not None:  # of ours: the slot still shows the job, so that its attempt counts
+        # After an error of Stoker the slot still shows the job, so that its attempt counts.
+        if error is not None:
             sys.excepthook(type(error), error, error.__traceback__)
             leave(1)
 
@@ -416,8 +428,8 @@ class ConcurrentRunner:
         self._workload.flush()
 
     def _plan_care(self) -> None:
-        """Look after the connections of asgiref's thread, in which async tasks use the ORM, while
-        such tasks run and once more after the last."""
+        """Plan to close old connections of asgiref's thread, in which async tasks use the ORM.
+        Repeat it while such tasks run, and once more after the last."""
         if not self._care_is_planned:
             self._care_is_planned = True
             self._care = asyncio.get_running_loop().create_task(self._care_for_connections())

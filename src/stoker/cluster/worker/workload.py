@@ -1,5 +1,5 @@
-"""What a worker holds: its jobs and reports, its connection to the pusher, and the connections of
-its tasks to databases, which are tidied between jobs as Django does between requests.
+"""The jobs and reports of a worker, its connection to the pusher, and the database connections of
+its tasks, which are closed between jobs as Django does between requests.
 
 The main thread runs jobs; the companion thread reconnects when the pusher has died. Both use one
 lock, so each step is atomic: ``meet`` tells a new pusher exactly what this worker has, and nothing
@@ -31,6 +31,7 @@ from stoker.cluster.process import leave_forked_child
 from stoker.cluster.wire import Job, Report
 from stoker.exceptions import TransactionLeftOpen
 from stoker.jobs.aftercare import Aftercare
+from stoker.logs.capture import Capture
 from stoker.signals import tell
 from stoker.store.engines import engine_for
 from stoker.store.transactions import roll_back
@@ -39,7 +40,7 @@ FLUSH_SECONDS = 0.002
 
 
 class BegunJob(NamedTuple):
-    """A job that has its slot."""
+    """A job that occupies a slot."""
 
     number: int
     delivery: Delivery
@@ -50,20 +51,22 @@ _number_of = itemgetter(0)
 
 
 class Workload:
-    """One worker's jobs, reports and line."""
+    """One worker's jobs, reports and connection to the pusher."""
 
     def __init__(self) -> None:
         self.on_change: Callable[[], object] = lambda: None
-        """Called when there is a new line or it is time to leave, in whichever thread that is."""
+        """Called, in any thread, when there is a new connection or the worker must exit."""
         self.is_leaving = False
+        self.logs: Capture | None = None
+        """Captures what jobs log and print; None = it is not kept."""
         self._queue: deque[Job] = deque()
         self._jobs: dict[int, Job] = {}
-        """Number -> job, from its coming until it is recorded or skipped."""
+        """Number -> job, from its arrival until it is recorded or skipped."""
         self._reports: dict[int, Report] = {}
-        """Sent or to be sent, and not yet recorded."""
+        """Number -> report that is not recorded yet, sent or not."""
         self._inherited: set[int] = set()
-        """Numbers of jobs that the worker before this one had finished: they are not recorded yet,
-        and the board lists them."""
+        """Numbers of unrecorded jobs that the previous worker with this number had finished. The
+        board lists them."""
         self._unsent: list[Report] = []
         self._unsent_since = 0.0
         self._skipped: list[int] = []
@@ -75,17 +78,17 @@ class Workload:
 
     @property
     def line(self) -> Stream | None:
-        """The line to the pusher; None while there is none."""
+        """The connection to the pusher, or None."""
         return self._line
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing waits, runs, or is to be reported."""
+        """Return whether no job waits or runs, and no report is to be sent."""
         return not self._jobs
 
     def follow(self) -> Stream | None:
-        """The line to the pusher, for the one who reads it from now on, and ``lose``s it when it
-        is broken; None while there is none."""
+        """Return the connection to the pusher, or None. From now on the caller reads from it,
+        and calls ``lose`` when it breaks."""
         with self._lock:
             if self._line is not None:
                 self._followed = self._line
@@ -120,7 +123,8 @@ class Workload:
 
     @property
     def has_next(self) -> bool:
-        """Whether a job is to be started now. None is while too many reports are not recorded."""
+        """Return whether a job may start now. No job starts while too many reports are
+        unrecorded."""
         return bool(self._queue) and len(self._reports) < MOST_UNRECORDED
 
     def is_unrecorded(self, number: int) -> bool:
@@ -128,18 +132,18 @@ class Workload:
         return number in self._reports or number in self._inherited
 
     def next(self) -> Job | None:
-        """The job that waits longest, to be started now."""
+        """Return the job that has waited longest, to start it now."""
         with self._lock:
             return self._queue.popleft() if self._queue else None
 
     def skip(self, number: int) -> None:
-        """It was recalled, and has not been started."""
+        """Remove a recalled job that has not started."""
         with self._lock:
             self._jobs.pop(number, None)
             self._skipped.append(number)
 
     def finish(self, number: int, report: Report) -> None:
-        """It is over; ``flush`` sends the report."""
+        """Remove a finished job, and keep its report for ``flush``."""
         with self._lock:
             self._reports[number] = report
             if not self._unsent:
@@ -147,9 +151,10 @@ class Workload:
             self._unsent.append(report)
 
     def flush(self, *, older_than_seconds: float = 0.0) -> None:
-        """Send reports, if the first has waited that long."""
+        """Send the reports, if the oldest has waited that long."""
         has_waited = time.monotonic() - self._unsent_since >= older_than_seconds
-        if not self._skipped and not (self._unsent and has_waited):
+        has_logs = self.logs is not None and self.logs.is_due
+        if not self._skipped and not (self._unsent and has_waited) and not has_logs:
             return
         with self._lock:
             self._send_unsent(older_than_seconds)
@@ -157,7 +162,8 @@ class Workload:
     # -- the line ---------------------------------------------------------------------------------
 
     def meet(self, stream: Stream) -> None:
-        """A new pusher: tell it all that we have. Whoever reads the old line is called off it."""
+        """Connect to a new pusher, and send it all jobs and reports. Stop reading from the old
+        connection."""
         with self._lock:
             has = [(job, self._reports.get(number)) for number, job in self._jobs.items()]
             try:
@@ -177,7 +183,8 @@ class Workload:
         self.on_change()
 
     def lose(self, line: Stream) -> None:
-        """The line is broken. What came over it stays ours, for the next pusher to hear of."""
+        """Close a broken connection. The jobs that came over it stay here, and are reported to
+        the next pusher."""
         with self._lock:
             self._drop(line)
             line.close()
@@ -225,6 +232,8 @@ class Workload:
             self._line = None
 
     def _send_unsent(self, older_than_seconds: float = 0.0) -> None:
+        if self.logs is not None and self._line is not None and (chunks := self.logs.take()):
+            self._send(("logs", chunks))
         if self._skipped and self._line is not None:
             skipped, self._skipped = self._skipped, []
             self._send(("skipped", skipped))
@@ -241,7 +250,7 @@ class Workload:
             return
         try:
             self._line.send(message)
-        except Closed:  # its reader, if there is one, will find out, and close it
+        except Closed:  # its reader, if there is one, notices and closes it
             line = self._line
             self._drop(line)
             if line is not self._followed:
@@ -267,8 +276,8 @@ JOB_THREADS = "stoker-job"
 
 
 class _Known(threading.local):
-    """The connections of one thread, as far as they were ever open. To ask Django for them takes
-    longer than many a job; it tells when it opens one."""
+    """Cache of the database connections of one thread. Listing them takes longer than a short job,
+    so the list is read again only when Django signals a new connection."""
 
     def __init__(self) -> None:
         self.look()
@@ -341,7 +350,8 @@ class WorkerAftercare(Aftercare):
     """What a worker cleans up after a task's function has ended."""
 
     def __init__(self) -> None:
-        self._process_id = os.getpid()
+        self._is_forked = False
+        os.register_at_fork(after_in_child=self._note_fork)  # cheaper than a getpid for each job
         self._rolled_back = 0
         """How often a transaction was found open in the thread that async tasks share."""
 
@@ -354,8 +364,9 @@ class WorkerAftercare(Aftercare):
         return self._rolled_back
 
     async def after_async(self, before: int) -> None:
-        """Async tasks share a thread, and so their connections. Nobody can say which of them left a
-        transaction open, nor who else has written in it: all that run now have failed."""
+        """Roll back transactions that an async task left open. Async tasks share a thread and
+        its connections, so it is unknown which task opened it or has written in it. All async
+        tasks that run now fail."""
         if any(_seems_open(one()) for one in _of_other_threads):
             left_open = await sync_to_async(roll_back_open_transactions)()
             self._rolled_back += bool(left_open)
@@ -363,10 +374,13 @@ class WorkerAftercare(Aftercare):
             raise TransactionLeftOpen(ASYNC)
 
     def leave_forked_child(self) -> None:
-        """End a child that the task has forked and that came back from the task. On an event loop
-        this cannot wait: other tasks would go on in the child, too."""
-        if os.getpid() != self._process_id:
+        """End a process that the task has forked and that returned from the task. On an event
+        loop this must happen at once, because other tasks would continue in the child, too."""
+        if self._is_forked:
             leave_forked_child()
+
+    def _note_fork(self) -> None:
+        self._is_forked = True
 
 
 ASYNC = (

@@ -10,7 +10,6 @@ from uuid import UUID
 
 from django.apps import apps
 from django.db import DatabaseError, connections, models
-from django.db.migrations.loader import MigrationLoader
 from django.db.models import Count
 
 from stoker.brokers.adapters import broker_for
@@ -38,6 +37,7 @@ from stoker.models.ready import Place
 from stoker.store.engines.sessions import explained
 from stoker.store.places import WAITING
 from stoker.store.statements import deciding, delete_by_key, lock_by_key, update_by_key, with_keys
+from stoker.store.unapplied import unapplied_migrations
 from stoker.store.written import DatabaseNow, microseconds
 
 from .looks import (
@@ -54,13 +54,12 @@ from .looks import (
 
 NEEDLESS = FindingKind(
     "needs_without_job",
-    "These needs are of jobs that have ended or are gone; in a sequence, all that come after them "
-    "wait.",
+    "The jobs of these needs have ended or do not exist. In a sequence, all later jobs wait.",
     "they are deleted, and blocked jobs become ready",
 )
 UNUSED = FindingKind(
     "places_of_nobody",
-    "These needs hold a place, but their jobs do not run: others wait in vain.",
+    "These needs hold a place, but their jobs do not run, so other jobs wait for ever.",
     "the places are freed, and blocked jobs become ready",
 )
 OVERFULL = FindingKind(
@@ -69,12 +68,12 @@ OVERFULL = FindingKind(
 )
 KEYLESS = FindingKind(
     "blocked_without_key",
-    "These jobs are blocked under keys that are gone: nothing would ever make them ready.",
-    "they are ready again, and wait for their turn anew",
+    "These jobs are blocked by keys that do not exist: they would never become ready.",
+    "they become ready, and are blocked again if necessary",
 )
 STUCK = FindingKind(
     "blocked_with_room",
-    "Jobs are blocked under these keys though there is room, and no other job is before them.",
+    "Jobs are blocked by these keys although there is room and no other job comes first.",
     "blocked jobs become ready",
 )
 PLACE_FIELDS = Place._fields
@@ -128,7 +127,8 @@ class Needs(Look):
         return set(letters.values_list("job_id", flat=True)) if job_ids else set()
 
     def _still_there(self, need_ids: Sequence[UUID]) -> list[UUID]:
-        """Return the needs that still exist. Recording a job's end deletes its needs."""
+        """Return the needs that still exist. They are deleted when the end of their job is
+        recorded."""
         if not need_ids:
             return []
         rows = with_keys(Need.objects.using(self.alias), need_ids)
@@ -160,7 +160,7 @@ class BlockedLines(Look):
             seen |= fresh
             if fresh:
                 keyless, stuck = self._judge(fresh)
-                if stuck:  # whoever withdraws jobs looks after their keys a moment later
+                if stuck:  # after jobs are withdrawn, their keys are checked a moment later
                     time.sleep(A_MOMENT_SECONDS)
                     stuck = self._judge(set(stuck))[1]
                 lost = [job_id for job_id, key_id in page if key_id in keyless]
@@ -179,9 +179,8 @@ class BlockedLines(Look):
         return len(stuck_ids)
 
     def _judge(self, key_ids: set[UUID]) -> tuple[set[UUID], list[UUID]]:
-        """Return the missing keys, and the keys whose blocked jobs nothing will make ready.
-
-        The keys are locked, as they are wherever jobs are blocked or made ready.
+        """Return the missing keys, and the keys whose blocked jobs would stay blocked for ever.
+        Locks the keys, as every transaction does that blocks jobs or makes them ready.
         """
         with deciding(self.alias):
             keys = GuardKey.objects.using(self.alias).lock(key_ids)
@@ -195,9 +194,9 @@ class BlockedLines(Look):
         if not line.exists():
             return False
         if not key.has_line:
-            return True  # nobody would look for them
+            return True  # no process would search for them
         if key.due_us is not None:
-            return False  # somebody will, then
+            return False  # upkeep checks the key at that time
         if key.kind == Need.Kind.RATE:
             return True
         needs = Need.objects.using(self.alias)
@@ -227,7 +226,8 @@ class BlockedLines(Look):
 
 ABANDONED = FindingKind(
     "abandoned_leases",
-    "The leases of these jobs ended long ago, and no cluster has taken them over: does one run?",
+    "The leases of these jobs ended long ago, and no cluster has taken them over. Check that a "
+    "cluster runs.",
     "they are taken over: retried, or dead letters if they have used up their attempts",
 )
 SILENT = FindingKind(
@@ -238,14 +238,14 @@ SILENT = FindingKind(
 )
 OVERDUE = FindingKind(
     "overdue_jobs",
-    "The moment of these jobs came long ago, and no cluster has looked for them: all are busy with "
-    "long jobs, or none runs.",
+    "These jobs were due long ago, and no cluster has claimed them. All clusters are busy with "
+    "long jobs, or no cluster runs.",
     is_fault=False,
 )
 UNHEARD = FindingKind(
     "settled_cancellations",
-    "These jobs were to be cancelled while they ran, and do not run any more.",
-    "those that wait again are cancelled; of the others the request is forgotten",
+    "A cancellation of these jobs was requested while they ran, and they do not run any more.",
+    "waiting jobs are cancelled; the requests for other jobs are deleted",
     is_fault=False,
 )
 UNRELAYED = FindingKind(
@@ -296,18 +296,19 @@ class LostClusters(Look):
 
 UNAPPLIED = FindingKind(
     "unapplied_migrations",
-    "These migrations of stoker are not applied: run `manage.py migrate`. Nothing else was looked "
-    "at.",
+    "These migrations of stoker are not applied: run `manage.py migrate`. Nothing else was "
+    "checked.",
 )
 MISSING_INDEX = FindingKind(
     "missing_indexes",
-    "These indexes are missing, without which a claim or a clean-up reads whole tables: create "
-    "them as the migrations do.",
+    "These indexes are missing. Without them a claim or a clean-up reads whole tables. Create them "
+    "as the migrations do.",
 )
 UNREADABLE = FindingKind(
     "unreadable_packages",
-    "The packages of these jobs, from a sample of those that wait, cannot be opened here; they "
-    "become dead letters when their turn comes. Was a key rotated without SECRET_KEY_FALLBACKS?",
+    "The packages of these jobs, from a sample of the waiting ones, cannot be opened here. The "
+    "jobs become dead letters when they are claimed. Was a key rotated without "
+    "SECRET_KEY_FALLBACKS?",
 )
 SAMPLED = 200
 """Number of packages to open, per hot table."""
@@ -319,9 +320,7 @@ class Migrations(Look):
     """Check that all migrations are applied."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
-        loader = MigrationLoader(connections[self.alias])
-        known = [key for key in loader.graph.nodes if key[0] == "stoker"]
-        yield UNAPPLIED, sorted(key[1] for key in known if key not in loader.applied_migrations)
+        yield UNAPPLIED, unapplied_migrations(self.alias)
 
 
 class Indexes(Look):

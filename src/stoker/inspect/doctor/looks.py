@@ -11,6 +11,7 @@ from uuid import UUID
 from django.db import models
 from django.db.models import CharField, Count, Exists, Max, OuterRef, Q, Value
 
+from stoker.brokers.contract import Lease
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
@@ -18,7 +19,6 @@ from stoker.models import Attempt, Claimed, DeadLetter, Job, Need, Ready, Requeu
 from stoker.models.ready import Place
 from stoker.store.places import PLACES, WAITING
 from stoker.store.statements import deciding, delete_by_key, lock_by_key, with_keys
-from stoker.store.store import Store
 from stoker.store.written import database_now_us
 from stoker.values.progress import come_so_far
 
@@ -88,33 +88,33 @@ class Look(ABC):
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         """Repair those rows that are still as they were read. Return the number."""
-        raise NotImplementedError  # each look has its own
+        raise NotImplementedError  # each check has its own
 
 
 LOST = FindingKind(
     "lost_jobs",
-    "These jobs have not ended, and wait nowhere: no cluster would ever run them.",
-    "they are ready again",
+    "These jobs have not ended, but are in no queue: no cluster would ever run them.",
+    "they become ready",
 )
 DOUBLE = FindingKind(
     "jobs_in_two_places",
-    "These jobs are in more than one place, so that they might run twice.",
-    "the place next to running is kept",
+    "These jobs are in more than one state table, so they might run twice.",
+    "the row that is closest to running is kept",
 )
 ENDED = FindingKind(
     "ended_jobs_in_line",
-    "These jobs have ended and yet wait or are leased, so that they might run once more.",
-    "they are taken out of the line",
+    "These jobs have ended, but still wait or are leased, so they might run once more.",
+    "their rows are deleted from the queue",
 )
 WITHOUT_JOB = FindingKind(
     "places_without_job",
-    "There is a place for these jobs, but their packages are gone: a claim makes a dead "
-    "letter of such a job.",
+    "These jobs are in a queue, but their packages do not exist: a claim turns them into dead "
+    "letters.",
 )
 UNGUARDED = FindingKind(
     "jobs_without_their_guards",
-    "These jobs wait without what they need (their rows in stoker_need are not as many as they "
-    "should be), so that they might run beside others.",
+    "Rows in stoker_need are missing for these jobs, so they might run at the same time as jobs "
+    "with the same key.",
 )
 NEXT_TO_RUNNING = ("running", "ready", "blocked", "deferred")
 
@@ -125,13 +125,12 @@ class Jobs(Look):
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Job, "status"):
             alive = [job_id for job_id, status in page if status is None]
-            # In this order: what has not ended after the look had not ended during it.
+            # In this order: a job that has not ended after the read had not ended during it.
             nowhere = set(alive) - places_of(self.alias, alive).keys()
             yield LOST, sorted(self._alive(nowhere))
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
-        """Put lost jobs into the ready table, with their rows locked so that concurrent repairs
-        wait."""
+        """Put lost jobs into the ready table. Locks their rows, so that concurrent repairs wait."""
         with deciding(self.alias):
             names = ("id", "queue", "priority", "status")
             rows = lock_by_key(Job.objects.using(self.alias), ids, *names)
@@ -176,7 +175,7 @@ class Lines(Look):
         yield DOUBLE, double
         jobs = with_keys(Job.objects.using(self.alias), guards.keys())
         status = dict(jobs.values_list("pk", "status"))
-        # Looked at after its job's end, which takes it away: what is there still, is wrong.
+        # The end of a job deletes this row. A row that still exists after the job's end is wrong.
         ended = [one for one in guards if status.get(one) is not None]
         yield ENDED, self._still_in(table, ended)
         yield WITHOUT_JOB, self._still_in(table, [one for one in guards if one not in status])
@@ -194,8 +193,8 @@ class Lines(Look):
         return sorted(rows.values_list("pk", flat=True))
 
     def _unguarded(self, table: type[models.Model], guards: dict[UUID, int]) -> list[UUID]:
-        """Return the jobs whose needs are still missing at a second read. A replaced call has other
-        guards."""
+        """Return the jobs whose needs are still missing at a second read. The first read may be
+        outdated, because a replaced call has other guards."""
         if not guards:
             return []
         needs = Need.objects.using(self.alias).filter(job_id__in=guards).values_list("job_id")
@@ -211,9 +210,9 @@ class Lines(Look):
         waiting = self.scene.broker.withdraw(ids)
         leased = with_keys(Claimed.objects.using(self.alias), ids)
         held = dict(leased.values_list("pk", "lease_id"))
-        store = Store(self.scene.settings)
-        freed = store.settle([one.hex for one in held], list(held.values()))
-        return len(waiting.union(job_id for job_id, _ in freed.valid))
+        leases = {Lease(job_id, lease_id) for job_id, lease_id in held.items()}
+        stale = self.scene.broker.settle([*leases])
+        return len(waiting.union(lease.job_id for lease in leases - stale))
 
     def _keep_one_place(self, ids: Sequence[UUID]) -> int:
         with deciding(self.alias):
@@ -247,8 +246,8 @@ def places_of(alias: str, job_ids: Collection[UUID]) -> dict[UUID, list[str]]:
 
 LEFT_BEHIND = FindingKind(
     "steps_left_behind",
-    "The jobs of these steps have ended or are gone, and their workflows do not know: what comes "
-    "after them would never begin. Requeue the job, or cancel the workflow.",
+    "The jobs of these steps have ended or do not exist, but their workflows have not continued: "
+    "later steps would never begin. Requeue the job, or cancel the workflow.",
 )
 
 
@@ -269,7 +268,7 @@ class StuckSteps(Look):
 
 CONTRADICTED = FindingKind(
     "dead_letters_of_no_failure",
-    "These dead letters are open, but the jobs that they tell of have not failed.",
+    "These dead letters are open, but their jobs have not failed.",
 )
 UNRESOLVED = FindingKind(
     "unresolved_dead_letters",
@@ -278,26 +277,26 @@ UNRESOLVED = FindingKind(
 )
 DESERTED = FindingKind(
     "deserted_dead_letters",
-    "These dead letters were requeued, and the new job is gone or was cancelled: no job "
+    "These dead letters were requeued, and the new job was deleted or cancelled: no job "
     "continues them.",
-    "they are open again",
+    "they are reopened",
     is_fault=False,
 )
 DANGLING = FindingKind(
     "requeues_without_dead_letter",
-    "These requeues (the ids are those of the new jobs) tell of dead letters that are gone.",
+    "The dead letters of these requeues (the ids are those of the new jobs) do not exist.",
     "they are deleted",
     is_fault=False,
 )
 ORPHANED = FindingKind(
     "attempts_without_job",
-    "These attempts are of jobs that are gone, and no dead letter shows them.",
+    "The jobs of these attempts do not exist, and no dead letter shows the attempts.",
     "they are deleted",
     is_fault=False,
 )
 LEFT_KEYS = FindingKind(
     "unique_keys_without_job",
-    "The jobs that took these unique keys are gone. They count as free.",
+    "The jobs that took these unique keys do not exist. The keys count as free.",
     "they are deleted",
     is_fault=False,
 )

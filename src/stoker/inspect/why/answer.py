@@ -83,7 +83,7 @@ class Kind(TextChoices):
 
     @property
     def needs_somebody(self) -> bool:
-        """Whether it will not run without an intervention."""
+        """Whether the job will not run unless an operator acts."""
         return self in HELD_UP
 
     @property
@@ -137,7 +137,7 @@ M = TypeVar("M", bound=models.Model)
 
 
 class Asked:
-    """The job in question, read at one moment.
+    """The job that ``why`` explains, as read at one moment.
 
     Args:
         seen: the job's progress, if the caller has read it already.
@@ -171,7 +171,8 @@ class Asked:
         return model._default_manager.using(self.alias).filter(pk=self.job_id).first()
 
     def answer(self, kind: Kind, sentence: str, advice: str = "", **facts: Any) -> Answer:
-        stop = "" if sentence.endswith((".", "!", "?")) else "."  # it may end in others' words
+        # The sentence may end with the message of another library.
+        stop = "" if sentence.endswith((".", "!", "?")) else "."
         return Answer(self.job_id, kind, sentence + stop, advice, self.task, self.queue, facts)
 
     def seconds_until(self, moment_us: int) -> float:
@@ -180,12 +181,12 @@ class Asked:
 
     @cached_property
     def now_us(self) -> int:
-        """The time on the database's clock."""
+        """Return the time on the database's clock."""
         return database_now_us(self.alias)
 
     @cached_property
     def clusters(self) -> tuple[ClusterState, ...]:
-        """The clusters, with this job if one of them runs it."""
+        """Return the clusters, with this job if one of them runs it."""
         own = {self.job_id: (self.task, self.queue, None)}
         return clusters(self.settings, facts=own)
 
@@ -200,8 +201,8 @@ class Asked:
 
     @cached_property
     def package(self) -> Package | PackageError | None:
-        """The package, opened except for its arguments; an error if it cannot be opened; None if
-        the store has none."""
+        """Return the package, opened except for its arguments; an error if it cannot be opened;
+        None if the store has no package."""
         if self.job is None or not self.job.package:
             return None
         try:
@@ -211,7 +212,7 @@ class Asked:
 
     @cached_property
     def unknown_task(self) -> UnknownTask | None:
-        """The error if this process does not have the task."""
+        """Return the error if this process does not have the task, otherwise None."""
         try:
             if isinstance(self.package, Package):
                 task_of(self.package)

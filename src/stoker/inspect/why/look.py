@@ -61,8 +61,9 @@ def _answer_handed_out(asked: Asked, cluster: ClusterState, attempt: int) -> Ans
             return asked.answer(
                 Kind.HANDED_OUT,
                 f"It was handed to worker {worker.number} (process {worker.pid}) on "
-                f"{cluster.host}, {_busy_with(asked, worker)}. If that goes on, the cluster takes "
-                "it back within a second, and hands it to another worker or releases it.",
+                f"{cluster.host}, {_busy_with(asked, worker)}. If it does not start, "
+                "the cluster takes it back within a second, and sends it to another worker or "
+                "releases it.",
                 **facts,
             )
     return asked.answer(
@@ -246,18 +247,18 @@ def _letter_of(asked: Asked) -> DeadLetter | None:
 
 def _advice(letter: DeadLetter | None) -> str:
     if letter is None:
-        return "Its dead letter is not kept any more: enqueue it anew if it is still wanted."
+        return "Its dead letter is not kept any more: enqueue the job again if it is still needed."
     if letter.state == DeadLetter.State.OPEN:
         again = " It is also requeued automatically." if letter.requeue_due_us is not None else ""
         requeue = f"`manage.py stoker dead requeue {letter.pk}`"
         return f"Fix the cause, then {requeue}, or `discard`.{again}"
     if letter.state == DeadLetter.State.REQUEUED:
-        return f"It was requeued as job {letter.successor_id}: ask about that one."
+        return f"It was requeued as job {letter.successor_id}: ask about that job."
     return f"Nothing: its dead letter is {letter.state}."
 
 
 LOOKS = 3
-"""Number of reads. A job that moves between tables may be missed by one of them."""
+"""Maximum number of reads, because a read may miss a job that moves between tables."""
 
 
 def why(
@@ -269,10 +270,12 @@ def why(
         settings: of the job's backend.
         job_id: of the job.
         progress: the job's progress, if the caller has read it already.
-        row: the job's row of a hot table, likewise: see ``timeline.row_of``.
+        row: the job's row of a hot table, if the caller has read it already: see
+        ``timeline.row_of``.
 
     Returns:
-        Exactly one answer, also for an unknown id: the first obstacle that would have to go.
+        Exactly one answer, also for an unknown id: the first obstacle that keeps the job from
+        running.
 
     Raises:
         BrokerUnavailable, NotMigrated: the store cannot be read.
@@ -310,7 +313,7 @@ def _in_outbox(asked: Asked) -> Answer | None:
         return asked.answer(
             Kind.OUTBOX,
             f"It is in the outbox of the database {alias!r}: its broker does not have it yet.",
-            "Clusters relay it within seconds: look at their log if it stays."
+            "Clusters relay it within seconds. If it is not relayed, see their log."
             if alive
             else "Clusters relay it, and none is alive: start one by `manage.py stoker run`.",
             database=alias,
@@ -334,9 +337,9 @@ def _at_broker(asked: Asked) -> Answer | None:
         return answer_ready(asked, None)
     name = broker.info()["broker"]
     if place == "running":
-        sentence = f"A cluster has it, by the broker {name}, and has not shown it running yet."
+        sentence = f"A cluster has claimed it from the broker {name}, and not reported it yet."
         return asked.answer(Kind.HANDED_OUT, sentence)
-    sentence = f"The broker {name} keeps it until its moment comes, or that of its next attempt."
+    sentence = f"The broker {name} keeps it until its start time or its next attempt."
     return asked.answer(Kind.AT_BROKER, sentence, broker=name)
 
 

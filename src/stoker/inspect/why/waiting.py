@@ -51,8 +51,8 @@ def answer_step(asked: Asked, step: Step) -> Answer:
         state = workflow.state.lower() if workflow is not None else "gone"
         return asked.answer(
             Kind.WORKFLOW,
-            f"It is a step of {name}, which is {state}: its turn never comes.",
-            f"`manage.py stoker workflows retry {step.workflow_id}` lets a failed one go on.",
+            f"It is a step of {name}, which is {state}: it will not run.",
+            f"`manage.py stoker workflows retry {step.workflow_id}` retries a failed workflow.",
             waits_for=[],
             **facts,
         )
@@ -141,7 +141,7 @@ def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
     return asked.answer(
         KINDS[key.kind],
         f"{sentence}. {turn}",
-        "" if holders else "If it stays: upkeep of a cluster calls it; is one alive?",
+        "" if holders else "Upkeep makes it ready. If it stays blocked, check that a cluster runs.",
         holders=holders,
         **facts,
     )
@@ -163,8 +163,8 @@ def _answer_rate(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
 
 
 def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
-    """Answer for a sequence. It is held by the running job, or by a failed one that halts it, else
-    by the oldest unfinished job."""
+    """Answer for a sequence. It is held by the running job, by a failed job that halts it, or by
+    the oldest unfinished job."""
     needs = Need.objects.using(asked.alias)
     holding = needs.holders([key.pk])[key.pk]
     first = None if holding else needs.firsts([key.pk])[key.pk]
@@ -228,8 +228,8 @@ def _unreadable(asked: Asked) -> Answer | None:
     return asked.answer(
         Kind.UNREADABLE,
         f"Its package can't be opened: {asked.package}",
-        "It becomes a dead letter when a cluster fetches it. If clusters have the same SECRET_KEY, "
-        "CLUSTER and SERIALIZER as this process, mend the settings first.",
+        "It becomes a dead letter when a cluster claims it. If clusters have the same SECRET_KEY, "
+        "CLUSTER and SERIALIZER as this process, fix the settings first.",
         error=str(asked.package),
     )
 
@@ -258,7 +258,7 @@ def _not_served(asked: Asked) -> Answer | None:
     if not alive:
         silent = [_shown_seconds(one) for one in asked.clusters]
         last = min((one.silent_seconds for one in asked.clusters), default=None)
-        seen = "" if last is None else f"; the last one was heard {in_words(last)} ago"
+        seen = "" if last is None else f"; the last heartbeat of one was {in_words(last)} ago"
         return asked.answer(
             Kind.NO_CLUSTER,
             f"No cluster of the backend {asked.settings.alias!r} is alive{seen}.",
@@ -366,7 +366,7 @@ def _shown_seconds(cluster: ClusterState) -> dict[str, Any]:
 
 
 LATE_SECONDS = 5.0
-"""A job that is overdue by more than this is explained like a ready one."""
+"""A deferred job that is overdue by more than this is explained like a ready job."""
 
 
 def answer_deferred(asked: Asked, row: Deferred) -> Answer:
@@ -433,7 +433,7 @@ def _answer_put_back(asked: Asked, row: Deferred, soon: str, facts: dict[str, An
     return asked.answer(
         Kind.PUT_BACK,
         f"It was released without having run; it is retried {soon}.",
-        "If it goes on: the clusters' log says why. Perhaps one of them runs older code, which "
-        "does not have the task.",
+        "If this repeats, see the clusters' log for the reason. Perhaps one of them runs older "
+        "code, which does not have the task.",
         **facts,
     )

@@ -125,7 +125,7 @@ class RedisLocks(LockStore):
 
     def _run(self, script: str, keys: list[str], *arguments: object) -> Any:
         full = [self._cache.make_and_validate_key(key) for key in keys]
-        # The one that is written to: what a replica has may be old.
+        # The primary server: the data of a replica may be old.
         client = self._cache._cache.get_client(full[0], write=True)
         return client.register_script(_source(script))(keys=full, args=arguments)
 

@@ -32,7 +32,7 @@ from .guards import CalledLine, GuardRows
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
     from stoker.models.guard_key import Decisions
-    from stoker.models.job import Calls, Endings, Message
+    from stoker.models.job import JobColumns, Message
     from stoker.models.step import StepEnd
 
 JOBS, READY = "stoker_job", "stoker_ready"
@@ -107,7 +107,7 @@ class Engine(GuardRows):
     inserts_ended = False
     """Whether one statement can insert jobs with their ends: see ``insert_ended``."""
 
-    def insert_ended(self, calls: Calls, endings: Endings) -> set[str]:
+    def insert_ended(self, jobs: JobColumns) -> set[str]:
         """Insert jobs together with their ends. Only for databases with ``inserts_ended``.
 
         Returns:
@@ -116,35 +116,31 @@ class Engine(GuardRows):
         """
         raise NotImplementedError  # engines with ``inserts_ended`` have it
 
-    def ensure_jobs(self, job_ids: Sequence[str], calls: Calls) -> None:
-        """Insert rows of jobs that wait outside the store. Existing rows are not changed.
-
-        Args:
-            job_ids: the 32 digits of each.
-            calls: what was called, in the same order.
-        """
+    def ensure_jobs(self, jobs: JobColumns) -> None:
+        """Insert rows of jobs that wait outside the store, without their ends. Existing rows are
+        not changed."""
         written = Written(self.connection)
         text = self.insert_into(JOBS, JOB)
         ignoring: str = self.connection.ops.insert_statement(on_conflict=OnConflict.IGNORE)
-        packages = map(written.data, calls.packages)
-        columns = (calls.tasks, calls.queues, calls.priorities, packages)
-        moments = written.moments(calls.enqueued_at)
-        rows = zip(written.ids(job_ids), *columns, moments, strict=True)
+        packages = map(written.data, jobs.packages)
+        columns = (jobs.tasks, jobs.queues, jobs.priorities, packages)
+        moments = written.moments_or_none(jobs.enqueued_at)
+        rows = zip(written.ids(jobs.job_ids), *columns, moments, strict=True)
         with self.connection.cursor() as cursor:
             cursor.executemany(
                 text.replace("INSERT INTO", ignoring, 1),
                 [(*row, None, 0, "", "") for row in rows],
             )
 
-    def finish_jobs(self, endings: Endings) -> Callable[[], object]:
+    def finish_jobs(self, jobs: JobColumns) -> Callable[[], object]:
         """Prepare the statement that records the ends of jobs, and return a function that runs it.
         With only one writer at a time, other processes then do not wait for the preparation."""
         written = Written(self.connection)
-        started = written.moments_or_none(endings.started_at)
-        finished = written.moments_or_none(endings.finished_at)
-        moments = (started, finished, endings.values, endings.reasons)
-        same = (endings.statuses, endings.attempts, endings.worker_ids, *moments)
-        rows = list(zip(*same, written.ids(endings.job_ids), strict=True))
+        started = written.moments_or_none(jobs.started_at)
+        finished = written.moments(jobs.finished_at)
+        moments = (started, finished, jobs.values, jobs.reasons)
+        same = (jobs.statuses, jobs.attempts, jobs.worker_ids, *moments)
+        rows = list(zip(*same, written.ids(jobs.job_ids), strict=True))
         return lambda: self._finish_each(rows)
 
     def _finish_each(self, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -52,6 +52,11 @@ class GuardRows(KeyRows):
     returns_upserts = False
     """Whether an INSERT that updates existing rows instead can return the rows."""
 
+    def keys_being_made(self, keys: models.QuerySet[Any], key_ids: Collection[UUID]) -> set[UUID]:
+        """Return which of these keys other transactions have inserted without committing yet, if
+        the database can tell without waiting."""
+        return set()
+
     def find_needs(self, need_ids: Collection[UUID]) -> Iterable[tuple[Any, ...]]:
         """Return needs by their ids, in that order: the fields of ``StatedNeed``."""
         return [

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, models
+from django.db import DatabaseError, InterfaceError, OperationalError, models
 from django.db.backends.signals import connection_created
 
 from stoker.conf import Settings
@@ -29,6 +29,8 @@ PLAIN = frozenset({b"SELECT", b"INSERT", b"UPDATE", b"DELETE", b"REPLAC", b"SAVE
 """First six letters of the statements that never begin a transaction."""
 REFUSED_INSIDE_TRANSACTION = 1568
 """ER_CANT_CHANGE_TX_CHARACTERISTICS"""
+LOCKED_BY_ANOTHER = {1205, 3572}
+"""ER_LOCK_WAIT_TIMEOUT of MariaDB, ER_LOCK_NOWAIT of MySQL"""
 REST_BYTES = 1 << 16
 """Allowance for the rest of a statement besides its value."""
 ESCAPED = b"\x00\n\r\x1a\"'\\"
@@ -105,7 +107,10 @@ class MySQL(Engine):
         raw = connection.connection
         if raw is None:
             return False
-        return getattr(raw, "stoker_may_be_open", False) or not raw.get_autocommit()
+        try:
+            return getattr(raw, "stoker_may_be_open", False) or not raw.get_autocommit()
+        except connection.Database.ProgrammingError:  # in use by the thread that it belongs to
+            return True
 
     def is_in_transaction(self, connection: Any) -> bool:
         """Ask the server, but only if a statement was sent that may have begun a transaction."""
@@ -146,6 +151,20 @@ class MySQL(Engine):
         if self._is_mariadb:
             return "LOCK IN SHARE MODE" if lock == "SHARE" else "FOR UPDATE"
         return f"FOR {lock} OF narrow"
+
+    def keys_being_made(self, keys: models.QuerySet[Any], key_ids: Collection[UUID]) -> set[UUID]:
+        return {key_id for key_id in key_ids if not self._is_free(keys, key_id)}
+
+    def _is_free(self, rows: models.QuerySet[Any], key: UUID) -> bool:
+        """Lock a row, if there is one. Return False if another transaction has it, or is inserting
+        it."""
+        try:
+            rows.filter(pk=key).select_for_update(nowait=True).values_list("pk").first()
+        except OperationalError as error:
+            if error.args[0] in LOCKED_BY_ANOTHER:
+                return False
+            raise
+        return True
 
     def _line_words(self, index: str) -> dict[str, str]:
         """Force the index, whose entries already show that another transaction has locked a row.

@@ -30,7 +30,7 @@ from .sessions import idle_seconds, lock_seconds
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
-    from stoker.models.job import Calls, Endings, Message
+    from stoker.models.job import JobColumns, Message
     from stoker.models.step import StepEnd
     from stoker.models.unique_key import Condition, Taking
 
@@ -239,15 +239,15 @@ class PostgreSQL(GuardsInArrays, Engine):
 
     inserts_ended = True
 
-    def insert_ended(self, calls: Calls, endings: Endings) -> set[str]:
-        arrays = _called(endings.job_ids, calls) | _ended(endings)
+    def insert_ended(self, jobs: JobColumns) -> set[str]:
+        arrays = _called(jobs) | _ended(jobs)
         return {row[0].hex for row in self.fetch("job_add_ended", arrays)}
 
-    def ensure_jobs(self, job_ids: Sequence[str], calls: Calls) -> None:
-        self.fetch("job_ensure", _called(job_ids, calls))
+    def ensure_jobs(self, jobs: JobColumns) -> None:
+        self.fetch("job_ensure", _called(jobs))
 
-    def finish_jobs(self, endings: Endings) -> Callable[[], object]:
-        arrays = _ended(endings)
+    def finish_jobs(self, jobs: JobColumns) -> Callable[[], object]:
+        arrays = _ended(jobs)
         return lambda: self.fetch("job_finish", arrays)
 
     def end_steps(self, ends: Sequence[StepEnd]) -> None:
@@ -350,32 +350,30 @@ class PostgreSQL(GuardsInArrays, Engine):
         self._write(text, [array_literal(column) for column in given])
 
 
-def _called(job_ids: Sequence[str], calls: Calls) -> dict[str, str]:
+def _called(jobs: JobColumns) -> dict[str, str]:
     """Return the parameters of job_ensure.sql, which job_add_ended.sql has, too."""
     return {
-        "id": list_literal(job_ids),
-        "task": array_literal(calls.tasks),
-        "queue": array_literal(calls.queues),
-        "priority": list_literal(map(str, calls.priorities)),
-        "package": array_literal(calls.packages),
-        "enqueued_us": list_literal(map(str, instants_us(calls.enqueued_at))),
+        "id": list_literal(jobs.job_ids),
+        "task": array_literal(jobs.tasks),
+        "queue": array_literal(jobs.queues),
+        "priority": list_literal(map(str, jobs.priorities)),
+        "package": array_literal(jobs.packages),
+        "enqueued_us": _moments(jobs.enqueued_at),
     }
 
 
-def _ended(endings: Endings) -> dict[str, str]:
+def _ended(jobs: JobColumns) -> dict[str, str]:
     """Return the parameters of job_finish.sql, which job_add_ended.sql has, too."""
-    values = endings.values
+    values = ["NULL" if value is None else f'"\\\\x{value.hex()}"' for value in jobs.values]
     return {
-        "id": list_literal(endings.job_ids),
-        "status": list_literal([status or "NULL" for status in endings.statuses]),
-        "attempts": list_literal(map(str, endings.attempts)),
-        "worker_id": array_literal(endings.worker_ids),
-        "started_us": _moments(endings.started_at),
-        "finished_us": _moments(endings.finished_at),
-        "value": list_literal(
-            ["NULL" if value is None else f'"\\\\x{value.hex()}"' for value in values]
-        ),
-        "reason": array_literal(endings.reasons),
+        "id": list_literal(jobs.job_ids),
+        "status": list_literal([status or "NULL" for status in jobs.statuses]),
+        "attempts": list_literal(map(str, jobs.attempts)),
+        "worker_id": array_literal(jobs.worker_ids),
+        "started_us": _moments(jobs.started_at),
+        "finished_us": _moments(jobs.finished_at),
+        "value": list_literal(values),
+        "reason": array_literal(jobs.reasons),
     }
 
 

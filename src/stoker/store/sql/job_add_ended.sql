@@ -1,6 +1,6 @@
 -- Record jobs that a broker outside the database has delivered and that have no row yet, each with its
--- end; one without a status is to be tried again. Returns those that have a row already, or that carry
--- on a dead letter: nothing is changed for them.
+-- end. A job without a status is tried again, so its row says nothing about this attempt. Returns the
+-- jobs that have a row already, or that carry on a dead letter: nothing is changed for them.
 -- Who adds one of these at the same time is waited for; all add in the order of the ids, so that no
 -- two wait for each other.
 -- Plan: function scan of the arrays, each id looked up in stoker_requeue by its primary key, sorted;
@@ -11,9 +11,12 @@ WITH added AS (
         status, attempts, worker_id, started_at, finished_at, value, reason
     )
     SELECT id, task, queue, priority, package,
-           to_timestamp(0) + enqueued_us * interval '1 microsecond', status, attempts, worker_id,
-           to_timestamp(0) + started_us * interval '1 microsecond',
-           to_timestamp(0) + finished_us * interval '1 microsecond', value, reason
+           to_timestamp(0) + enqueued_us * interval '1 microsecond', status,
+           CASE WHEN status IS NULL THEN 0 ELSE attempts END,
+           CASE WHEN status IS NULL THEN '' ELSE worker_id END,
+           to_timestamp(0) + CASE WHEN status IS NOT NULL THEN started_us END * interval '1 microsecond',
+           to_timestamp(0) + CASE WHEN status IS NOT NULL THEN finished_us END * interval '1 microsecond',
+           value, reason
     FROM unnest(
         %(id)s::uuid[], %(task)s::varchar[], %(queue)s::varchar[], %(priority)s::smallint[],
         %(package)s::bytea[], %(enqueued_us)s::bigint[], %(status)s::varchar[],
