@@ -116,6 +116,8 @@ class FinishedDelivery(NamedTuple):
     delivery: int
 
 
+Listing = tuple[int, int, int, int]
+"""An entry of the list of finished jobs: delivery, job (two numbers), lease."""
 JobLease = tuple[bytes, int]
 """Id of a job, and the mark of its lease."""
 
@@ -126,11 +128,21 @@ class Slot:
     def __init__(self, numbers: memoryview[int]) -> None:
         self._numbers = numbers
 
-    def occupy(self, delivery: int, job_id: bytes, *rest: int) -> None:
-        """Write the job that starts: the fields of Occupied. The delivery number is written last,
-        and makes the slot count."""
-        _REST.pack_into(self._numbers, _REST_AT, *_HALVES.unpack(job_id), *rest)
+    def occupy(
+        self,
+        delivery: int,
+        job_id: bytes,
+        attempt: int,
+        started_ns: int,
+        deadline_ns: int,
+        lease: int,
+    ) -> Listing:
+        """Write the job that starts, and return its entry for the list of finished jobs. The
+        delivery number is written last, and makes the slot count."""
+        high, low = _HALVES.unpack(job_id)
+        _REST.pack_into(self._numbers, _REST_AT, high, low, attempt, started_ns, deadline_ns, lease)
         self._numbers[DELIVERY] = delivery
+        return delivery, high, low, lease
 
     def set_deadline(self, deadline_ns: int) -> None:
         self._numbers[DEADLINE_NS] = deadline_ns
@@ -142,8 +154,8 @@ class Slot:
     def vacate(self) -> None:
         self._numbers[DELIVERY] = 0
 
-    def ended(self) -> tuple[int, int, int, int]:
-        """Return the numbers of this job for the list of finished jobs."""
+    def listing(self) -> Listing:
+        """Return the entry of this job for the list of finished jobs."""
         numbers = self._numbers
         return numbers[DELIVERY], numbers[JOB_HIGH], numbers[JOB_LOW], numbers[LEASE]
 
@@ -163,18 +175,18 @@ class Finished:
     def __init__(self, numbers: memoryview[int], is_unrecorded: Callable[[int], bool]) -> None:
         self._numbers = numbers
         self._is_unrecorded = is_unrecorded
+        self._next = numbers[0]
         self._deliveries = numbers[1::_PER_FINISHED].tolist()
 
-    def add(self, ended: tuple[int, int, int, int]) -> None:
+    def add(self, listing: Listing) -> None:
         """List a job, before its slot is vacated."""
-        at = self._numbers[0]
-        for _ in range(FINISHED):
-            if not self._is_unrecorded(self._deliveries[at]):
-                break
-            at = (at + 1) % FINISHED
-        self._deliveries[at] = ended[0]
-        _ENDED.pack_into(self._numbers, 8 * (1 + at * _PER_FINISHED), *ended)
-        self._numbers[0] = (at + 1) % FINISHED
+        at, deliveries = self._next, self._deliveries
+        tries = FINISHED
+        while tries and self._is_unrecorded(deliveries[at]):
+            at, tries = (at + 1) % FINISHED, tries - 1
+        deliveries[at] = listing[0]
+        _ENDED.pack_into(self._numbers, 8 + at * 8 * _PER_FINISHED, *listing)
+        self._next = self._numbers[0] = (at + 1) % FINISHED
 
 
 class Board:
@@ -339,7 +351,7 @@ class Board:
                 at = self._slot_start(worker, slot)
                 with self._numbers[at : at + _PER_SLOT] as slot_numbers:
                     if slot_numbers[DELIVERY]:
-                        over.add(Slot(slot_numbers).ended())
+                        over.add(Slot(slot_numbers).listing())
 
     def running_jobs(self) -> dict[UUID, int]:
         """Return job id -> attempt of all running jobs, or of those that ran when the cluster

@@ -100,7 +100,7 @@ class Worker:
         delivery = open_job(job)
         mark = lease_mark(delivery.lease_id)
         self._own[place.LAST_STARTED] = number
-        self._slots[slot].occupy(
+        listing = self._slots[slot].occupy(
             number, job[1], delivery.attempt, time.monotonic_ns(), place.OPENING, mark
         )
         is_recalled = self._own[place.RECALLED_THROUGH] >= number
@@ -111,7 +111,7 @@ class Worker:
         if self._companion_dozes:
             self._companion_dozes = False
             os.write(self._wake_writer, b".")
-        return BegunJob(number, delivery, permit_ns)
+        return BegunJob(number, delivery, permit_ns, listing)
 
     def leave_if_late(self, slot: int, begun: BegunJob) -> bool:
         """Skip a job that took so long to unpack that its permit ran out, and return whether it was
@@ -142,13 +142,14 @@ class Worker:
         if self.workload.logs is not None:
             self.workload.logs.begin(opened)
 
-    def end(self, slot: int, number: int, attempted: Attempted) -> None:
+    def end(self, slot: int, begun: BegunJob, attempted: Attempted) -> None:
         """Finish a job: keep its report and send it soon. The board lists the job before its slot
         is freed, so that the attempt counts even if a process dies before it is recorded."""
         if self.workload.logs is not None:
             self.workload.logs.end(attempted.delivery.job_id)
+        number = begun.number
         self.workload.finish(number, pack_report(number, attempted))
-        self._finished.add(self._slots[slot].ended())
+        self._finished.add(begun.listing)
         self._slots[slot].vacate()
         self._opened.pop(number, None)
         self._to_cancel.pop(number, None)
@@ -291,7 +292,7 @@ class SerialRunner:
         else:
             attempted = opened
         tidy_connections()
-        worker.end(0, begun.number, attempted)
+        worker.end(0, begun, attempted)
 
 
 T = TypeVar("T")
@@ -388,10 +389,10 @@ class ConcurrentRunner:
         else:
             opened = worker.executor.open(delivery)
         if not isinstance(opened, Opened):
-            worker.end(slot, begun.number, opened)
+            worker.end(slot, begun, opened)
         elif not worker.leave_if_late(slot, begun):
             worker.limit(slot, begun, opened)
-            worker.end(slot, begun.number, await self._run_opened(opened))
+            worker.end(slot, begun, await self._run_opened(opened))
         self._slots.append(slot)
         self._plan_flush()
         if not self._workload.is_leaving and worker.should_be_replaced():

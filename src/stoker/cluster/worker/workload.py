@@ -25,7 +25,7 @@ from django.db import connections
 from django.db.backends.signals import connection_created
 
 from stoker.brokers.contract import Delivery
-from stoker.cluster.board import MOST_UNRECORDED
+from stoker.cluster.board import MOST_UNRECORDED, Listing
 from stoker.cluster.channel import Closed, Stream
 from stoker.cluster.process import leave_forked_child
 from stoker.cluster.wire import Job, Report
@@ -45,6 +45,8 @@ class BegunJob(NamedTuple):
     number: int
     delivery: Delivery
     permit_ns: int
+    listing: Listing
+    """Its entry in the board's list of finished jobs, for later."""
 
 
 _number_of = itemgetter(0)
@@ -283,9 +285,9 @@ class _Known(threading.local):
         self.look()
 
     def look(self) -> None:
-        """Ask Django for this thread's connections, and for their engines."""
+        """Ask Django for this thread's connections, and for how to look into each."""
         self.connections = connections.all(initialized_only=True)
-        self.engines = [(one, engine_for(one)) for one in self.connections]
+        self.looks = [(one, engine_for(one).is_in_transaction) for one in self.connections]
 
 
 _known = _Known()
@@ -310,8 +312,10 @@ connection_created.connect(_note, dispatch_uid="stoker.cluster.worker.workload")
 def tidy_connections() -> None:
     """Close this thread's connections that are broken, too old, or inside a transaction: the writes
     of the next job would never be committed there."""
+    if not (known := _known.connections):
+        return
     roll_back_open_transactions()
-    for connection in _known.connections:
+    for connection in known:
         connection.close_if_unusable_or_obsolete()
         connection.queries_log.clear()
 
@@ -333,12 +337,11 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
         The databases, except those with ``AUTOCOMMIT`` off, where any read opens a transaction.
     """
     left_open = []
-    for connection, engine in _known.engines:
-        alias = connection.alias
+    for connection, is_in_transaction in _known.looks:
         # A cursor may have run BEGIN unknown to Django. Left open, it would hold up all writers on
         # SQLite, and the next job's writes would not be committed.
-        is_open = connection.in_atomic_block or engine.is_in_transaction(connection)
-        if alias != besides and is_open:
+        is_open = connection.in_atomic_block or is_in_transaction(connection)
+        if is_open and (alias := connection.alias) != besides:
             roll_back(connection)
             if connection.settings_dict["AUTOCOMMIT"]:
                 tell("transaction_left_open", database=alias)
@@ -356,7 +359,8 @@ class WorkerAftercare(Aftercare):
         """How often a transaction was found open in the thread that async tasks share."""
 
     def after_sync(self, besides: str | None) -> None:
-        self.leave_forked_child()
+        if self._is_forked:
+            leave_forked_child()
         if left_open := roll_back_open_transactions(besides):
             raise TransactionLeftOpen(_sentence(left_open))
 
