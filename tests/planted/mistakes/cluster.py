@@ -223,7 +223,9 @@ MISTAKES = (
         [
             Change(
                 "cluster.worker.workload:roll_back_open_transactions",
-                replace("alias != besides and is_open", "not connection"),
+                replace(
+                    "connection.in_atomic_block or is_in_transaction(connection)", "not connection"
+                ),
             )
         ],
         "tests/cluster/test_transactions.py",
