@@ -70,6 +70,18 @@ def test_enqueue_follows_its_transaction(way: str) -> None:
     assert Job.objects.count() == 1
 
 
+def test_failed_insert_breaks_the_open_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As every failed statement does in Django."""
+    same = ids.new_job_id()
+    monkeypatch.setattr(sealing, "new_job_id", lambda *_: same)
+    with transaction.atomic():
+        add.enqueue(1, 2)
+        with pytest.raises(IntegrityError):
+            add.enqueue(1, 2)
+        assert transaction.get_rollback()
+    assert not Job.objects.exists()
+
+
 def test_statements_are_seen_by_wrappers_and_query_log() -> None:
     seen: list[str] = []
 

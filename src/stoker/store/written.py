@@ -112,6 +112,8 @@ class Written:
         self._has_uuids = bool(connection.features.has_native_uuid_field)
         self._texts: dict[int, str] = {}
         """Whole seconds -> their text. Rows that are written together mostly share the second."""
+        self._last: tuple[float | None, Any] = None, None
+        """The moment that was converted last, and the result: a job's rows share one."""
 
     def id(self, value: UUID) -> UUID | str:
         """Convert an id."""
@@ -119,9 +121,9 @@ class Written:
 
     def moment(self, seconds: float | None) -> Any:
         """Convert a moment, given in seconds since 1970."""
-        if seconds is None:
-            return None
-        return self.moments([seconds])[0]
+        if seconds != self._last[0]:
+            self._last = seconds, None if seconds is None else self.moments([seconds])[0]
+        return self._last[1]
 
     def moments(self, seconds: Sequence[float]) -> list[str]:
         """Convert many moments."""

@@ -89,11 +89,8 @@ class Engine(GuardRows):
     def insert_fresh(self, job: Message) -> None:
         """Insert a job whose id is known to be new, that is due and has no guards. Outside a
         transaction, the engine may notify the sleeping pushers in the same message."""
-        inserts = self._inserts_of(job)
-        with (
-            transaction.atomic(using=self.alias, savepoint=False),
-            self.connection.cursor() as cursor,
-        ):
+        inserts, connection = self._inserts_of(job), self.connection
+        with transaction.atomic(using=self.alias, savepoint=False), connection.cursor() as cursor:
             for insert, values in inserts:
                 cursor.execute(insert, values)
 

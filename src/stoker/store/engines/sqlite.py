@@ -213,21 +213,27 @@ def write_together(connection: Any, statements: Sequence[tuple[str, Sequence[Any
     For short statements the cursor takes several times as long as SQLite.
 
     Args:
-        connection: connection to SQLite.
+        connection: connection to SQLite. If a block of ``transaction.atomic()`` is open, the
+            statements become part of its transaction.
         statements: the statements with their parameters.
 
     Returns:
         Whether the statements were run.
 
     Raises:
-        DatabaseError: a statement failed, and nothing was written.
+        DatabaseError: a statement failed, and nothing was written, or the open transaction must be
+            rolled back.
+        TransactionManagementError: the open transaction must be rolled back already.
     """
-    if connection.in_atomic_block:
-        return False
     connection.validate_thread_sharing()
-    connection.close_if_health_check_failed()
+    if not connection.in_atomic_block:
+        connection.close_if_health_check_failed()
     raw = needs_no_cursor(connection, _write_alone) and connection.connection
-    if not raw or not connection.autocommit:
+    if not raw:
+        return False
+    if connection.in_atomic_block:
+        return _write_inside(connection, statements)
+    if not connection.autocommit:
         return False
     with connection.wrap_database_errors:
         if raw.in_transaction:
@@ -239,6 +245,19 @@ def write_together(connection: Any, statements: Sequence[tuple[str, Sequence[Any
             raw.execute("COMMIT")
         except BaseException:
             raw.rollback()
+            raise
+    return True
+
+
+def _write_inside(connection: Any, statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
+    """Run statements in the open transaction, like ``write_together``."""
+    connection.validate_no_broken_transaction()
+    with connection.wrap_database_errors:
+        try:
+            for sql, parameters in statements:
+                connection.connection.execute(sql.replace("%s", "?"), parameters)
+        except BaseException:
+            connection.needs_rollback = True
             raise
     return True
 
