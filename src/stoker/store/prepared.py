@@ -227,7 +227,18 @@ def send_past_cursor(connection: Any, sql: str, parameters: dict[str, Any], noti
 
     Returns:
         Whether the notice was sent. It is not sent if the caller's transaction is still open.
+
+    Raises:
+        DatabaseError: the statement failed. An open transaction must be rolled back.
     """
+    try:
+        return _send_past_cursor(connection, sql, parameters, notice)
+    except BaseException:
+        connection.needs_rollback = connection.in_atomic_block
+        raise
+
+
+def _send_past_cursor(connection: Any, sql: str, parameters: dict[str, Any], notice: str) -> bool:
     connection.close_if_health_check_failed()
     cursor_class = getattr(connection.Database, "ClientCursor", None)
     if cursor_class is None or not needs_no_cursor(connection):
