@@ -176,17 +176,14 @@ class Finished:
         self._numbers = numbers
         self._is_unrecorded = is_unrecorded
         self._next = numbers[0]
-        self._deliveries = numbers[1::_PER_FINISHED].tolist()
 
     def add(self, listing: Listing) -> None:
         """List a job, before its slot is vacated."""
-        at, deliveries = self._next, self._deliveries
-        tries = FINISHED
-        while tries and self._is_unrecorded(deliveries[at]):
+        numbers, at, tries = self._numbers, self._next, FINISHED
+        while tries and self._is_unrecorded(numbers[1 + at * _PER_FINISHED]):
             at, tries = (at + 1) % FINISHED, tries - 1
-        deliveries[at] = listing[0]
-        _ENDED.pack_into(self._numbers, 8 + at * 8 * _PER_FINISHED, *listing)
-        self._next = self._numbers[0] = (at + 1) % FINISHED
+        _ENDED.pack_into(numbers, 8 + 8 * at * _PER_FINISHED, *listing)
+        self._next = numbers[0] = (at + 1) % FINISHED
 
 
 class Board:
