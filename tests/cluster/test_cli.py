@@ -301,7 +301,7 @@ def test_health_fails_while_the_pusher_hangs(tmp_path: Path) -> None:
         time.sleep(1.2)
         done = stoker("health", "--max-silence", "1")
         assert done.returncode == 1, "the sentinel and the workers live, but no jobs are claimed"
-        assert "no sign of life" in done.stderr
+        assert "no heartbeat" in done.stderr
         pusher.resume()
         wait_for(lambda: stoker("health", "--max-silence", "3").returncode == 0, cluster.tail)
 

@@ -33,7 +33,7 @@ class MemoryTransport(Transport):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.kept: dict[int, Kept] = {}
-        self.given_back = 0
+        self.released = 0
         self._numbers = itertools.count()
         self._lead = 0.0
         self._lock = threading.Lock()
@@ -95,10 +95,10 @@ class MemoryTransport(Transport):
         for parcel in parcels:
             self.kept.pop(parcel.receipt, None)
 
-    def give_back(self, parcels: Sequence[Parcel]) -> None:
+    def release(self, parcels: Sequence[Parcel]) -> None:
         for parcel in parcels:
             self.kept[parcel.receipt].due = 0.0
-        self.given_back += len(parcels)
+        self.released += len(parcels)
 
     def counts(self) -> dict[str, int]:
         return Counter(one.queue for one in self.kept.values())

@@ -359,7 +359,7 @@ class TestPoller:
             poller.start(PollRequest(("default",), 1, frozenset()))
             transport.send([message()])
             wait_for(poller.is_due, lambda: "the poller did not wake the pusher")
-            wait_for(lambda: transport.given_back, lambda: "the message was not given back")
+            wait_for(lambda: transport.released, lambda: "the message was not given back")
             assert poller.take() == []
 
     def test_close_gives_back_received_messages(self, transport: MemoryTransport) -> None:
@@ -368,7 +368,7 @@ class TestPoller:
         transport.send([message()])
         wait_for(poller.is_due, lambda: "the poller did not wake the pusher")
         poller.close()
-        wait_for(lambda: transport.given_back, lambda: "the message was not given back")
+        wait_for(lambda: transport.released, lambda: "the message was not given back")
 
     def test_claim_sends_no_request_while_the_poller_waits(
         self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch

@@ -171,7 +171,7 @@ class TestOneNode:
             _advance(node, 20)
             assert far.extend([parcel]) == [parcel]
         assert far.receive(["default"], 1) == []
-        far.give_back([parcel])
+        far.release([parcel])
         assert far.receive(["default"], 1) == [parcel]
         far.drop([parcel])
         assert far.extend([parcel]) == []

@@ -106,7 +106,7 @@ class TestReservations:
         _stand_in(server, "advance", seconds=61)
         now = transport.receive((), 5)
         assert transport.extend(late) == []
-        transport.give_back(late)
+        transport.release(late)
         transport.drop(late)
         assert transport.receive((), 5) == []
         assert len(transport.extend(now)) == 2
@@ -134,7 +134,7 @@ class TestReservations:
         transport.send([message()])
         transport.drop([*late, *transport.receive((), 5)])
         assert transport.counts() == {"default": 1}
-        transport.give_back(again)
+        transport.release(again)
         assert len(transport.receive((), 5)) == 1
 
     def test_more_messages_than_fit_one_request_are_sent_and_received(

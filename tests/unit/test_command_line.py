@@ -257,12 +257,12 @@ def cluster(state: str = "running", silent_seconds: float = 1.0, host: str = "on
 @pytest.mark.parametrize(
     ("known", "code", "told"),
     [
-        ([cluster()], ExitCode.DONE, "alive: its last sign of life is 1.0 s old"),
+        ([cluster()], ExitCode.DONE, "alive: its last heartbeat is 1.0 s old"),
         ([cluster("stopping"), cluster()], ExitCode.DONE, "alive"),
         ([cluster(silent_seconds=99), cluster("running", 9.9)], ExitCode.DONE, "9.9 s"),
         ([cluster("quiet")], ExitCode.DONE, "asked to take no more jobs, is alive"),
         ([cluster("stopping")], ExitCode.NO, "is stopping: it takes no more jobs"),
-        ([cluster(silent_seconds=10.1)], ExitCode.NO, "no sign of life for 10.1 s: more than 10 s"),
+        ([cluster(silent_seconds=10.1)], ExitCode.NO, "no heartbeat for 10.1 s: more than 10 s"),
         ([cluster("stopping"), cluster(silent_seconds=99)], ExitCode.NO, "99.0 s"),
     ],
 )

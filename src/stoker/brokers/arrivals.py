@@ -193,7 +193,7 @@ class Arrivals:
         """Make the messages that could not be stored visible to other receivers."""
         parcels, self._received = self._received, []
         if parcels:
-            self.transport.give_back(parcels)
+            self.transport.release(parcels)
 
     def _store_jobs(self, messages: Sequence[Message]) -> None:
         """Store the jobs of these messages, each exactly once."""
@@ -408,4 +408,4 @@ class Poller(Wake):
                 self._changed.wait_for(lambda: not self._buffer or self._is_closed, BUFFER_SECONDS)
                 parcels, self._buffer = self._buffer, []
         if parcels:
-            self._transport.give_back(parcels)
+            self._transport.release(parcels)

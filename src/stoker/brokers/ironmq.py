@@ -375,7 +375,7 @@ class IronmqTransport(Transport):
                     path = self._path(line, "messages", one.message_id)
                     self._service.ask("DELETE", path, {"reservation_id": one.reservation_id})
 
-    def give_back(self, parcels: Sequence[Parcel]) -> None:
+    def release(self, parcels: Sequence[Parcel]) -> None:
         for parcel in parcels:
             with suppress(BrokerUnavailable):
                 self._about(parcel.receipt, "release", delay=0)

@@ -94,7 +94,7 @@ class Transport(ABC):
         """Delete the messages, because the store has their jobs."""
 
     @abstractmethod
-    def give_back(self, parcels: Sequence[Parcel]) -> None:
+    def release(self, parcels: Sequence[Parcel]) -> None:
         """Make the messages visible to other receivers at once. Best effort: must not raise."""
 
     @abstractmethod

@@ -326,7 +326,7 @@ class Upkeep:
             options = JobOptions(head.max_attempts, head.max_crashes)
             if is_out_of_attempts(options, delivery.attempt, delivery.crashes + 1):
                 return Snoozed(0.0, "its cluster is gone, and no worker had got it")
-        return Crashed("its cluster is gone: the lease ended without a sign of life")
+        return Crashed("its cluster is gone: the lease ended without a heartbeat")
 
     def _finish(self, attempted: Sequence[Attempted]) -> None:
         """Record these outcomes. Those that the store refuses, found by halving, or that are locked

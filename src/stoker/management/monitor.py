@@ -116,7 +116,7 @@ class Seen:
     backends: tuple[SeenBackend, ...]
 
 
-CLUSTER_COLUMNS = ("cluster", "process", "state", "workers", "leases", "last sign of life", "up")
+CLUSTER_COLUMNS = ("cluster", "process", "state", "workers", "leases", "last heartbeat", "up")
 PACE_COLUMNS = (*QUEUE_COLUMNS, "done/s", "failed/min", "p95 run", "p95 wait")
 WORKER_COLUMNS = ("worker", "process", "jobs done", "runs", "for")
 
@@ -257,7 +257,7 @@ class MonitorCommand(Subcommand):
     --json writes one object for each refresh, a line each:
       taken_at
       backends[]     name, queues[] and clusters[] as in `stoker info --json`, dead_letters,
-                     max_silence_seconds (a healthy cluster gives a sign of life more often),
+                     max_silence_seconds (a healthy cluster sends a heartbeat more often),
                      last_minute[]
         last_minute[]  queue, finished, failed, retried, per_second, run_p95_seconds,
                        wait_p95_seconds

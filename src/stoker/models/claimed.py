@@ -22,7 +22,7 @@ class Leasing(NamedTuple):
     lease_us: int
 
 
-class GivenBack(NamedTuple):
+class Released(NamedTuple):
     """A leased job to return to ready or deferred, with its new counts of attempts and crashes."""
 
     job_id: UUID

@@ -101,7 +101,7 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
     name = f"Cluster {best.name} on {best.host} (process {best.pid})"
     if best.silent_seconds > max_silence_seconds:
         sentence = (
-            f"{name} has given no sign of life for {best.silent_seconds:.1f} s: "
+            f"{name} has sent no heartbeat for {best.silent_seconds:.1f} s: "
             f"more than {max_silence_seconds:g} s."
         )
         return Health(False, sentence)
@@ -114,7 +114,7 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
         return Health(False, f"{name} is {best.state}: it takes no more jobs.")
     if best.state == Cluster.State.QUIET:
         name += ", which was asked to take no more jobs,"
-    sentence = f"{name} is alive: its last sign of life is {best.silent_seconds:.1f} s old."
+    sentence = f"{name} is alive: its last heartbeat is {best.silent_seconds:.1f} s old."
     return Health(True, sentence)
 
 

@@ -113,7 +113,7 @@ MISTAKES = (
     ),
     Mistake(
         "arrivals: unclaimed messages stay with the poller",
-        [Change("brokers.arrivals:Poller._offer", drop("self._transport.give_back(parcels)"))],
+        [Change("brokers.arrivals:Poller._offer", drop("self._transport.release(parcels)"))],
         "tests/integration/test_carried.py",
         "close_gives_back_received_messages or unclaimed_message_is_given_back",
     ),
@@ -236,7 +236,7 @@ MISTAKES = (
         "release does not ask for the lease id",
         [
             Text(
-                "store/sql/claimed_give_back.sql",
+                "store/sql/claimed_release.sql",
                 "lease_id = ((SELECT %(returns)s::jsonb) -> encode",
                 "0 < ((SELECT %(returns)s::jsonb) -> encode",
             )

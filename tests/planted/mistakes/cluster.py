@@ -91,7 +91,7 @@ MISTAKES = (
         "the attempt of a released job counts",
         [
             Change(
-                "cluster.pusher.claims:Claims.give_back",
+                "cluster.pusher.claims:Claims.release",
                 replace(
                     "flight.delivery.attempt - 1",
                     "flight.delivery.attempt",
@@ -116,7 +116,7 @@ MISTAKES = (
         "jobs are kept though no worker here can start them",
         [
             Change(
-                "cluster.pusher.flights:Flights.give_back_unstarted",
+                "cluster.pusher.flights:Flights.release_unstarted",
                 replace("one.came_at <= before", "one.came_at <= 0.0"),
             )
         ],

@@ -76,12 +76,12 @@ def test_jobs_of_workers_are_adopted_and_the_rest_released(
     arrive(1)
     assert adoption.hello(0, [(job(4, running), None)]) == ([], [])
     adoption.close_when_complete()
-    assert flights.given_back() == [], "the other worker may have it"
+    assert flights.to_release() == [], "the other worker may have it"
     reported, stray = adoption.hello(1, [(job(5, finished), report(5))])
     assert [flight.delivery for flight in reported] == [finished]
     assert stray == []
     adoption.close_when_complete()
-    assert [flight.delivery for flight in flights.given_back()] == [never_sent]
+    assert [flight.delivery for flight in flights.to_release()] == [never_sent]
     assert [flight.delivery for flight in flights.with_worker(0).values()] == [running]
     assert len(flights) == 3
 
@@ -91,7 +91,7 @@ def test_nothing_is_released_before_the_workers_are_known(
 ) -> None:
     adoption.take(deliveries(1), 1.0)
     adoption.close_when_complete()
-    assert flights.given_back() == []
+    assert flights.to_release() == []
 
 
 def test_worker_that_died_before_its_hello_is_judged_by_its_board(
@@ -105,7 +105,7 @@ def test_worker_that_died_before_its_hello_is_judged_by_its_board(
     judged, _ = roster.settle(death)
     assert [flight.delivery for flight in judged] == [running]
     adoption.close_when_complete()
-    assert [flight.delivery for flight in flights.given_back()] == [never_sent]
+    assert [flight.delivery for flight in flights.to_release()] == [never_sent]
 
 
 def test_finished_job_of_a_gone_worker_gets_a_report(
@@ -123,7 +123,7 @@ def test_finished_job_of_a_gone_worker_gets_a_report(
     assert judged.delivery == finished
     assert judged.report is not None
     assert open_outcome(judged.report[4]) == Crashed(LOST_REPORT)
-    assert [flight.delivery for flight in flights.given_back()] == [never_sent]
+    assert [flight.delivery for flight in flights.to_release()] == [never_sent]
     assert adoption.close_when_complete() == []
 
 
@@ -142,7 +142,7 @@ def test_finished_job_of_a_silent_worker_waits_for_its_report(
     arrive(0)
     clock.turn(PATIENCE_SECONDS)
     assert adoption.close_when_complete() == []
-    assert flights.given_back() == []
+    assert flights.to_release() == []
     reported, stray = adoption.hello(0, [(job(4, finished), report(4))])
     assert [flight.delivery for flight in reported] == [finished]
     assert stray == []
@@ -260,7 +260,7 @@ def test_silent_worker_is_judged_by_its_board_after_a_while(
     assert not adoption.is_open
     assert board.worker(0, place.RECALLED_THROUGH) == 10, "all its jobs are recalled"
     assert [flight.delivery for flight in flights.with_worker(0).values()] == [running]
-    assert [flight.delivery for flight in flights.given_back()] == [elsewhere]
+    assert [flight.delivery for flight in flights.to_release()] == [elsewhere]
     reported, stray = adoption.hello(0, [(job(4, running), report(4))])
     assert [flight.delivery for flight in reported] == [running]
     assert stray == []
@@ -281,5 +281,5 @@ def test_adoption_does_not_wait_for_new_workers(
     arrive(1)
     adoption.hello(0, [])
     adoption.close_when_complete()
-    assert len(flights.given_back()) == 1
+    assert len(flights.to_release()) == 1
     assert uuid4() not in flights.orphans

@@ -72,12 +72,12 @@ def test_flight_is_open_until_its_outcome_is_recorded(flights: Flights, deliveri
 
 def test_released_job_is_kept_until_the_broker_has_it(flights: Flights, deliveries: Make) -> None:
     flights.add(deliveries(2), 1.0)
-    flights.give_back_waiting()
-    returned = flights.given_back()
+    flights.release_waiting()
+    returned = flights.to_release()
     assert len(flights) == 2
     assert all(flight.is_open for flight in returned)
-    flights.forget_given_back(returned[:1])
-    assert flights.given_back() == returned[1:]
+    flights.forget_released(returned[:1])
+    assert flights.to_release() == returned[1:]
     assert [flight.is_open for flight in returned] == [False, True]
 
 
@@ -94,7 +94,7 @@ def test_lost_flight_is_removed_from_every_place(
         flights.report(0, report(1))
     if where == "given back":
         flights.waiting.clear()
-        flights.give_back(flight)
+        flights.release(flight)
     if where == "orphan":
         flights.waiting.clear()
         flights.remove(1)
@@ -123,7 +123,7 @@ def test_oldest_lease_is_found_in_every_place(flights: Flights, deliveries: Make
     flights.add(claimed[:1], 30.0)
     assert flights.oldest_lease() == 30.0
     flights.add(claimed[1:2], 20.0)
-    flights.give_back(flights.waiting.pop())
+    flights.release(flights.waiting.pop())
     assert flights.oldest_lease() == 20.0
     flights.orphans[claimed[2].job_id] = Flight(0, claimed[2], 10.0)
     assert flights.oldest_lease() == 10.0
@@ -134,6 +134,6 @@ def test_unknown_leases_are_released(flights: Flights, deliveries: Make) -> None
     known, unknown = deliveries(2)
     flights.add([known], 1.0)
     assert flights.unknown([known, unknown]) == [unknown]
-    flights.give_back_leases([unknown], 2.0)
-    assert [flight.delivery for flight in flights.given_back()] == [unknown]
+    flights.release_leases([unknown], 2.0)
+    assert [flight.delivery for flight in flights.to_release()] == [unknown]
     assert flights.unknown([known, unknown]) == []

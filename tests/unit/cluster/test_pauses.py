@@ -109,7 +109,7 @@ def test_waiting_jobs_of_a_paused_queue_are_released(
     flights.add([mail, report], leased_at=1000.0)
     table.paused = {"mail"}
     pauses.look_if_due(patience)
-    assert [one.delivery for one in flights.given_back()] == [mail]
+    assert [one.delivery for one in flights.to_release()] == [mail]
     assert [one.delivery for one in flights.waiting] == [report]
 
 
@@ -139,8 +139,8 @@ def test_paused_job_taken_back_from_a_worker_is_released(
     flights.take_back(second)
     table.paused = {"mail"}
     assert pauses.are_known(patience)
-    assert flights.given_back() == [second]
+    assert flights.to_release() == [second]
     assert first.is_open
     flights.take_back(first)
-    assert flights.given_back() == [second, first]
+    assert flights.to_release() == [second, first]
     assert not flights.waiting

@@ -83,9 +83,9 @@ def test_permit_counts_from_before_the_claim(flights: Flights, clock: Clock) -> 
 def test_job_without_a_permit_is_never_late(flights: Flights, clock: Clock) -> None:
     flights.add(plain(), clock.now)
     clock.turn(10_000)
-    flights.give_back_late()
+    flights.release_late()
     assert not flights.waiting[0].is_late
-    assert flights.given_back() == []
+    assert flights.to_release() == []
     assert flights.permits_end_at() == float("inf")
 
 
@@ -93,8 +93,8 @@ def test_job_whose_permit_ends_while_it_waits_is_released(flights: Flights, cloc
     late, in_time = rated(2)
     flights.add([late], clock.now - PERMIT_SECONDS)
     flights.add([in_time], clock.now)
-    flights.give_back_late()
-    assert [flight.delivery for flight in flights.given_back()] == [late]
+    flights.release_late()
+    assert [flight.delivery for flight in flights.to_release()] == [late]
     assert [flight.delivery for flight in flights.permitted] == [in_time]
     assert len(flights) == 2
 
@@ -109,7 +109,7 @@ def test_job_taken_back_waits_in_time_and_is_released_if_late(
     assert first.number == 3
     clock.turn(PERMIT_SECONDS)
     flights.take_back(second)
-    assert flights.given_back() == [second]
+    assert flights.to_release() == [second]
     assert not flights.with_worker(0)
 
 
@@ -119,12 +119,10 @@ def test_job_known_only_from_the_board_is_not_sent_to_another_worker(
     """It is unknown whether it had a permit, and its package is missing."""
     adopted = flights.adopt(4, make_delivery()._replace(package=b""), worker=0, leased_at=1.0)
     flights.take_back(adopted)
-    assert flights.given_back() == [adopted]
+    assert flights.to_release() == [adopted]
 
 
-@pytest.mark.parametrize(
-    "forget", [Flights.give_back_waiting, lambda one: one.lose(next(iter(one)))]
-)
+@pytest.mark.parametrize("forget", [Flights.release_waiting, lambda one: one.lose(next(iter(one)))])
 def test_permit_is_removed_with_its_flight(
     forget: Callable[[Flights], None], flights: Flights
 ) -> None:
@@ -149,14 +147,14 @@ def test_adopted_job_has_the_permit_that_its_worker_reports(
     permit_ns = clock.monotonic_ns() + 5_000_000
     adoption.hello(0, [(pack_job(4, known, permit_ns), None)])
     adoption.close_when_complete()
-    assert [flight.delivery for flight in flights.given_back()] == [
+    assert [flight.delivery for flight in flights.to_release()] == [
         unknown._replace(package=b"", permit_seconds=0.0)
     ]
     (flight,) = flights.with_worker(0).values()
     assert flight.permit_ns == permit_ns
     clock.turn(0.005)
     roster.skipped(0, [4])
-    assert flight in flights.given_back()
+    assert flight in flights.to_release()
 
 
 # -- the roster ------------------------------------------------------------------------------------
@@ -435,8 +433,8 @@ def test_late_job_gets_its_attempt_back(
     broker.next = [late]
     claim(claims, 1, is_hungry=True)
     clock.turn(PERMIT_SECONDS)
-    flights.give_back_late()
-    claims.give_back()
+    flights.release_late()
+    claims.release()
     assert [(one.lease, one.attempts, one.crashes) for one in returned] == [(late.lease, 2, 1)]
     assert len(flights) == 0
 
@@ -451,7 +449,7 @@ def test_permits_last_as_long_as_starts_take(
         broker.next = [make_delivery()._replace(permit_seconds=flights.permits.seconds)]
         claim(claims, 1, is_hungry=True)
         clock.turn(seconds)
-        flights.give_back_late()
+        flights.release_late()
         for flight in flights.send_permitted(0, 1):
             clock.turn(3.0)
             report = (flight.number, clock.now - 3.0, clock.now, "worker", ("succeeded", b""))

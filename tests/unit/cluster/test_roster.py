@@ -308,11 +308,11 @@ def test_unstarted_jobs_of_a_lone_busy_worker_are_released(
     roster.hand_out()
     assert list(flights.with_worker(0)) == [1]
     assert len(flights.waiting) == 2
-    flights.give_back_unstarted()
-    assert not flights.given_back()
+    flights.release_unstarted()
+    assert not flights.to_release()
     clock.now = flights.keep_until()
-    flights.give_back_unstarted()
-    assert len(flights.given_back()) == 2
+    flights.release_unstarted()
+    assert len(flights.to_release()) == 2
     assert flights.to_announce == {"default"}
     assert flights.keep_until() == float("inf")
 
@@ -386,7 +386,7 @@ def test_last_tries_go_to_free_slots_only_and_are_noted_first(
     roster.note_handed_out = lambda _: False
     roster.hand_out()
     assert not flights.with_worker(0)
-    assert [one.delivery for one in flights.given_back()] == [unnoted]
+    assert [one.delivery for one in flights.to_release()] == [unnoted]
     noted: list[Sequence[Lease]] = []
     roster.note_handed_out = lambda leases: noted.append(leases) is None
     roster.hand_out()
@@ -484,9 +484,9 @@ def three_sent(flights: Flights, deliveries: Make, arrive: Callable[[int], Strea
 def test_crash_counts_for_running_but_not_for_waiting_jobs(
     roster: Roster, flights: Flights
 ) -> None:
-    judged, given_back = roster.settle(died(0, "crash", (1,), last_started=1))
+    judged, released = roster.settle(died(0, "crash", (1,), last_started=1))
     assert [flight.number for flight in judged] == [1]
-    assert given_back == []
+    assert released == []
     assert judged[0].report is not None
     assert open_outcome(judged[0].report[4]) == Crashed("how", None, 9)
     assert len(flights.waiting) == 2
@@ -516,32 +516,32 @@ def test_finished_job_counts_for_every_kind_of_death(
     why: str, roster: Roster, flights: Flights, board: Board
 ) -> None:
     finish(board, 0, 1, flights.with_worker(0)[1].delivery)
-    judged, given_back = roster.settle(died(0, why, (), last_started=2))
+    judged, released = roster.settle(died(0, why, (), last_started=2))
     assert [flight.number for flight in judged] == [1]
     assert judged[0].report is not None
     assert open_outcome(judged[0].report[4]) == Crashed(LOST_REPORT)
-    assert given_back == []
+    assert released == []
     assert len(flights.waiting) == 2, "number 2 was begun and skipped, so it never ran"
 
 
 @pytest.mark.usefixtures("three_sent")
 def test_time_out_counts_only_for_its_own_job(roster: Roster, flights: Flights) -> None:
-    judged, given_back = roster.settle(died(0, "timeout", (1, 2), blamed=2, last_started=2))
+    judged, released = roster.settle(died(0, "timeout", (1, 2), blamed=2, last_started=2))
     assert [flight.delivery for flight in judged] == [flights.reported()[0].delivery]
     assert judged[0].report is not None
     assert isinstance(open_outcome(judged[0].report[4]), TimedOut)
-    assert given_back == flights.given_back()
-    assert len(given_back) == 1
+    assert released == flights.to_release()
+    assert len(released) == 1
     assert len(flights.waiting) == 1
 
 
 @pytest.mark.usefixtures("three_sent")
 @pytest.mark.parametrize("why", ["lost", "fence", "stop"])
 def test_interrupted_job_is_released_uncounted(why: str, roster: Roster, flights: Flights) -> None:
-    judged, given_back = roster.settle(died(0, why, (1,), last_started=1))
+    judged, released = roster.settle(died(0, why, (1,), last_started=1))
     assert judged == []
-    assert given_back == flights.given_back()
-    assert len(given_back) == 1
+    assert released == flights.to_release()
+    assert len(released) == 1
     assert len(flights.waiting) == 2
 
 

@@ -145,7 +145,7 @@ class DisqueTransport(Transport):
         for start in range(0, len(job_ids), AT_ONCE):
             self._nodes.ask(["ACKJOB", *job_ids[start : start + AT_ONCE]])
 
-    def give_back(self, parcels: Sequence[Parcel]) -> None:
+    def release(self, parcels: Sequence[Parcel]) -> None:
         with suppress(BrokerUnavailable):  # the server delivers them again after their retry time
             self._nodes.ask(["NACK", *[parcel.receipt for parcel in parcels]])
 

@@ -25,7 +25,7 @@ from stoker.exceptions import ConfigurationError
 from stoker.guards.admission import Rated
 from stoker.guards.sweep import call_due, look_after
 from stoker.models import Attempt, Claimed, Job
-from stoker.models.claimed import ClaimedQuerySet, GivenBack, LeaseKey, Leasing
+from stoker.models.claimed import ClaimedQuerySet, LeaseKey, Leasing, Released
 from stoker.models.deferred import Deferred
 from stoker.models.job import Message
 from stoker.models.need import Need
@@ -53,9 +53,9 @@ def lease_keys(leases: Sequence[Lease]) -> Sequence[LeaseKey]:
     return cast("Sequence[LeaseKey]", leases)
 
 
-def given_back(returns: Sequence[Return]) -> list[GivenBack]:
+def released(returns: Sequence[Return]) -> list[Released]:
     return [
-        GivenBack(
+        Released(
             back.lease.job_id,
             int(back.lease.lease_id),
             microseconds(back.delay_seconds),
@@ -213,7 +213,7 @@ class OrmBroker(Broker):
                 again = [
                     Return(one.lease, attempts=one.attempt - 1, crashes=one.crashes) for one in left
                 ]
-                self._call(self._free(Leases([], []), given_back(again))[1])
+                self._call(self._free(Leases([], []), released(again))[1])
         except DatabaseError:
             if not read:
                 raise
@@ -311,7 +311,7 @@ class OrmBroker(Broker):
             self._marks.forget()
         with explained(self.alias):
             ended = over if isinstance(over, Leases) else Leases.of(over)
-            freed, queues = self._free(ended, given_back(again), failed)
+            freed, queues = self._free(ended, released(again), failed)
         self._call(queues)
         if len(freed) == len(ended.job_ids) + len(again):  # nearly always
             return set()
@@ -319,7 +319,7 @@ class OrmBroker(Broker):
         return set(leases).difference((as_uuid(job_id), lease_id) for job_id, lease_id, _ in freed)
 
     def _free(
-        self, over: Leases, again: Sequence[GivenBack], failed: Collection[UUID] = ()
+        self, over: Leases, again: Sequence[Released], failed: Collection[UUID] = ()
     ) -> tuple[Sequence[tuple[Any, ...]], set[str]]:
         """End leases, and give up the places of their jobs all at once: a transaction may lock keys
         only once.
@@ -332,7 +332,7 @@ class OrmBroker(Broker):
         lease_ids = cast("Sequence[int]", over.lease_ids)
         with engine.deciding():
             ended = engine.end_leases(self._leases, job_ids, lease_ids) if job_ids else []
-            returned = engine.give_back(self._leases, again) if again else []
+            returned = engine.release(self._leases, again) if again else []
             guards_over = {as_uuid(job_id): count for job_id, _, count in ended if count}
             guards_again = {job_id: count for job_id, _, count in returned if count}
             queues: set[str] = set()

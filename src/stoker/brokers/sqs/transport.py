@@ -69,7 +69,7 @@ class SqsTransport(Transport):
         self.parcel_seconds = min(self.parcel_seconds, LONGEST_HIDDEN_SECONDS)
         self._names: list[str] = []
         self._names_until = 0.0
-        self._polls = Polls(self._receive, self.give_back, AT_ONCE)
+        self._polls = Polls(self._receive, self.release, AT_ONCE)
 
     def takes(self, message: Message) -> bool:
         """Refuse jobs with a priority: they wait in the store and need no queues of their own.
@@ -173,7 +173,7 @@ class SqsTransport(Transport):
     def extend(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         return list(self._hidden_for(parcels, round(self.parcel_seconds)))
 
-    def give_back(self, parcels: Sequence[Parcel]) -> None:
+    def release(self, parcels: Sequence[Parcel]) -> None:
         with suppress(BrokerUnavailable):
             list(self._hidden_for(parcels, 0))
 
@@ -268,17 +268,17 @@ class Polls:
     Args:
         receive: receives up to a number of messages from one queue, waiting up to a number of
             seconds.
-        give_back: makes received messages visible to other receivers again.
+        release: makes received messages visible to other receivers again.
     """
 
     def __init__(
         self,
         receive: Callable[[str, int, float], list[Parcel]],
-        give_back: Callable[[Sequence[Parcel]], None],
+        release: Callable[[Sequence[Parcel]], None],
         at_once: int,
     ) -> None:
         self._receive = receive
-        self._give_back = give_back
+        self._release = release
         self._at_once = at_once
         self._turn = threading.Condition()
         self._under_way: set[str] = set()
@@ -324,4 +324,4 @@ class Polls:
                 parcels = []
                 self._turn.notify()
         if parcels:
-            self._give_back(parcels)
+            self._release(parcels)

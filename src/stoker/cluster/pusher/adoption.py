@@ -100,7 +100,7 @@ class Adoption:
         finished = [self._adopt(*ended, one) for ended, one in self._finished_orphans()]
         judged = self._roster.judge_finished([flight for flight in finished if flight])
         released = len(self._flights.orphans)
-        self._flights.give_back_orphans()
+        self._flights.release_orphans()
         tell("adopted", count=self._adopted, released=released)
         return judged
 

@@ -133,9 +133,9 @@ class Claims:
             self._look_ahead = None
             self.tempo.wake_in(due.value if due else None)
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Release jobs to the broker as if they had never been claimed."""
-        flights = self._flights.given_back()
+        flights = self._flights.to_release()
         if self._locked and time.monotonic() >= self._look_at_locked:
             self._locked = frozenset()
         flights = [one for one in flights if one.delivery.job_id not in self._locked]
@@ -151,7 +151,7 @@ class Claims:
             for flight in flights
         ]
         if self._patience.call(lambda: self._broker.settle(again=returns)) is not None:
-            self._flights.forget_given_back(flights)
+            self._flights.forget_released(flights)
             self._announce()
         elif self._patience.has_met_a_lock:
             job_ids = [flight.delivery.job_id for flight in flights]
@@ -185,7 +185,7 @@ class Claims:
             unknown = self._flights.unknown(held.value)
             begun = self._board.begun() if unknown else set()
             if unbegun := [one for one in unknown if job_lease(one) not in begun]:
-                self._flights.give_back_leases(unbegun, asked_at)
+                self._flights.release_leases(unbegun, asked_at)
                 self.leases.include(asked_at)
 
     def insist_on_held(self, beat: Callable[[], None]) -> list[Delivery]:
@@ -493,6 +493,6 @@ class Pauses:
         if resumed:
             self.on_resume()
         if paused:
-            self._flights.give_back_paused()
+            self._flights.release_paused()
             self._recall.recall_paused()
         return True

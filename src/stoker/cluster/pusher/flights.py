@@ -81,7 +81,7 @@ class Flights:
         """Queues for which other clusters are woken after the release of jobs."""
         self._sent_through: dict[int, int] = {}
         """Worker -> number of the last flight sent to it."""
-        self._to_give_back: list[Flight] = []
+        self._to_release: list[Flight] = []
         self.unrecorded_bytes = 0
         """Total length of the packages of jobs with an unrecorded report."""
         self.permits = Permits()
@@ -89,11 +89,11 @@ class Flights:
         """The paused queues."""
 
     def __len__(self) -> int:
-        return len(self._all) + len(self._to_give_back) + len(self.orphans)
+        return len(self._all) + len(self._to_release) + len(self.orphans)
 
     def __iter__(self) -> Iterator[Flight]:
         yield from self._all.values()
-        yield from self._to_give_back
+        yield from self._to_release
         yield from self.orphans.values()
 
     def get(self, number: int) -> Flight | None:
@@ -154,10 +154,10 @@ class Flights:
         released instead if its permit ran out, if it was adopted without its package, or if its
         queue is paused."""
         if flight.is_late:
-            self._give_back_late(flight)
+            self._release_late(flight)
             return
         if not flight.delivery.package or flight.delivery.queue in self.paused:
-            self.give_back(flight)
+            self.release(flight)
             return
         self._leave_worker(flight)
         del self._all[flight.number]
@@ -199,36 +199,36 @@ class Flights:
                 self.unrecorded_bytes -= len(flight.delivery.package)
         return flight
 
-    def give_back(self, flight: Flight) -> None:
+    def release(self, flight: Flight) -> None:
         """Release a flight as soon as the broker is reachable. The attempt does not count."""
         self.remove(flight.number)
         self._hand_in([flight])
 
-    def give_back_waiting(self) -> None:
+    def release_waiting(self) -> None:
         for waiting in (self.waiting, self.permitted):
             while waiting:
-                self.give_back(waiting.popleft())
+                self.release(waiting.popleft())
 
-    def give_back_paused(self) -> None:
+    def release_paused(self) -> None:
         """Release the waiting flights whose queue is paused."""
         for waiting in (self.waiting, self.permitted):
             for flight in [one for one in waiting if one.delivery.queue in self.paused]:
                 waiting.remove(flight)
-                self.give_back(flight)
+                self.release(flight)
 
-    def give_back_late(self) -> None:
+    def release_late(self) -> None:
         """Release the flights whose permit ran out before a worker was free."""
         for flight in [flight for flight in self.permitted if flight.is_late]:
             self.permitted.remove(flight)
-            self._give_back_late(flight)
+            self._release_late(flight)
 
-    def give_back_unstarted(self) -> None:
+    def release_unstarted(self) -> None:
         """Release flights that wait too long for a worker: other clusters may have a free one."""
         before = time.monotonic() - KEEP_SECONDS
         for flight in [one for one in self.waiting if one.came_at <= before]:
             self.waiting.remove(flight)
             self.to_announce.add(flight.delivery.queue)
-            self.give_back(flight)
+            self.release(flight)
 
     def keep_until(self) -> float:
         """Return when to release the first waiting flight, in monotonic seconds. The oldest
@@ -244,9 +244,9 @@ class Flights:
             return float("inf")
         return time.monotonic() + ends_ns / 1e9 - lease_clock()
 
-    def given_back(self) -> list[Flight]:
+    def to_release(self) -> list[Flight]:
         """Return the flights to release to the broker."""
-        return list(self._to_give_back)
+        return list(self._to_release)
 
     def lose(self, flight: Flight) -> None:
         """Forget a flight whose lease another holder has taken over."""
@@ -255,15 +255,15 @@ class Flights:
                 waiting.remove(flight)
         self.remove(flight.number)
         self.orphans.pop(flight.delivery.job_id, None)
-        self.forget_given_back([flight])
+        self.forget_released([flight])
 
-    def forget_given_back(self, flights: Sequence[Flight]) -> None:
+    def forget_released(self, flights: Sequence[Flight]) -> None:
         done = {id(flight) for flight in flights}
-        self._to_give_back = [flight for flight in self._to_give_back if id(flight) not in done]
+        self._to_release = [flight for flight in self._to_release if id(flight) not in done]
         for flight in flights:
             flight.is_open = False
 
-    def give_back_orphans(self) -> None:
+    def release_orphans(self) -> None:
         self._hand_in(self.orphans.values())
         self.orphans.clear()
 
@@ -272,7 +272,7 @@ class Flights:
         known = {flight.delivery.lease for flight in self}
         return [one for one in held if one.lease not in known]
 
-    def give_back_leases(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
+    def release_leases(self, deliveries: Iterable[Delivery], leased_at: float) -> None:
         """Release deliveries that have no flight."""
         self._hand_in(Flight(0, one, leased_at) for one in deliveries)
 
@@ -281,10 +281,10 @@ class Flights:
         another transaction are left out, because each of those jobs is stopped separately."""
         return min((flight.leased_at for flight in self if not flight.is_locked), default=None)
 
-    def _give_back_late(self, flight: Flight) -> None:
+    def _release_late(self, flight: Flight) -> None:
         if flight.asked_seconds:
             self._note_permit(flight)
-        self.give_back(flight)
+        self.release(flight)
 
     def _note_permit(self, flight: Flight, seconds_ago: float = 0.0) -> None:
         left_seconds = flight.permit_ns / 1e9 - lease_clock() + seconds_ago
@@ -293,7 +293,7 @@ class Flights:
     def _hand_in(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
             flight.is_open = True
-            self._to_give_back.append(flight)
+            self._to_release.append(flight)
 
     def _wait(self, flights: Sequence[Flight]) -> None:
         self._number(flights)

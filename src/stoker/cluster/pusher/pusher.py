@@ -94,8 +94,8 @@ class Pusher:
             if not len(self.flights):  # no claimed job needs attention first
                 self._claim()
         self._extend()
-        self.flights.give_back_late()
-        self.claims.give_back()
+        self.flights.release_late()
+        self.claims.release()
         if self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping):
             self.claims.doubt()
         self.claims.clear_up_doubts()
@@ -120,7 +120,7 @@ class Pusher:
             self.roster.hand_out()
             self.claims.note_numbers()
         if time.monotonic() >= self.flights.keep_until():
-            self.flights.give_back_unstarted()
+            self.flights.release_unstarted()
         for worker, link in list(self.roster.links.items()):
             if link.has_outgoing:
                 self._expect_writing(worker, link)
@@ -192,10 +192,10 @@ class Pusher:
             self._read_worker(death.worker)
             self._drop_worker(death.worker)
         self.adoption.settle(death)
-        judged, given_back = self.roster.settle(death)
+        judged, released = self.roster.settle(death)
         self.monitor.pass_on(judged)
         if death.running:
-            self._unsettled[death.worker, death.incarnation] = judged + given_back
+            self._unsettled[death.worker, death.incarnation] = judged + released
 
     def _say(self, *message: Any) -> None:
         self.child.control.send(*message)
@@ -203,7 +203,7 @@ class Pusher:
     def _say_where_we_are(self) -> None:
         if not self._may_claim():
             self.recall.take_back()
-            self.flights.give_back_waiting()
+            self.flights.release_waiting()
         self.monitor.pass_on(self.adoption.close_when_complete())
         for dead, flights in list(self._unsettled.items()):
             if not any(flight.is_open for flight in flights):

@@ -156,7 +156,7 @@ class Roster:
         for flight in unnoted:
             flight.is_noted = is_noted
             if not is_noted:
-                self._flights.give_back(flight)
+                self._flights.release(flight)
 
     def _is_low(self, worker: int) -> bool:
         """Return whether a worker will soon be idle."""
@@ -235,7 +235,7 @@ class Roster:
         the flights to release because their attempt does not count."""
         running = {number: seconds for number, _, seconds, _ in death.running}
         finished = {ended.delivery for ended in self._board.finished().values()}
-        judged, given_back = [], []
+        judged, released = [], []
         for number, flight in list(self._held(death.worker).items()):
             outcome = None
             if number in running:
@@ -248,11 +248,11 @@ class Roster:
                 self._report(flight, worker_id, began, outcome)
                 judged.append(flight)
             elif number in running:
-                self._flights.give_back(flight)
-                given_back.append(flight)
+                self._flights.release(flight)
+                released.append(flight)
             else:
                 self._flights.take_back(flight)
-        return judged, given_back
+        return judged, released
 
     def judge_finished(self, flights: Sequence[Flight]) -> list[Flight]:
         """Give these flights a report that says that their outcome was lost: their workers had

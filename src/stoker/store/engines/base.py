@@ -30,7 +30,7 @@ from stoker.store.written import (
 from .guards import CalledLine, GuardRows
 
 if TYPE_CHECKING:
-    from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
+    from stoker.models.claimed import Claim, LeaseKey, Leasing, Released
     from stoker.models.guard_key import Decisions
     from stoker.models.job import JobColumns, Message
     from stoker.models.step import StepEnd
@@ -261,8 +261,8 @@ class Engine(GuardRows):
         self.delete_by_key(leases, [job_id for job_id, _ in valid])
         return [(*key, row.guards) for key, row in valid.items()]
 
-    def give_back(
-        self, leases: models.QuerySet[Any], returns: Sequence[GivenBack]
+    def release(
+        self, leases: models.QuerySet[Any], returns: Sequence[Released]
     ) -> list[tuple[UUID, int, int]]:
         """Move leased jobs back to ready or deferred.
 

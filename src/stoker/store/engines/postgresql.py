@@ -29,7 +29,7 @@ from .guards import LISTS, GuardsInArrays
 from .sessions import idle_seconds, lock_seconds
 
 if TYPE_CHECKING:
-    from stoker.models.claimed import Claim, GivenBack, LeaseKey, Leasing
+    from stoker.models.claimed import Claim, LeaseKey, Leasing, Released
     from stoker.models.job import JobColumns, Message
     from stoker.models.step import StepEnd
     from stoker.models.unique_key import Condition, Taking
@@ -286,10 +286,10 @@ class PostgreSQL(GuardsInArrays, Engine):
         arrays = {"job_ids": list_literal(digits), "leases": list_literal(by_id)}
         return self.fetch("claimed_ack", arrays)
 
-    def give_back(
-        self, leases: models.QuerySet[Any], returns: Sequence[GivenBack]
+    def release(
+        self, leases: models.QuerySet[Any], returns: Sequence[Released]
     ) -> list[tuple[Any, ...]]:
-        return self._fetch_each("claimed_give_back", "returns", returns)
+        return self._fetch_each("claimed_release", "returns", returns)
 
     def claim_expired(
         self, leases: models.QuerySet[Any], limit: int, leasing: Leasing
