@@ -343,6 +343,8 @@ class Sealer:
         Raises:
             NotSerializable: the message names the part that cannot be serialised.
         """
+        if value is None and not self._pickles:  # what most tasks return
+            return NONE
         body = value_as_pickle(value) if self._pickles else value_as_json(value)
         return self._envelope.close(VALUE, body, pickled=self._pickles)
 
@@ -460,3 +462,5 @@ JOB = ContentKind(
     "package", b"\xf5J", oldest=min(READERS), newest=max(READERS), is_always_signed=True
 )
 VALUE = ContentKind("value", b"\xf5V", oldest=1, newest=1, is_always_signed=False)
+NONE = VALUE.plain + codec.write(None)
+"""None as a return value."""
