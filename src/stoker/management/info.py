@@ -105,9 +105,10 @@ class InfoCommand(Subcommand):
 
 
 def _cluster_lines(cluster: ClusterState, state: str) -> Iterator[str]:
+    heartbeat = f"last heartbeat {in_words(cluster.silent_seconds)} ago"
+    queues = f"queues: {', '.join(cluster.queues) or 'all'}"
     yield (
-        f"  {cluster.name} on {cluster.host}, process {cluster.pid}: {state}, last sign of "
-        f"life {in_words(cluster.silent_seconds)} ago, queues: {', '.join(cluster.queues) or 'all'}"
+        f"  {cluster.name} on {cluster.host}, process {cluster.pid}: {state}, {heartbeat}, {queues}"
     )
     for worker in cluster.workers:
         yield from _worker_lines(worker)
