@@ -55,7 +55,7 @@ def let_it_prefetch(
     short: timedelta = SHORT,
 ) -> None:
     """Run short jobs, so that the cluster prefetches; it does not prefetch after long jobs. On a
-    busy machine short jobs may take long, so more of them follow, for at most 30 rounds."""
+    busy machine short jobs may take long, so more of them follow, for a number of rounds."""
 
     def were_short() -> bool:
         results = task.enqueue_many([(arguments, {})] * 200)
@@ -65,7 +65,9 @@ def let_it_prefetch(
         took = [end - start for end, start in last]
         return sum(took, timedelta()) < len(took) * short and max(took) < LONGEST
 
-    any(were_short() for _ in range(ROUNDS))
+    for _ in range(ROUNDS):
+        if were_short():
+            return
 
 
 @dataclass(frozen=True)

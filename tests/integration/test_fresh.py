@@ -71,7 +71,7 @@ def test_enqueue_follows_its_transaction(way: str) -> None:
 
 
 def test_failed_insert_breaks_the_open_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As every failed statement does in Django."""
+    """As a failed ``Model.save()`` does."""
     same = ids.new_job_id()
     monkeypatch.setattr(sealing, "new_job_id", lambda *_: same)
     with transaction.atomic():

@@ -57,7 +57,7 @@ class JobQuery(Body):
     node: Name = ""
     """The host on which the last attempt ran, or runs."""
     since: Moment | None = None
-    """When the job was enqueued; with a state of ended jobs, when it ended."""
+    """Earliest time of the enqueue. With a state of ended jobs: earliest time of the end."""
     until: Moment | None = None
     limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50
     after: Annotated[str, Field(max_length=500)] | None = None

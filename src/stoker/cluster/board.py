@@ -175,15 +175,15 @@ class Finished:
     def __init__(self, numbers: memoryview[int], is_unrecorded: Callable[[int], bool]) -> None:
         self._numbers = numbers
         self._is_unrecorded = is_unrecorded
-        self._next = numbers[0]
 
     def add(self, listing: Listing) -> None:
         """List a job, before its slot is vacated."""
-        numbers, at, tries = self._numbers, self._next, FINISHED
+        numbers, tries = self._numbers, FINISHED
+        at = numbers[0]
         while tries and self._is_unrecorded(numbers[1 + at * _PER_FINISHED]):
             at, tries = (at + 1) % FINISHED, tries - 1
         _ENDED.pack_into(numbers, 8 + 8 * at * _PER_FINISHED, *listing)
-        self._next = numbers[0] = (at + 1) % FINISHED
+        numbers[0] = (at + 1) % FINISHED
 
 
 class Board:

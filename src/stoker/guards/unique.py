@@ -84,7 +84,7 @@ class _Plan:
 
     takings: list[tuple[Taking, Condition]] = field(default_factory=list)
     to_hold: dict[bool, dict[UUID, str]] = field(default_factory=dict)
-    """Whether to lock exclusively -> job id -> table in which the job waits."""
+    """Exclusive lock or shared (True or False) -> job id -> table in which the job waits."""
 
 
 class WantedKeys:

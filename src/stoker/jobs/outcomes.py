@@ -343,7 +343,7 @@ class Batch(JobColumns):
         return Verdict(attempted, outcome, crashes, attempted.delivery.lease)
 
     def verdicts(self, places: Iterable[int] | None = None) -> list[Verdict]:
-        """Return the verdicts of these rows, or of all rows."""
+        """Return the verdicts of the rows at these positions. None: of all rows."""
         return [self.verdict(place) for place in (range(len(self)) if places is None else places)]
 
 

@@ -432,7 +432,7 @@ def as_attempt(verdict: Verdict) -> Attempt:
 
 
 def jobs_of(batch: Batch) -> list[Job]:
-    """Build the rows of these ended jobs."""
+    """Return a ``Job`` for each row of a batch of ended jobs. They are not saved."""
     return [
         Job(
             pk=job_id,

@@ -212,7 +212,7 @@ class ResumeBulk(_ChangeBulk):
 class StopBulk(_ChangeBulk):
     """End a bulk operation.
 
-    End a bulk operation. What is done stays; the rest is not done.
+    End a bulk operation. Jobs that it has changed stay changed; it changes no more of them.
 
     --json writes one object: is_done, sentence.
 

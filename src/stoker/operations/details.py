@@ -86,7 +86,7 @@ def opened_call(settings: Settings, package: bytes, *, reveal: bool = False) -> 
 def calls_of_jobs(
     settings: Settings, job_ids: Sequence[UUID], *, reveal: bool = False
 ) -> dict[UUID, ShownCall | None]:
-    """Return the arguments of these jobs, except those of large packages, with one query."""
+    """Return job id -> arguments, read with one query. Jobs with large packages are left out."""
     jobs: Any = Job.objects.using(settings.database).filter(pk__in=job_ids)
     small = jobs.annotate(size=Length("package")).filter(size__lte=LARGEST_IN_LISTS_BYTES)
     return {

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from django.db import DataError, OperationalError, connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.transaction import mark_for_rollback_on_error
 
 
 def array_literal(values: Sequence[Any]) -> str:
@@ -231,11 +232,8 @@ def send_past_cursor(connection: Any, sql: str, parameters: dict[str, Any], noti
     Raises:
         DatabaseError: the statement failed. An open transaction must be rolled back.
     """
-    try:
+    with mark_for_rollback_on_error(connection.alias):
         return _send_past_cursor(connection, sql, parameters, notice)
-    except BaseException:
-        connection.needs_rollback = connection.in_atomic_block
-        raise
 
 
 def _send_past_cursor(connection: Any, sql: str, parameters: dict[str, Any], notice: str) -> bool:

@@ -95,7 +95,7 @@ def discard_dead_letters(
     example={"older_than_seconds": 2592000, "dry_run": True},
 )
 def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = None) -> BulkShape:
-    """Delete dead letters for good, with their history, except those that are requeued."""
+    """Delete dead letters and their history. Requeued dead letters are kept."""
     refuse_beyond_cap(body.limit)
     bulk = dead_letters.purge(
         timedelta(seconds=body.older_than_seconds),

@@ -173,7 +173,8 @@ class Due(NamedTuple):
     """Whether guard keys are due, because a rate has a permit again or a blocked job was
     skipped."""
     first_us: int | None
-    """When the earliest deferred job is due, in microseconds on the database's clock."""
+    """Due time of the earliest deferred job, in microseconds on the database's clock. None: no job
+    is deferred."""
     seconds: float | None
     """Seconds until the earliest job is due, 0 if it is overdue, None if nothing waits."""
 

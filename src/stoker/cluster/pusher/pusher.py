@@ -337,8 +337,8 @@ class MonitorLine:
         self.pass_on(reported)
 
     def pass_on(self, flights: Iterable[Flight]) -> None:
-        """Send the reports of these flights, or keep them until a monitor is connected. The
-        monitor only counts outcomes that the worker has recorded itself."""
+        """Send the reports of these flights to the monitor, if one is connected. ``meet`` sends
+        the others later. Outcomes that a worker has recorded itself are sent only to be counted."""
         reports: list[Reported] = []
         counted: list[Reported] = []
         for flight in flights:

@@ -185,7 +185,7 @@ def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answ
 
 
 def _shown(asked: Asked, job_ids: set[Any]) -> list[dict[str, Any]]:
-    """Describe some of these jobs: id, task and state."""
+    """Return the id, task and state of the first few of these jobs, by id."""
     ids: list[UUID] = sorted(job_ids)[:HOLDERS]
     jobs = Job.objects.using(asked.alias)
     known = {row[0]: row[1:] for row in with_keys(jobs, ids).values_list("pk", "task", "status")}

@@ -252,13 +252,12 @@ def write_together(connection: Any, statements: Sequence[tuple[str, Sequence[Any
 def _write_inside(connection: Any, statements: Sequence[tuple[str, Sequence[Any]]]) -> bool:
     """Run statements in the open transaction, like ``write_together``."""
     connection.validate_no_broken_transaction()
-    with connection.wrap_database_errors:
-        try:
-            for sql, parameters in statements:
-                connection.connection.execute(sql.replace("%s", "?"), parameters)
-        except BaseException:
-            connection.needs_rollback = True
-            raise
+    with (
+        transaction.atomic(using=connection.alias, savepoint=False),
+        connection.wrap_database_errors,
+    ):
+        for sql, parameters in statements:
+            connection.connection.execute(sql.replace("%s", "?"), parameters)
     return True
 
 
