@@ -17,6 +17,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Lease, Return
 from stoker.cluster.wire import (
     Reported,
+    id_bytes_of,
     open_batch,
     open_report,
     pack_for_monitor,
@@ -81,7 +82,7 @@ def record(settings: Settings, broker: Broker, reported: list[Reported]) -> set[
 
 def rows_of(reported: list[Reported]) -> list[tuple[Any, ...]]:
     found = {job.pk: tuple(getattr(job, name) for name in KEPT) for job in Job.objects.all()}
-    return [found[UUID(bytes=job[1])] for _, job in reported]
+    return [found[UUID(bytes=id_bytes_of(job))] for _, job in reported]
 
 
 def test_batch_leaves_the_same_rows_as_single_attempts(settings: Settings, broker: Broker) -> None:
@@ -132,7 +133,7 @@ def claim_again(broker: Broker) -> list[Delivery]:
 
 def test_stale_lease_in_a_batch_is_skipped(settings: Settings, broker: Broker) -> None:
     reported = succeeded(broker, [1, 2, 3])
-    taken = UUID(bytes=reported[1][1][1])
+    taken = UUID(bytes=id_bytes_of(reported[1][1]))
     Claimed.objects.filter(pk=taken).update(lease_id=1)
     stale = record(settings, broker, reported)
     assert [lease.job_id for lease in stale] == [taken]
@@ -227,7 +228,7 @@ def test_success_of_a_requeue_resolves_its_dead_letter(settings: Settings, broke
     letter = DeadLetter.objects.get()
     reported = succeeded(broker, [1])
     Requeue.objects.create(
-        job_id=UUID(bytes=reported[0][1][1]),
+        job_id=UUID(bytes=id_bytes_of(reported[0][1])),
         identity=letter.identity,
         from_job_id=letter.job_id,
     )

@@ -37,7 +37,7 @@ from .board import lease_clock_ns
 from .callbacks import Callbacks
 from .channel import Closed, Stream
 from .process import Child
-from .wire import Reported, as_failed, open_batch, open_report
+from .wire import Reported, as_failed, id_bytes_of, open_batch, open_report
 
 BATCH = 400
 LINGER_SECONDS = 0.004
@@ -261,7 +261,7 @@ class Monitor:
     ) -> tuple[Sequence[Reported], Sequence[Reported]]:
         """Split a batch into the outcomes that can be recorded now and those whose rows are locked.
         If the store does not answer, all count as recordable."""
-        job_ids = [id_of(int.from_bytes(job[1])) for _, job in batch]
+        job_ids = [id_of(int.from_bytes(id_bytes_of(job))) for _, job in batch]
         self.patience.sleep(self._beat)
         answer = self.patience.call(lambda: locked_jobs(self.settings.database, job_ids))
         if answer is None or not answer.value:

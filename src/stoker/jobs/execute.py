@@ -248,9 +248,8 @@ class Executor:
         try:
             value = await self._await_with_aftercare(opened)
             sealed = self._sealer.seal_value(value)
-            if self._may_be_too_large(sealed):
-                refuse = engine_of(self.settings.database).refuse_too_large
-                await sync_to_async(refuse)(sealed)
+            if len(sealed) >= LARGE_BYTES:
+                await sync_to_async(self._refuse_too_large)(sealed)
             outcome: Outcome = outcomes.Succeeded(sealed)
         except BaseException as error:  # an error of the task is its outcome, whatever its class
             if is_ctrl_c(error):
@@ -362,20 +361,24 @@ class Executor:
             raise
         self._aftercare.after_sync(besides)
         sealed = self._sealer.seal_value(value)
-        if self._may_be_too_large(sealed):
-            engine_of(self.settings.database).refuse_too_large(sealed)
+        if len(sealed) >= LARGE_BYTES:
+            self._refuse_too_large(sealed)
         return value, outcomes.Succeeded(sealed)
 
-    def _may_be_too_large(self, sealed: bytes) -> bool:
-        """Return whether a return value has to be checked before it is sent to the database."""
-        return len(sealed) >= LARGE_BYTES and self.settings.results_cache is None
+    def _refuse_too_large(self, sealed: bytes) -> None:
+        """Raise an error if the database does not take a return value of this size."""
+        if self.settings.results_cache is None:
+            engine_of(self.settings.database).refuse_too_large(sealed)
 
     def _call(self, opened: Opened) -> Any:
         if opened.is_async:
             return async_to_sync(self._await)(opened)
-        with opened.interruption, self._limit(opened.timeout_seconds):
+        with opened.interruption:
             opened.interruption.check()
-            return opened.function(*self._arguments(opened), **opened.package.kwargs)
+            if opened.timeout_seconds is None:
+                return opened.function(*self._arguments(opened), **opened.package.kwargs)
+            with self._limit(opened.timeout_seconds):
+                return opened.function(*self._arguments(opened), **opened.package.kwargs)
 
     async def _await_with_aftercare(self, opened: Opened) -> Any:
         before = self._aftercare.before_async()

@@ -171,33 +171,34 @@ class Flights:
     def report_all(self, worker: int, reports: Iterable[Report]) -> list[Flight]:
         """Store a worker's reports in its flights, and return these flights."""
         held, flights = self.with_worker(worker), []
-        load_seconds = self._load_seconds.get(worker, 0.0)
+        load_seconds, length = self._load_seconds.get(worker, 0.0), 0
         for report in reports:
             flight = held.pop(report[0], None)
             if flight is not None:
                 flight.report = report
-                self.unrecorded_bytes += len(flight.delivery.package)
+                length += len(flight.delivery.package)
                 load_seconds -= flight.expected_seconds
                 if flight.asked_seconds and report[1] is not None:
                     started_seconds_ago = time.time() - report[1]
                     self._note_permit(flight, started_seconds_ago)
                 flights.append(flight)
         self._load_seconds[worker] = load_seconds
+        self.unrecorded_bytes += length
         return flights
 
     def reported(self) -> list[Flight]:
         return [flight for flight in self._all.values() if flight.report is not None]
 
-    def remove(self, number: int) -> Flight | None:
-        """Remove a flight."""
-        flight = self._all.pop(number, None)
-        if flight is not None:
+    def remove(self, *numbers: int) -> list[Flight]:
+        """Remove these flights, and return those that were here."""
+        removed = [self._all.pop(number) for number in numbers if number in self._all]
+        for flight in removed:
             flight.is_open = False
             if flight.report is None:  # otherwise it was removed from its worker before
                 self._leave_worker(flight)
             else:
                 self.unrecorded_bytes -= len(flight.delivery.package)
-        return flight
+        return removed
 
     def release(self, flight: Flight) -> None:
         """Release a flight as soon as the broker is reachable. The attempt does not count."""

@@ -200,10 +200,9 @@ class Roster:
     def recorded(self, numbers: Iterable[int]) -> None:
         """Remove these flights, which the monitor has recorded, and tell the workers so."""
         by_worker: dict[int, list[int]] = {}
-        for number in numbers:
-            flight = self._flights.remove(number)
-            if flight is not None and flight.worker is not None:
-                by_worker.setdefault(flight.worker, []).append(number)
+        for flight in self._flights.remove(*numbers):
+            if flight.worker is not None:
+                by_worker.setdefault(flight.worker, []).append(flight.number)
         for worker, done in by_worker.items():
             self.confirm(worker, done)
 

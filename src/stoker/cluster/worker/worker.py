@@ -22,7 +22,7 @@ from stoker.cluster import board as place
 from stoker.cluster.board import is_fenced, lease_mark
 from stoker.cluster.channel import Closed, Stream, is_readable, take_stream
 from stoker.cluster.process import ORPHANED, Child, leave, resident_bytes
-from stoker.cluster.wire import is_over, open_job, pack_report, permit_of
+from stoker.cluster.wire import id_bytes_of, is_over, open_job, pack_report, permit_of
 from stoker.cluster.worker.workload import (
     FLUSH_SECONDS,
     JOB_THREADS,
@@ -101,7 +101,7 @@ class Worker:
         mark = lease_mark(delivery.lease_id)
         self._own[place.LAST_STARTED] = number
         listing = self._slots[slot].occupy(
-            number, job[1], delivery.attempt, time.monotonic_ns(), place.OPENING, mark
+            number, id_bytes_of(job), delivery.attempt, time.monotonic_ns(), place.OPENING, mark
         )
         is_recalled = self._own[place.RECALLED_THROUGH] >= number
         if is_recalled or is_fenced(self.board, self.settings):

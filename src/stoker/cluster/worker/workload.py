@@ -135,8 +135,11 @@ class Workload:
 
     def next(self) -> Job | None:
         """Return the job that has waited longest, to start it now."""
-        with self._lock:
-            return self._queue.popleft() if self._queue else None
+        # Without the lock, which this needs not: another thread may only have emptied the queue.
+        try:
+            return self._queue.popleft()
+        except IndexError:
+            return None
 
     def skip(self, number: int) -> None:
         """Remove a recalled job that has not started."""
@@ -195,8 +198,8 @@ class Workload:
         """Start no more jobs: return the unstarted ones, and report the running ones."""
         with self._lock:
             self.is_leaving = True
-            while self._queue:
-                self._jobs.pop(self._queue.popleft()[0], None)
+            while (job := self.next()) is not None:
+                self._jobs.pop(job[0], None)
             self._send_unsent()
             self._say_leaving()
         self._changed.set()
