@@ -12,7 +12,7 @@ from django.db import transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
-from stoker.guards.sequences import let_go
+from stoker.guards.sequences import resume_after
 from stoker.models import Attempt, DeadLetter, Job, Requeue
 from stoker.models.dead_letter import CLOSED, DeadLetterQuerySet
 from stoker.setting_values import checked_limit
@@ -42,7 +42,7 @@ def discard(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> 
         if seen.successor_id is not None and is_alive(alias, seen.successor_id):
             return False
         with transaction.atomic(using=alias):
-            queues = let_go(alias, [seen.job_id])
+            queues = resume_after(alias, [seen.job_id])
             if letters.close(seen, DeadLetter.State.DISCARDED, by, because):
                 _call(settings, queues)
                 return True
@@ -68,7 +68,7 @@ def purge(settings: Settings, state: str, before: datetime, ids: Sequence[UUID])
     with transaction.atomic(using=alias):
         rows = with_keys(past(settings, state, before), ids)
         job_ids = list(rows.values_list("job_id", flat=True))
-        queues = let_go(alias, job_ids)
+        queues = resume_after(alias, job_ids)
         locked = with_keys(past(settings, state, before), ids).filter(job_id__in=job_ids)
         gone = dict(locked.select_for_update().values_list("pk", "identity"))
         identities = list(gone.values())

@@ -249,7 +249,7 @@ class _Requeue:
         self, seen: DeadLetter, newcomer: Newcomer, sealing: Sealing
     ) -> tuple[LetterAnswer, Result[Any]]:
         if newcomer.claim is not None:
-            UniqueKey.objects.using(self._alias).let_go(newcomer.claim.key_id, seen.job_id)
+            UniqueKey.objects.using(self._alias).release(newcomer.claim.key_id, seen.job_id)
         (result,), self._neglected = Newcomers(sealing, [newcomer]).store()
         job_id = UUID(result.id)
         requeues = Requeue.objects.using(self._alias)
@@ -373,7 +373,7 @@ def _hand_key_back(settings: Settings, seen: DeadLetter, job_id: UUID) -> None:
             pass
     keys = UniqueKey.objects.using(settings.database)
     for key_id in sorted(key_ids):
-        keys.hand_back(key_id, job_id, seen.job_id)
+        keys.return_to(key_id, job_id, seen.job_id)
 
 
 def _note(alias: str, job_id: UUID, reason: str) -> None:

@@ -42,7 +42,7 @@ def pass_on(alias: str, from_job_id: UUID, to_job_id: UUID) -> set[str]:
     return queues
 
 
-def let_go(alias: str, job_ids: Collection[UUID]) -> set[str]:
+def resume_after(alias: str, job_ids: Collection[UUID]) -> set[str]:
     """Resume the sequences that these failed jobs halt.
 
     Returns:

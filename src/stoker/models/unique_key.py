@@ -137,11 +137,11 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         }
         return engine_of(self.db).take_key_and_insert(taking, condition, job, letter)
 
-    def let_go(self, key_id: UUID, job_id: UUID) -> None:
+    def release(self, key_id: UUID, job_id: UUID) -> None:
         """Release the key of an ended job, even if its period is not over."""
         self.filter(pk=key_id, job_id=job_id, until_us__gt=0).update(until_us=0)
 
-    def hand_back(self, key_id: UUID, from_job_id: UUID, job_id: UUID) -> None:
+    def return_to(self, key_id: UUID, from_job_id: UUID, job_id: UUID) -> None:
         """Return the key of a withdrawn job to the ended job that had it before."""
         self.filter(pk=key_id, job_id=from_job_id).update(job_id=job_id)
 

@@ -44,18 +44,18 @@ def free(
         {need.key_id for needed in needs.values() for need in needed}
     )
     gone: list[UUID] = []
-    let_go: list[UUID] = []
+    released: list[UUID] = []
     vacant: dict[UUID, int] = {}
     for job_id, needed in needs.items():
         for need in needed:
             if job_id in over and not (need.halts and job_id in failed):
                 gone.append(need.pk)
             elif need.kind != Need.Kind.SEQUENCE:
-                let_go.append(need.pk)
+                released.append(need.pk)
             if need.kind != Need.Kind.RATE:  # the places of a rate become free with time
                 vacant[need.key_id] = vacant.get(need.key_id, 0) + 1
     Need.objects.using(alias).remove(gone)
-    update_by_key(Need.objects.using(alias), let_go, holds=None)
+    update_by_key(Need.objects.using(alias), released, holds=None)
     return call_all(alias, [(lines[key_id], n) for key_id, n in vacant.items() if key_id in lines])
 
 

@@ -75,7 +75,7 @@ def replace(alias: str, replacements: Sequence[tuple[Held, Message]]) -> set[UUI
     if not replacements:
         return set()
     _write_jobs(alias, [job for _, job in replacements])
-    let_go = _change_needs(alias, replacements)
+    freed = _change_needs(alias, replacements)
     for name, table in TABLES.items():
         moved = [held.place.job_id for held, _ in replacements if held.table == name]
         delete_by_key(table.objects.using(alias), moved)
@@ -86,7 +86,7 @@ def replace(alias: str, replacements: Sequence[tuple[Held, Message]]) -> set[UUI
         for held, job in replacements
         if job.run_after is not None
     )
-    return let_go
+    return freed
 
 
 def lines_of(alias: str, held: Collection[Held]) -> set[UUID]:

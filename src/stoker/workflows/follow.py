@@ -53,7 +53,7 @@ def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> bool:
     return True
 
 
-def give_back(alias: str, job_id: UUID, failed_job_id: UUID) -> None:
+def reassign(alias: str, job_id: UUID, failed_job_id: UUID) -> None:
     """Assign a step back to the failed job after its new job was withdrawn, in a locked
     workflow."""
     steps = Step.objects.using(alias)
@@ -159,7 +159,7 @@ def record_taken_back(settings: Settings, job_id: UUID, failed_job_id: UUID, rea
     if not is_step(job_id):
         return
     stopped = Advance(settings).record({job_id: Ended(job_id, Job.Status.FAILED, 0)})
-    give_back(alias, job_id, failed_job_id)
+    reassign(alias, job_id, failed_job_id)
     if stopped:
         withdraw = partial(end_waiting, settings, stopped[:AT_ONCE], REASON)
         transaction.on_commit(withdraw, using=alias, robust=True)

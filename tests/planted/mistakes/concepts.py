@@ -106,7 +106,7 @@ MISTAKES = (
         [
             Change(
                 "workflows.follow:record_taken_back",
-                drop("give_back(alias, job_id, failed_job_id)"),
+                drop("reassign(alias, job_id, failed_job_id)"),
             )
         ],
         "tests/integration/test_undo_requeue.py",
@@ -120,7 +120,7 @@ MISTAKES = (
     ),
     Mistake(
         "a discarded dead letter halts its sequence for ever",
-        [Change("guards.sequences:let_go", drop("Need.objects.using(alias).remove(_)"))],
+        [Change("guards.sequences:resume_after", drop("Need.objects.using(alias).remove(_)"))],
         "tests/integration/test_dead_letters.py",
         "halted_sequence_continues_after_discard",
     ),

@@ -217,7 +217,7 @@ MISTAKES = (
         [
             Change(
                 "dead_letters.requeueing:_Requeue._send",
-                drop("UniqueKey.objects.using(self._alias).let_go(...)"),
+                drop("UniqueKey.objects.using(self._alias).release(...)"),
             )
         ],
         "tests/integration/test_dead_letters.py",

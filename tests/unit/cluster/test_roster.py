@@ -168,7 +168,7 @@ def test_leaving_worker_gets_no_jobs_and_returns_waiting_ones(
     arrive(0)
     flights.add(deliveries(3), 1.0)
     flights.send(0, 3)
-    roster.let_go(0, [1])
+    roster.mark_leaving(0, [1])
     assert list(flights.with_worker(0)) == [1]
     assert len(flights.waiting) == 2
     assert roster.room() == 0

@@ -27,7 +27,7 @@ from stoker.store.written import as_uuid
 CLAIM_AT_ONCE = 500
 MUCH_BYTES = CLAIM_BYTES // 4
 """After a claim with this many bytes of packages, the next one waits until workers need jobs."""
-GIVE_BACK_AT_ONCE = 500
+RELEASED_AT_ONCE = 500
 LOCKED_SECONDS = 1.0
 """Pause before the release of jobs is retried that other transactions had locked."""
 RATED_SECONDS = 60.0
@@ -139,7 +139,7 @@ class Claims:
         if self._locked and time.monotonic() >= self._look_at_locked:
             self._locked = frozenset()
         flights = [one for one in flights if one.delivery.job_id not in self._locked]
-        flights = flights[:GIVE_BACK_AT_ONCE]
+        flights = flights[:RELEASED_AT_ONCE]
         if not flights:
             return
         returns = [

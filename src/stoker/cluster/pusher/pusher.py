@@ -260,7 +260,7 @@ class Pusher:
                 if not self._may_claim():
                     self.recall.recall(worker)
             case ("leaving", running):
-                self.roster.let_go(worker, running)
+                self.roster.mark_leaving(worker, running)
 
     def _drop_worker(self, worker: int) -> None:
         """Close a worker's socket. Its jobs are settled when the sentinel reports how it died."""

@@ -220,7 +220,7 @@ class Roster:
             if number in held:
                 self._flights.take_back(held[number])
 
-    def let_go(self, worker: int, running: Iterable[int]) -> None:
+    def mark_leaving(self, worker: int, running: Iterable[int]) -> None:
         """Mark a worker as leaving: it starts no more jobs, and exits when its running ones have
         ended."""
         self.links[worker].is_leaving = True

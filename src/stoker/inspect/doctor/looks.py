@@ -184,7 +184,7 @@ class Lines(Look):
             yield UNGUARDED, self._unguarded(table, guarded)
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
-        return self._let_go(ids) if kind is ENDED else self._keep_one_place(ids)
+        return self._remove_ended(ids) if kind is ENDED else self._keep_one_place(ids)
 
     def _still_in(self, table: type[models.Model], job_ids: Collection[UUID]) -> list[UUID]:
         if not job_ids:
@@ -204,7 +204,7 @@ class Lines(Look):
         still = dict(rows.values_list("pk", "guards")) if lacking else {}
         return [one for one in lacking if still.get(one) == guards[one]]
 
-    def _let_go(self, ids: Sequence[UUID]) -> int:
+    def _remove_ended(self, ids: Sequence[UUID]) -> int:
         """Remove finished jobs from the hot tables. No second check is needed, because an end is
         final."""
         waiting = self.scene.broker.withdraw(ids)
