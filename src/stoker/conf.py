@@ -82,6 +82,11 @@ class Settings:
         "WORKERS", os.cpu_count() or 1, whole(1, 1024),
         "Worker processes. Default: the number of processor cores.",
     )  # fmt: skip
+    max_workers: int | None = option(
+        "MAX_WORKERS", None, optional(whole(1, 1024)),
+        "Maximum number of worker processes to which a running cluster can be resized; "
+        "None = twice `WORKERS`.",
+    )  # fmt: skip
     concurrency: int = option(
         "CONCURRENCY", 1, whole(1, 10_000),
         "Jobs that one worker runs at once: 1 = one after another; more = threads for sync "
@@ -256,6 +261,11 @@ class Settings:
         object.__setattr__(
             self, "keeps_successes", kept.successful_seconds != 0 and kept.successful_count != 0
         )
+
+    @property
+    def most_workers(self) -> int:
+        """Return the number of workers up to which a cluster can be resized."""
+        return max(self.workers, self.max_workers or 2 * self.workers)
 
 
 def option_fields() -> dict[str, Field[Any]]:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def sign_on(state: str = "running", **fields: Any) -> Cluster:
     """Add a cluster with a fresh heartbeat."""
-    worker = {"number": 0, "pid": 8, "jobs_done": 3, "running": []}
+    worker = {"number": 0, "id": "one:12345678:0.1", "pid": 8, "jobs_done": 3, "running": []}
     return Cluster.objects.create(
         id=uuid.uuid4(),
         name="stoker",
@@ -141,6 +141,14 @@ def test_cluster_requests_are_shown_and_logged(
     assert anna.post(f"{path}/stop")["request"] == "stop"
     assert anna.post(f"{path}/stop")["request"] == "stop"
     anna.post(f"{path}/resume", status=409)
+    anna.post(f"{path}/resize", {"workers": 3}, status=409)
+    Cluster.objects.update(info={**cluster.info, "most_workers": 4})
+    assert anna.post(f"{path}/resize", {"workers": 3})["wanted_workers"] == 3
+    assert anna.post(f"{path}/resize", {"workers": None})["wanted_workers"] is None
+    anna.post(f"{path}/resize", {"workers": 0}, status=422)
+    anna.post(f"{path}/resize", {}, status=422)
+    assert anna.post(f"{path}/recycle", {})["workers"][0]["is_recycled"]
+    anna.post(f"{path}/recycle", {"worker": 99}, status=409)
     assert f"anna asked the cluster {cluster.pk}: quiet." in caplog.text
     assert anna.get(path)["request"] == "stop"
     for word in ("quiet", "resume", "stop"):

@@ -60,6 +60,8 @@ TABLE: dict[str, tuple[str, ...]] = {
     "GET clusters": ("stoker.view_cluster",),
     "GET clusters/{cluster_id}": ("stoker.view_cluster",),
     "POST clusters/{cluster_id}/quiet": ("stoker.quiet_cluster",),
+    "POST clusters/{cluster_id}/recycle": ("stoker.change_cluster",),
+    "POST clusters/{cluster_id}/resize": ("stoker.change_cluster",),
     "POST clusters/{cluster_id}/resume": ("stoker.quiet_cluster",),
     "POST clusters/{cluster_id}/stop": ("stoker.stop_cluster",),
     "GET bulk": ("stoker.view_bulkoperation",),

@@ -225,7 +225,7 @@ def test_openapi_document_describes_all_operations_and_errors(anna: Caller) -> N
     assert document["openapi"].startswith("3.1")
     operations = [one for path in document["paths"].values() for one in path.values()]
     ids = [one["operationId"] for one in operations]
-    assert len(set(ids)) == len(ids) == 52
+    assert len(set(ids)) == len(ids) == 54
     for one in operations:
         assert one["description"]
         assert "x-permissions" in one

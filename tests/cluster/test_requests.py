@@ -1,6 +1,7 @@
 """Requests to clusters through the store: quiet, resume, stop."""
 
 import json
+import re
 import uuid
 from pathlib import Path
 
@@ -100,6 +101,91 @@ def test_new_pusher_of_a_stopping_cluster_does_not_hurry_it(
     assert Job.objects.get(pk=long.id).status == "SUCCESSFUL"
     assert "Still running" not in cluster.text()
     assert not Cluster.objects.exists()
+
+
+def workers_of(cluster: ProcessCluster) -> set[str]:
+    """Return the workers of the last heartbeat: number and incarnation."""
+    return {worker.name for one in clusters.find() for worker in one.workers}
+
+
+def test_resized_cluster_starts_workers_and_lets_the_last_ones_finish(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        cluster_id = id_of(cluster)
+        wait_for(lambda: workers_of(cluster) == {"0.1", "1.1"}, cluster.tail)
+        assert clusters.resize(cluster_id, 4) is None
+        wait_for(lambda: workers_of(cluster) == {"0.1", "1.1", "2.1", "3.1"}, cluster.tail)
+        may_end = tmp_path / "may end"
+        long = [chaos.run_until.enqueue(str(may_end)) for _ in range(4)]
+        wait_for(lambda: Ledger.objects.count() == 4, cluster.tail)
+        assert clusters.resize(cluster_id, 1) == 4
+        waiting = [tasks.add.enqueue(number, 0) for number in range(3)]
+        wait_for(lambda: "has 1 workers" in cluster.text(), cluster.tail)
+        assert len(cluster.crew()["worker"]) == 4
+        may_end.touch()
+        wait_for(lambda: workers_of(cluster) == {"0.1"}, cluster.tail)
+        assert [end_of(result, cluster).job.attempts for result in long] == [1, 1, 1, 1]
+        assert [value_of(result, cluster) for result in waiting] == [0, 1, 2]
+        assert clusters.resize(cluster_id, None) == 1
+        wait_for(lambda: workers_of(cluster) == {"0.1", "1.2"}, cluster.tail)
+    assert not re.search(r"Worker \d died", cluster.text())
+
+
+def test_new_pusher_and_dead_workers_keep_the_requested_number(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        cluster_id = id_of(cluster)
+        clusters.resize(cluster_id, 1)
+        wait_for(lambda: workers_of(cluster) == {"0.1"}, cluster.tail)
+        cluster.kill("pusher")
+        cluster.kill("worker")
+        wait_for(lambda: workers_of(cluster) == {"0.2"}, cluster.tail)
+        assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
+        assert len(cluster.crew()["worker"]) == 1
+
+
+def test_recycled_worker_finishes_its_job_before_a_new_process_takes_over(tmp_path: Path) -> None:
+    with running_cluster(tmp_path) as cluster:
+        cluster_id = id_of(cluster)
+        wait_for(lambda: workers_of(cluster) == {"0.1", "1.1"}, cluster.tail)
+        assert clusters.recycle(cluster_id, 1) == 1
+        wait_for(lambda: workers_of(cluster) == {"0.1", "1.2"}, cluster.tail)
+        cluster.kill("pusher")  # the new one repeats the request for a process that is gone
+        may_end = tmp_path / "may end"
+        long = [chaos.run_until.enqueue(str(may_end)) for _ in range(2)]
+        wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
+        wait_for(lambda: workers_of(cluster) == {"0.1", "1.2"}, cluster.tail)
+        assert clusters.recycle(cluster_id) == 2
+        row = Cluster.objects.get()
+        assert set(row.recycle.split()) == {"0.1", "1.2"}, "the request before is forgotten"
+        wait_for(lambda: cluster.text().count("an operator asked for it") == 3, cluster.tail)
+        cluster.kill("pusher")  # the new one repeats the requests, which changes nothing
+        wait_for(lambda: cluster.text().count("an operator asked for it") == 5, cluster.tail)
+        assert all(worker.is_recycled for one in clusters.find() for worker in one.workers)
+        may_end.touch()
+        assert [end_of(result, cluster).job.attempts for result in long] == [1, 1]
+        wait_for(lambda: workers_of(cluster) == {"0.2", "1.3"}, cluster.tail)
+    assert not re.search(r"Worker \d died", cluster.text())
+
+
+def test_cluster_is_not_resized_out_of_its_bounds(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, MAX_WORKERS=3) as cluster:
+        cluster_id = id_of(cluster)
+        wait_for(lambda: clusters.find()[0].most_workers == 3, cluster.tail)
+        with pytest.raises(ValueError, match="can have 1 to 3 workers, not 4"):
+            clusters.resize(cluster_id, 4)
+        with pytest.raises(ValueError, match="has no worker 7"):
+            clusters.recycle(cluster_id, 7)
+        many = run_command("stoker", "clusters", "resize", "--workers", "4", "--all")
+        assert (many.returncode, "can have 1 to 3 workers" in many.stdout) == (1, True)
+        three = run_command("stoker", "clusters", "resize", "--workers", "3", "--all")
+        assert three.returncode == 0, three.stderr
+        wait_for(lambda: len(workers_of(cluster)) == 3, cluster.tail)
+        recycled = run_command("stoker", "clusters", "recycle", "--worker", "2", cluster_id)
+        assert recycled.returncode == 0, recycled.stderr
+        wait_for(lambda: "2.2" in workers_of(cluster), cluster.tail)
+        assert run_command("stoker", "clusters", "resize", "--workers", "start", "--all")
+        wait_for(lambda: workers_of(cluster) == {"0.1", "1.1"}, cluster.tail)
+    with pytest.raises(ClusterNotFound):
+        clusters.resize(uuid.uuid4(), 2)
 
 
 def test_clusters_command_lists_quiets_resumes_and_stops(tmp_path: Path) -> None:

@@ -65,6 +65,8 @@ ACTIONS = {
     "cancel-workflow": "stoker.change_workflow",
     "retry-workflow": "stoker.change_workflow",
     "quiet-cluster": "stoker.quiet_cluster",
+    "recycle-cluster": "stoker.change_cluster",
+    "resize-cluster": "stoker.change_cluster",
     "resume-cluster": "stoker.quiet_cluster",
     "stop-cluster": "stoker.stop_cluster",
     "start-bulk": "stoker.view_bulkoperation",
@@ -252,6 +254,32 @@ def test_cluster_is_asked_to_be_quiet_to_resume_and_to_stop(anna: Client) -> Non
     assert "asked to stop" in done(anna, "stop-cluster", cluster=str(cluster.pk))
     cluster.refresh_from_db()
     assert cluster.request == "stop"
+
+
+def test_cluster_is_resized_and_its_worker_recycled(anna: Client) -> None:
+    worker = {"number": 1, "id": "host:12345678:1.3", "pid": 9, "jobs_done": 3, "running": []}
+    cluster = Cluster.objects.create(
+        id=uuid4(),
+        name=settings_for().cluster,
+        host="host",
+        pid=1,
+        heartbeat_us=0,
+        started_at="2026-01-01T00Z",
+        info={"most_workers": 4, "workers": [worker]},
+    )
+    own = {"cluster": str(cluster.pk)}
+    assert "asked to have 3 workers" in done(anna, "resize-cluster", **own, workers="3")
+    assert "(3 wanted)" in anna.get("/stoker/clusters/").content.decode()
+    assert "asked to recycle worker 1" in done(anna, "recycle-cluster", **own, worker="1")
+    assert "leaving</span>" in anna.get("/stoker/clusters/").content.decode()
+    cluster.refresh_from_db()
+    assert (cluster.workers, cluster.recycle) == (3, "1.3")
+    for bad, sentence in (("5", "can have 1 to 4"), ("0", "can have 1 to 4"), ("²", "is not a")):
+        assert sentence in done(anna, "resize-cluster", **own, workers=bad)
+    assert "has no worker 2" in done(anna, "recycle-cluster", **own, worker="2")
+    assert "as at its start" in done(anna, "resize-cluster", **own, workers="")
+    cluster.refresh_from_db()
+    assert cluster.workers is None
 
 
 @pytest.mark.parametrize(

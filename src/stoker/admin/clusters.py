@@ -21,7 +21,7 @@ MEBIBYTE = 1 << 20
 class ClusterAdmin(StoreAdmin):
     view_permission = "stoker.view_cluster"
     plural = "Clusters"
-    operations = clusters.OPERATIONS
+    operations = (clusters.QUIET, clusters.RESUME, clusters.STOP)
 
     def all(self, visit: AdminContext) -> HttpResponseBase:
         rows = [self._row(visit, one) for one in clusters.find(backend=visit.alias)]

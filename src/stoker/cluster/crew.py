@@ -41,6 +41,8 @@ class Crew:
         self._restarts = Restarts()
         self._members: dict[Key, Started] = {}
         self._incarnations: dict[Key, int] = {}
+        self._workers = plan.settings.workers
+        """How many workers there are to be."""
         self.is_stopping = False
 
     def __iter__(self) -> Iterator[Started]:
@@ -59,13 +61,15 @@ class Crew:
         share_code(self._plan)
         for key in (MONITOR, PUSHER, SCHEDULER):
             self._start(key)
-        for number in range(self._plan.settings.workers):
+        for number in range(self._workers):
             self._start(("worker", number))
 
     def start_missing(self) -> None:
-        """Restart dead processes after their pause. A stopping cluster needs no workers."""
+        """Restart dead processes after their pause, but no worker of a stopping cluster, and none
+        of those that the cluster was told to do without."""
         for key in self._restarts.due():
-            if not (self.is_stopping and key[0] == "worker"):
+            role, number = key
+            if role != "worker" or (not self.is_stopping and number < self._workers):
                 self._start(key)
 
     def _start(self, key: Key) -> None:
@@ -119,6 +123,32 @@ class Crew:
             pusher.tell(
                 started.role, started.number, started.incarnation, descriptor=other.fileno()
             )
+
+    def resize(self, workers: int | None) -> None:
+        """Change the number of workers. The last ones finish their running jobs and exit.
+
+        Args:
+            workers: is cut to the size of the board; None = as many as at the start.
+        """
+        wanted = self._plan.settings.workers if workers is None else workers
+        before, self._workers = self._workers, max(1, min(wanted, self._board[place.WORKERS]))
+        if self._workers == before:
+            return
+        tell("cluster_resized", workers=self._workers, before=before)
+        for started in self:
+            if started.role == "worker" and started.number >= self._workers:
+                started.tell("leave")
+        for number in range(before, self._workers):
+            if self.get("worker", number) is None:
+                self._restarts.plan(("worker", number), 0.0, is_failure=False)
+
+    def replace(self, number: int, incarnation: int) -> None:
+        """Let a worker finish its running jobs and exit, so that a new process takes its place. Do
+        nothing if another process has taken it before."""
+        started = self.get("worker", number)
+        if started is not None and started.incarnation == incarnation:
+            tell("worker_recycled", worker=number, why="an operator asked for it")
+            started.tell("leave")
 
     # -- ending -----------------------------------------------------------------------------------
 
@@ -309,7 +339,7 @@ class Watch:
         """Yield the workers to kill now: number, reason, delivery."""
         now_ns = time.monotonic_ns()
         must_stop = is_fenced(self._board, self._settings)
-        for number in range(self._settings.workers):
+        for number in range(self._board[place.WORKERS]):
             for job in self._board.occupied(number):
                 if job.deadline_ns > 0 and now_ns >= job.deadline_ns:
                     yield number, "timeout", job.delivery
@@ -323,7 +353,8 @@ class Watch:
 
     def is_calm(self) -> bool:
         """Return whether all workers are idle."""
-        return not any(map(any, map(self._board.occupied, range(self._settings.workers))))
+        workers = range(self._board[place.WORKERS])
+        return not any(map(any, map(self._board.occupied, workers)))
 
     def note_cancelled(self, delivery: int, reason: str) -> None:
         """Record that the worker is asked to stop this delivery, with the reason for a later

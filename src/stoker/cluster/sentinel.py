@@ -46,7 +46,7 @@ class Sentinel:
         self.settings = plan.settings
         self.reloader = Reloader(watches_files=plan.reload)
         self.board = Board.create(
-            board_path(plan.cluster_id), self.settings.workers, self.settings.concurrency
+            board_path(plan.cluster_id), self.settings.most_workers, self.settings.concurrency
         )
         self.board[STORE] = store_mark(self.settings)
         self.watch = Watch(self.settings, self.board)
@@ -122,6 +122,10 @@ class Sentinel:
                     worker_process.tell("cancel", delivery, reason)
             case ("settled", worker, incarnation):
                 self.watch.unsettled.pop((worker, incarnation), None)
+            case ("resize", workers):
+                self.crew.resize(workers)
+            case ("replace", worker, incarnation):
+                self.crew.replace(worker, incarnation)
             case ("recycle", why):
                 tell("worker_recycled", worker=started.number, why=why)
 
@@ -158,7 +162,7 @@ class Sentinel:
     def _interrupt(self) -> None:
         busy = [
             number
-            for number in range(self.settings.workers)
+            for number in range(self.board[place.WORKERS])
             if self.crew.get("worker", number) and any(self.board.occupied(number))
         ]
         if busy and not self.watch.interrupted:

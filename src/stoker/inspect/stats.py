@@ -17,6 +17,7 @@ from django.utils import timezone
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.models import Claimed, Cluster, DeadLetter, Job
+from stoker.models.cluster import name_of
 from stoker.store.counting import count_of, shares_of
 from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, DatabaseNow
@@ -41,6 +42,8 @@ class WorkerState:
     """A worker process, as of its cluster's last heartbeat."""
 
     number: int
+    name: str
+    """Its number and its incarnation, such as ``0.1``: the end of its id in results."""
     pid: int
     jobs_done: int
     running: tuple[RunningJob, ...]
@@ -49,6 +52,8 @@ class WorkerState:
     handed_out: tuple[str, ...] = ()
     """Ids of jobs that were sent to it and not started, next job first; incomplete if there are
     many."""
+    is_recycled: bool = False
+    """Whether it was asked to exit after its running jobs, and is replaced then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +79,10 @@ class ClusterState:
     loops: Mapping[str, float] = field(default_factory=dict)
     """For ``pusher``, ``monitor`` and ``scheduler``: seconds between the last turn of its loop and
     the heartbeat."""
+    wanted_workers: int | None = None
+    """The requested number of workers; None = as many as it was started with."""
+    most_workers: int = 0
+    """The largest number of workers that can be requested; 0 = it cannot be resized."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,14 +215,17 @@ def longest_silence(settings: Settings) -> float:
 
 def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
     silent_seconds = max(0.0, (now_us - row.heartbeat_us) / MICROSECONDS)
+    to_recycle = row.recycle.split()
     workers = [
         WorkerState(
             number=worker["number"],
+            name=name_of(worker.get("id", "")),
             pid=worker["pid"],
             jobs_done=worker["jobs_done"],
             running=tuple(_running(worker["running"], silent_seconds, facts)),
             resident_bytes=int(worker.get("resident_bytes", 0)),
             handed_out=tuple(worker.get("handed_out", ())),
+            is_recycled=name_of(worker.get("id", "")) in to_recycle,
         )
         for worker in _workers(row)
     ]
@@ -230,6 +242,8 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
         leases=int(row.info.get("leases", 0)),
         workers=tuple(workers),
         loops=dict(row.info.get("loops", {})),
+        wanted_workers=row.workers,
+        most_workers=int(row.info.get("most_workers", 0)),
     )
 
 

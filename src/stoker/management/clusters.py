@@ -1,4 +1,4 @@
-"""``manage.py stoker clusters``: list clusters, and ask them to take no more jobs or to stop."""
+"""``manage.py stoker clusters``: list clusters, and request changes of them."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .subcommand import (
     JSON,
     NO_CLUSTER,
     ExitCode,
+    Option,
     Subcommand,
     SubcommandGroup,
     option,
@@ -53,21 +54,31 @@ class ListClusters(Subcommand):
         yield f"  seen {silent} ago, {len(one.workers)} workers, {one.leases:,} jobs"
 
 
+TARGETS = (
+    option(
+        "clusters",
+        nargs="*",
+        default=[],
+        metavar="ID",
+        help="Ids of clusters (see `clusters list`).",
+    ),
+    option("--all", action="store_true", help="All clusters of this backend."),
+    BY,
+    BACKEND,
+    JSON,
+)
+
+
+def _number_of_workers(text: str) -> str:
+    """Return the number as the operation takes it: "" = as at the start."""
+    if text == "start":
+        return ""
+    return str(int(text))
+
+
 class _AskClusters(Subcommand):
     operation: ClassVar[Operation]
-    options = (
-        option(
-            "clusters",
-            nargs="*",
-            default=[],
-            metavar="ID",
-            help="Ids of clusters (see `clusters list`).",
-        ),
-        option("--all", action="store_true", help="All clusters of this backend."),
-        BY,
-        BACKEND,
-        JSON,
-    )
+    options: ClassVar[tuple[Option, ...]] = TARGETS
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         if bool(options["clusters"]) == options["all"]:
@@ -76,7 +87,7 @@ class _AskClusters(Subcommand):
         known = options["clusters"] or [one.id for one in clusters.find(backend=operator.alias)]
         for cluster_id in known:
             try:
-                done = self.operation.perform(operator, cluster_id)
+                done = self.operation.perform(operator, cluster_id, **self.request(options))
                 lines.append(f"{cluster_id}: {done.sentence}")
             except ClusterNotFound as error:
                 done = Done(first_line_of(error), is_good=False)
@@ -84,6 +95,10 @@ class _AskClusters(Subcommand):
             answers.append({"id": cluster_id, "is_done": done.is_good, "sentence": done.sentence})
         self.answer(options, {"clusters": answers}, lines if known else [NO_CLUSTER])
         return ExitCode.DONE if all(one["is_done"] for one in answers) else ExitCode.NO
+
+    def request(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Return the options of the operation."""
+        return {}
 
 
 class QuietClusters(_AskClusters):
@@ -134,11 +149,73 @@ class StopClusters(_AskClusters):
     operation = clusters.STOP
 
 
+class ResizeClusters(_AskClusters):
+    """Change the number of workers of clusters.
+
+    Ask clusters to have another number of workers, until they end or are asked again. New workers
+    start within a second. Workers that are too many finish their running jobs first. The setting
+    MAX_WORKERS bounds the number: by default it is twice WORKERS.
+
+    --json writes one object: clusters[] {id, is_done, sentence}.
+
+    Examples:
+      manage.py stoker clusters resize --workers 6 --all
+      manage.py stoker clusters resize --workers start --all    as many as at their start
+    """
+
+    name = "resize"
+    operation = clusters.RESIZE
+    options = (
+        option(
+            "--workers",
+            type=_number_of_workers,
+            required=True,
+            metavar="N",
+            help="How many workers each cluster is to have; start = as many as it was started "
+            "with.",
+        ),
+        *TARGETS,
+    )
+
+    def request(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"workers": options["workers"]}
+
+
+class RecycleClusters(_AskClusters):
+    """Replace workers by new processes.
+
+    Ask clusters to replace their workers, for example because one has grown too large. Each worker
+    finishes its running jobs and exits, and a new process takes its place at once.
+
+    --json writes one object: clusters[] {id, is_done, sentence}.
+
+    Examples:
+      manage.py stoker clusters recycle --all
+      manage.py stoker clusters recycle --worker 0 0192f1c4-5f0e-7a51-9c35-2f4b8b3a7c10
+    """
+
+    name = "recycle"
+    operation = clusters.RECYCLE
+    options = (
+        option(
+            "--worker",
+            type=int,
+            metavar="N",
+            help="Only the worker with this number, from 0. Default: all workers.",
+        ),
+        *TARGETS,
+    )
+
+    def request(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {"worker": "" if options["worker"] is None else str(options["worker"])}
+
+
 class ClustersCommand(SubcommandGroup):
-    """List clusters; ask them to be quiet, or to stop.
+    """List, quiet, resume, stop, resize, recycle clusters.
 
     List the running clusters of all hosts, and ask them to take no more jobs, to take jobs again,
-    or to stop. The request is stored in the database, so no access to their hosts is needed.
+    to stop, to have another number of workers, or to replace workers. The request is stored in the
+    database, so no access to their hosts is needed.
 
     Examples:
       manage.py stoker clusters list
@@ -146,4 +223,11 @@ class ClustersCommand(SubcommandGroup):
     """
 
     name = "clusters"
-    parts = (ListClusters, QuietClusters, ResumeClusters, StopClusters)
+    parts = (
+        ListClusters,
+        QuietClusters,
+        ResumeClusters,
+        StopClusters,
+        ResizeClusters,
+        RecycleClusters,
+    )

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import models
+from django.db import models, transaction
 
 from stoker.store.written import MICROSECONDS, DatabaseNow, microseconds, moment
 
@@ -15,6 +15,7 @@ from .claimed import Claimed
 
 LONGEST_HOST = 80
 """Characters of the host in the id of a worker."""
+LONGEST_RECYCLE = 1000
 HANDED_OUT_SECONDS = 1.0
 """A cluster starts or releases a claimed job within this time."""
 
@@ -30,6 +31,11 @@ class Seat(NamedTuple):
     """Whether a worker has started the job, as far as is known."""
     process: str = ""
     """Host and process of the worker, if the last heartbeat named the job."""
+
+
+def name_of(worker_id: str) -> str:
+    """Return the end of a worker's id: number and incarnation, such as ``0.1``."""
+    return worker_id.rpartition(":")[2]
 
 
 class ClusterQuerySet(models.QuerySet["Cluster"]):
@@ -50,6 +56,26 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
             asked = self.filter(pk=cluster_id)
         # MySQL counts changed rows, not found rows.
         return bool(asked.update(request=request)) or asked.filter(request=request).exists()
+
+    def resize(self, cluster_id: UUID, workers: int | None) -> bool:
+        """Request a number of workers. Return False if the cluster does not exist."""
+        asked = self.filter(pk=cluster_id)
+        return bool(asked.update(workers=workers)) or asked.filter(workers=workers).exists()
+
+    def recycle(self, cluster_id: UUID, workers: Iterable[str]) -> bool:
+        """Request that these workers are replaced, see ``Cluster.recycle``. Requests for workers
+        that have been replaced since are forgotten. Return False if the cluster does not exist, or
+        if more requests are open than fit in the column."""
+        with transaction.atomic(using=self.db):
+            row = self.select_for_update().filter(pk=cluster_id).first()
+            if row is None:
+                return False
+            open_still = set(row.recycle.split()).intersection(row.worker_names())
+            text = " ".join(sorted(open_still.union(workers)))
+            if len(text) > LONGEST_RECYCLE:
+                return False
+            self.filter(pk=cluster_id).update(recycle=text)
+            return True
 
     def silent_for(self, seconds: float) -> models.QuerySet[Cluster]:
         """Return clusters without a heartbeat for that long on the database's clock."""
@@ -107,6 +133,11 @@ class Cluster(models.Model):
         max_length=5, choices=Request.choices, default="", db_default="", blank=True
     )
     """The pending request, see ``stoker clusters``."""
+    workers = models.PositiveSmallIntegerField(null=True, blank=True)
+    """The requested number of workers; None = as many as it was started with."""
+    recycle = models.CharField(max_length=LONGEST_RECYCLE, default="", db_default="", blank=True)
+    """The workers to replace, separated by spaces. Each is the end of a worker's id: number and
+    incarnation, such as ``0.1``."""
     heartbeat_us = models.BigIntegerField(db_index=True)
     started_at = models.DateTimeField()
     info = models.JSONField(default=dict)
@@ -128,6 +159,10 @@ class Cluster(models.Model):
     def worker_ids(self) -> str:
         """Common prefix of the ids of its workers."""
         return f"{self.host[:LONGEST_HOST]}:{self.pk.hex[-8:]}"
+
+    def worker_names(self) -> list[str]:
+        """Return the workers of the last heartbeat as in ``recycle``."""
+        return [name_of(worker.get("id", "")) for worker in self.info.get("workers", ())]
 
     def seat_of(self, claim: Claimed, now: datetime) -> Seat:
         """Return the cluster as the place of a leased job that its last heartbeat does not mention.

@@ -1,4 +1,5 @@
-"""Find clusters, judge their health, and request that they take no more jobs or stop.
+"""Find clusters, judge their health, and request changes: take no more jobs, stop, have another
+number of workers, replace a worker.
 
 ::
 
@@ -36,10 +37,17 @@ __all__ = [
     "judge",
     "longest_silence",
     "quiet",
+    "recycle",
+    "resize",
     "resume",
     "state_of",
     "stop",
 ]
+
+
+LONGEST_NUMBER = 5
+"""Digits of a number of workers."""
+GONE = "There is no cluster '{}' (any more)."
 
 
 class Health(NamedTuple):
@@ -66,7 +74,7 @@ def get(cluster_id: UUID | str, *, backend: str = "default") -> ClusterState:
     for cluster in find(backend=backend):
         if cluster.id == str(parse_job_id(str(cluster_id))):
             return cluster
-    raise ClusterNotFound(f"There is no cluster {str(cluster_id)!r} (any more).")
+    raise ClusterNotFound(GONE.format(cluster_id))
 
 
 def quiet(cluster_id: UUID | str, *, backend: str = "default") -> bool:
@@ -93,6 +101,63 @@ def stop(cluster_id: UUID | str, *, backend: str = "default") -> bool:
     returns and raises.
     """
     return _ask(cluster_id, Cluster.Request.STOP, backend)
+
+
+def resize(cluster_id: UUID | str, workers: int | None, *, backend: str = "default") -> int | None:
+    """Ask a cluster to have this number of workers, until it ends or is asked again.
+
+    New workers start within a second. Workers that are too many finish their running jobs first.
+
+    Args:
+        workers: At least 1, at most ``MAX_WORKERS``; None = as many as it was started with.
+
+    Returns:
+        The number that was requested before; None = none was.
+
+    Raises:
+        ClusterNotFound: There is no cluster with this id, or there is none any more.
+        ValueError: The number is out of bounds.
+    """
+    cluster, database = get(cluster_id, backend=backend), settings_for(backend).database
+    if not cluster.most_workers:
+        raise ValueError(
+            "This cluster cannot be resized: it has sent no heartbeat of this version."
+        )
+    if workers is not None and not 1 <= workers <= cluster.most_workers:
+        raise ValueError(
+            f"This cluster can have 1 to {cluster.most_workers} workers, not {workers}. "
+            "MAX_WORKERS sets the bound when a cluster starts."
+        )
+    with explained(database):
+        if not Cluster.objects.using(database).resize(UUID(cluster.id), workers):
+            raise ClusterNotFound(GONE.format(cluster_id))
+    return cluster.wanted_workers
+
+
+def recycle(cluster_id: UUID | str, worker: int | None = None, *, backend: str = "default") -> int:
+    """Ask a cluster to replace a worker by a new process, once its running jobs have ended.
+
+    Args:
+        worker: Its number, from 0; None = all workers of the cluster.
+
+    Returns:
+        How many workers were asked.
+
+    Raises:
+        ClusterNotFound: There is no cluster with this id, or there is none any more.
+        ValueError: It has no worker with this number, or too many requests are open.
+    """
+    cluster, database = get(cluster_id, backend=backend), settings_for(backend).database
+    names = [one.name for one in cluster.workers if worker in (None, one.number) and one.name]
+    if not names:
+        number = "no workers now" if worker is None else f"no worker {worker}"
+        raise ValueError(f"This cluster has {number}.")
+    with explained(database):
+        if not Cluster.objects.using(database).recycle(UUID(cluster.id), names):
+            raise ValueError(
+                "Too many workers were asked before. Try again when they are replaced."
+            )
+    return len(names)
 
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
@@ -136,6 +201,46 @@ def _asking(ask: Callable[..., bool], request: str, result: str) -> Callable[...
     return act
 
 
+def _resize(operator: Operator, cluster_id: UUID | str, workers: str = "") -> Done:
+    try:
+        wanted = _whole_or_none(workers)
+        before = resize(cluster_id, wanted, backend=operator.alias)
+    except ValueError as error:
+        return Done(str(error), is_good=False)
+    tell("cluster_asked", by=operator.by, cluster_id=cluster_id, what="resize")
+    undo = {"cluster": str(cluster_id), "workers": "" if before is None else str(before)}
+    number = "as many workers as at its start" if wanted is None else f"{wanted:,} workers"
+    return Done(
+        f"The cluster is asked to have {number}. Workers that are too many finish their running "
+        "jobs first.",
+        undo=undo,
+    )
+
+
+def _whole_or_none(text: str) -> int | None:
+    text = text.strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER):
+        raise ValueError(f"{text[:20]!r} is not a whole number.")
+    return int(text)
+
+
+def _recycle(operator: Operator, cluster_id: UUID | str, worker: str = "") -> Done:
+    try:
+        number = _whole_or_none(worker)
+        count = recycle(cluster_id, number, backend=operator.alias)
+    except ValueError as error:
+        return Done(str(error), is_good=False)
+    tell("cluster_asked", by=operator.by, cluster_id=cluster_id, what="recycle")
+    which = f"{count:,} workers" if number is None else f"worker {number}"
+    return Done(
+        f"The cluster is asked to recycle {which}: a new process takes over as soon as the running "
+        "jobs have ended.",
+        count=count,
+    )
+
+
 QUIET = Operation(
     "quiet",
     "cluster",
@@ -158,4 +263,18 @@ STOP = Operation(
     "finish. The process manager that started the cluster may start it again.",
     is_grave=True,
 )
-OPERATIONS = (QUIET, RESUME, STOP)
+RESIZE = Operation(
+    "resize",
+    "cluster",
+    "stoker.change_cluster",
+    _resize,
+    label="Resize",
+    question="How many workers should this cluster have? New ones start within a second. Workers "
+    "that are too many finish their running jobs first. It holds until the cluster ends.",
+    undo="resize",
+    takes=("workers",),
+)
+RECYCLE = Operation(
+    "recycle", "cluster", "stoker.change_cluster", _recycle, label="Recycle", takes=("worker",)
+)
+OPERATIONS = (QUIET, RESUME, STOP, RESIZE, RECYCLE)

@@ -22,6 +22,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
         "This cluster was asked to take no more jobs; running jobs go on.",
     ),
     "cluster_resumed": (logging.INFO, "This cluster takes jobs again."),
+    "cluster_resized": (
+        logging.INFO,
+        "This cluster has {workers} workers from now on, not {before}.",
+    ),
     "cluster_stopped": (logging.INFO, "Cluster {name} stopped."),
     "drained_but_paused": (
         logging.WARNING,

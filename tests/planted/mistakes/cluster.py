@@ -103,6 +103,35 @@ MISTAKES = (
         needs_cluster=True,
     ),
     Mistake(
+        "a request to replace a worker hits its successor",
+        [
+            Change(
+                "cluster.crew:Crew.replace",
+                drop_operand(
+                    "started is not None and started.incarnation == incarnation",
+                    "started.incarnation == incarnation",
+                ),
+            )
+        ],
+        "tests/cluster/test_requests.py",
+        "recycled",
+        needs_cluster=True,
+    ),
+    Mistake(
+        "a worker that the cluster was told to do without is started again",
+        [
+            Change(
+                "cluster.crew:Crew.start_missing",
+                drop_operand(
+                    "not self.is_stopping and number < self._workers", "number < self._workers"
+                ),
+            )
+        ],
+        "tests/cluster/test_requests.py",
+        "resized",
+        needs_cluster=True,
+    ),
+    Mistake(
         "a recall ignores which jobs have started",
         [
             Change(

@@ -9,8 +9,8 @@ import pytest
 from stoker.brokers.contract import Delivery
 from stoker.brokers.memory import MemoryBroker
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.claims import PAUSES_SECONDS, Pauses
 from stoker.cluster.pusher.flights import Flights
+from stoker.cluster.pusher.requests import PAUSES_SECONDS, Pauses
 from stoker.cluster.pusher.roster import Recall
 from stoker.exceptions import BrokerUnavailable
 from stoker.store.engines.sessions import Patience

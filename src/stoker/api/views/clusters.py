@@ -1,20 +1,36 @@
-"""Clusters and their workers; requests to take no more jobs, to take them again, to stop."""
+"""Clusters and their workers, and requests to clusters."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from django.http import HttpRequest
+from pydantic import Field
 
 from stoker.api.access import Routes, operator_of, perform
+from stoker.api.filters import NO_REASON, ReasonBody
 from stoker.api.shapes import ClusterList
-from stoker.api.values import Backend, settings_of
+from stoker.api.values import Backend, Strict, settings_of
 from stoker.inspect.stats import ClusterState
 from stoker.operations import clusters
 from stoker.operations.operation import Operation
 
 routes = Routes(tags=["clusters"])
+
+
+class Resizing(ReasonBody):
+    """The body of a request for another number of workers."""
+
+    workers: Annotated[int, Strict, Field(ge=1, le=1024)] | None
+    """None: as many as the cluster was started with."""
+
+
+class Recycling(ReasonBody):
+    """The body of a request to replace workers."""
+
+    worker: Annotated[int, Strict, Field(ge=0, le=1023)] | None = None
+    """Number of the worker; None = all."""
 
 
 @routes.show("/clusters", "stoker.view_cluster", ClusterList)
@@ -47,9 +63,45 @@ def stop_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None
     return _ask(request, clusters.STOP, cluster_id, backend)
 
 
+@routes.change(
+    "/clusters/{cluster_id}/resize",
+    clusters.RESIZE,
+    ClusterState,
+    may_conflict=True,
+    example={"workers": 6},
+)
+def resize_cluster(
+    request: HttpRequest, cluster_id: UUID, body: Resizing, backend: Backend = None
+) -> Any:
+    """Ask a cluster to have another number of workers. 409: the number is above its bound."""
+    workers = "" if body.workers is None else str(body.workers)
+    return _ask(request, clusters.RESIZE, cluster_id, backend, body, workers=workers)
+
+
+@routes.change(
+    "/clusters/{cluster_id}/recycle",
+    clusters.RECYCLE,
+    ClusterState,
+    may_conflict=True,
+    example={"worker": 0},
+)
+def recycle_workers(
+    request: HttpRequest, cluster_id: UUID, body: Recycling, backend: Backend = None
+) -> Any:
+    """Ask a cluster to replace a worker, or all, by new processes once their running jobs have
+    ended. 409: it has no such worker."""
+    worker = "" if body.worker is None else str(body.worker)
+    return _ask(request, clusters.RECYCLE, cluster_id, backend, body, worker=worker)
+
+
 def _ask(
-    request: HttpRequest, operation: Operation, cluster_id: UUID, backend: str | None
+    request: HttpRequest,
+    operation: Operation,
+    cluster_id: UUID,
+    backend: str | None,
+    body: ReasonBody = NO_REASON,
+    **options: str,
 ) -> ClusterState:
-    operator = operator_of(request, backend)
-    perform(operation, operator, cluster_id)
+    operator = operator_of(request, backend, body.because)
+    perform(operation, operator, cluster_id, **options)
     return clusters.get(cluster_id, backend=operator.alias)

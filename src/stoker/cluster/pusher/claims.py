@@ -1,10 +1,9 @@
-"""The pusher's calls to the broker and the store: claim, extend and release jobs, and read requests
-to stop, to take no more jobs, to end a job or to pause a queue."""
+"""The pusher's calls to the broker: claim, extend and release jobs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from uuid import UUID
@@ -15,14 +14,10 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board, fence_margin_ns, job_lease, lease_clock
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flight, Flights
-from stoker.cluster.pusher.roster import Recall
+from stoker.cluster.pusher.requests import Pauses
 from stoker.conf import Settings
-from stoker.models import Cancellation, Cluster, PausedQueue
-from stoker.signals import tell
 from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs
-from stoker.store.prepared import Compiled
-from stoker.store.written import as_uuid
 
 CLAIM_AT_ONCE = 500
 MUCH_BYTES = CLAIM_BYTES // 4
@@ -337,162 +332,3 @@ class Tempo:
             shortest = SHORTEST_PAUSE_SECONDS if seconds > 0 else OVERDUE_PAUSE_SECONDS
             due = time.monotonic() + max(seconds, shortest)
             self.next_claim = min(self.next_claim, due)
-
-
-REQUESTS_SECONDS = 0.9
-"""How often requests are read. Half of it costs an idle cluster 0.2 % of a core more."""
-
-
-class Requests:
-    """Reads the requests of operators to this cluster: to stop, or to take no more jobs.
-
-    Args:
-        say: sends a message to the sentinel.
-        recall: recalls the unstarted jobs from all workers.
-    """
-
-    def __init__(self, plan: Plan, say: Callable[..., None], recall: Callable[[], None]) -> None:
-        own_row = Cluster.objects.using(plan.settings.database).filter(pk=plan.cluster_id)
-        self._asked = Compiled(own_row.values_list("request"))
-        self._say = say
-        self._recall = recall
-        self._has_said_stop = False
-        self.is_quiet = False
-        """Whether no more jobs are to be claimed."""
-        self.next_look = 0.0
-        """When to read requests next, in monotonic seconds."""
-
-    def look_if_due(self, patience: Patience) -> None:
-        """Read the cluster's row and carry out its request. No row: no heartbeat was written
-        yet."""
-        if time.monotonic() < self.next_look:
-            return
-        self.next_look = time.monotonic() + REQUESTS_SECONDS
-        answer = patience.call(self._asked.fetch)
-        if answer is None or not answer.value:
-            return
-        ((request,),) = answer.value
-        self._be_quiet(request != Cluster.Request.NONE)
-        if request == Cluster.Request.STOP and not self._has_said_stop:
-            self._has_said_stop = True
-            self._say("stop_requested")
-
-    @property
-    def standing(self) -> str:
-        """Return the request to write if the cluster's row has to be created again."""
-        if self._has_said_stop:
-            return Cluster.Request.STOP
-        return Cluster.Request.QUIET if self.is_quiet else Cluster.Request.NONE
-
-    def _be_quiet(self, is_quiet: bool) -> None:
-        if is_quiet is not self.is_quiet:
-            self.is_quiet = is_quiet
-            tell("cluster_quiet" if is_quiet else "cluster_resumed")
-            if is_quiet:
-                self._recall()
-
-
-CANCELS_SECONDS = 0.5
-
-
-class Cancels:
-    """Ends running jobs of this cluster that were cancelled.
-
-    Args:
-        say: tells the sentinel.
-    """
-
-    def __init__(self, settings: Settings, flights: Flights, say: Callable[..., None]) -> None:
-        requests = Cancellation.objects.using(settings.database)
-        self._requests = Compiled(requests.values_list("job_id", "reason"))
-        self._flights = flights
-        self._say = say
-        self._look_at = 0.0
-
-    def next_look(self) -> float:
-        """Return when to read cancellations next, in monotonic seconds."""
-        return self._look_at if len(self._flights) else float("inf")
-
-    def look_if_due(self, patience: Patience) -> None:
-        """Read the cancellations, and have the workers told that run these jobs."""
-        if time.monotonic() < self.next_look():
-            return
-        self._look_at = time.monotonic() + CANCELS_SECONDS
-        answer = patience.call(self._requests.fetch)
-        if answer is None or not answer.value:
-            return
-        reasons = {as_uuid(job_id): reason for job_id, reason in answer.value}
-        for flight in self._flights:
-            reason = reasons.get(flight.delivery.job_id)
-            if reason is not None:
-                self._cancel(flight, reason)
-
-    def _cancel(self, flight: Flight, reason: str) -> None:
-        """Have the worker told once that this flight is to end. If the job is sent to a new
-        worker, it has a new number, and that worker gets the request, too."""
-        is_running = flight.worker is not None and flight.report is None
-        if is_running and flight.cancelled_as != flight.number:
-            flight.cancelled_as = flight.number
-            self._say("cancel", flight.worker, flight.number, reason)
-
-
-PAUSES_SECONDS = 0.5
-
-
-class Pauses:
-    """The paused queues, as one pusher knows them."""
-
-    def __init__(self, settings: Settings, flights: Flights, recall: Recall) -> None:
-        self._paused = Compiled(PausedQueue.objects.using(settings.database).values_list("queue"))
-        self._flights = flights
-        self._recall = recall
-        self._look_at = 0.0
-        self._has_claimed = False
-        self.on_resume: Callable[[], object] = lambda: None
-        """Called when there may be more to claim."""
-
-    @property
-    def queues(self) -> frozenset[str]:
-        """The queues that were paused at the last look."""
-        return self._flights.paused
-
-    def next_look(self) -> float:
-        """Return when to read the paused queues next, in monotonic seconds."""
-        is_watched = self._has_claimed or len(self._flights) or self.queues
-        return self._look_at if is_watched else float("inf")
-
-    def look_if_due(self, patience: Patience) -> None:
-        """Read the paused queues if a read is due, see ``next_look``."""
-        if time.monotonic() >= self.next_look():
-            self._look(patience)
-
-    def look_again(self) -> None:
-        """Read the paused queues soon after a claim, if the last read is too old."""
-        self._has_claimed = time.monotonic() >= self._look_at
-
-    def are_known(self, patience: Patience) -> bool:
-        """Return whether the paused queues were read recently enough to claim now."""
-        return time.monotonic() < self._look_at or self._look(patience)
-
-    def tell_who_stays(self, patience: Patience, served: Collection[str]) -> None:
-        """Log, at the end of a drain, the paused queues that still have jobs."""
-        self.look_if_due(patience)
-        if left := sorted(name for name in self.queues if not served or name in served):
-            tell("drained_but_paused", queues=", ".join(left))
-
-    def _look(self, patience: Patience) -> bool:
-        """Read the paused queues, and release their jobs that were claimed but not started."""
-        asked_at = time.monotonic()
-        answer = patience.call(self._paused.fetch)
-        if answer is None:
-            return False
-        self._look_at = asked_at + PAUSES_SECONDS
-        self._has_claimed = False
-        paused = frozenset(queue for (queue,) in answer.value)
-        resumed, self._flights.paused = self.queues - paused, paused
-        if resumed:
-            self.on_resume()
-        if paused:
-            self._flights.release_paused()
-            self._recall.recall_paused()
-        return True

@@ -28,8 +28,9 @@ from stoker.store.statements import set_deadlines
 from stoker.store.written import DatabaseNow
 
 from .adoption import Adoption
-from .claims import Cancels, Claims, Pauses, Requests
+from .claims import Claims
 from .flights import Flight, Flights
+from .requests import Cancels, Pauses, Requests
 from .roster import Recall, Roster
 
 UNRECORDED_BYTES = 32 << 20
@@ -431,6 +432,7 @@ class Heartbeat:
             pid=self._plan.pid,
             state=state,
             request=self._requests.standing,
+            workers=self._requests.workers,
             heartbeat_us=DatabaseNow(),
             started_at=timezone.now(),
             info=information,
@@ -444,5 +446,6 @@ class Heartbeat:
             "leases": len(self._flights),
             "lease_seconds": self._settings.lease_seconds,
             "loops": loop_ages(self._board),
+            "most_workers": self._board[place.WORKERS],
             "workers": self._roster.information(),
         }

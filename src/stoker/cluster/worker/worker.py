@@ -226,6 +226,10 @@ class Worker:
                 self.workload.meet(take_stream(descriptor))
             case ("cancel", number, reason):
                 self._cancel(number, reason)
+            case ("leave",):
+                self.workload.leave()
+                if self.workload.is_idle:  # otherwise the record of the last job wakes the reader
+                    self.workload.stop_reading()
             case ("exit",):
                 self.workload.leave()
                 self.workload.stop_reading()
