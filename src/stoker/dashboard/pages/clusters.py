@@ -33,6 +33,5 @@ def _busy(one: ClusterState) -> dict[str, Any]:
     return {
         "workers": sum(bool(worker.running) for worker in one.workers),
         "jobs_done": sum(worker.jobs_done for worker in one.workers),
-        "resident_bytes": sum(worker.resident_bytes for worker in one.workers),
         "is_asked": one.request and one.state == Cluster.State.RUNNING,
     }
