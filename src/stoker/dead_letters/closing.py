@@ -62,8 +62,7 @@ def past(settings: Settings, state: str, before: datetime) -> DeadLetterQuerySet
 
 
 def purge(settings: Settings, state: str, before: datetime, ids: Sequence[UUID]) -> int:
-    """Delete those of the dead letters that may be purged, with their history. Return the
-    number."""
+    """Delete the given dead letters that may be purged, with their history. Return their number."""
     alias = settings.database
     with transaction.atomic(using=alias):
         rows = with_keys(past(settings, state, before), ids)
@@ -79,7 +78,8 @@ def purge(settings: Settings, state: str, before: datetime, ids: Sequence[UUID])
 
 
 def _forget_history(alias: str, identities: Sequence[str], job_ids: Sequence[UUID]) -> None:
-    """Delete the requeues, and the attempts of jobs that no longer exist."""
+    """Delete the requeues of the given logical jobs, and the attempts of jobs that no longer
+    exist."""
     requeues = Requeue.objects.using(alias).filter(identity__in=identities)
     tried = {*job_ids, *requeues.values_list("from_job_id", flat=True)}
     requeues.delete()
@@ -103,9 +103,9 @@ class Bulk:
     matched: int
     """Number of dead letters that the filters matched, up to the limit."""
     done: int
-    """Number that were requeued, discarded or purged; 0 with ``dry_run``."""
+    """Number of dead letters that were requeued, discarded or purged; 0 with ``dry_run``."""
     others: Sequence[LetterAnswer] = ()
-    """The others, with the reason."""
+    """Answers for the dead letters that were not changed, with the reasons."""
 
 
 def each(
@@ -120,7 +120,7 @@ def each(
     """Apply an action to each open dead letter, oldest first. Each is processed once.
 
     Raises:
-        ValueError: the filters ask for closed ones, or the limit is not a number above 0.
+        ValueError: the filters ask for closed dead letters, or the limit is not a number above 0.
     """
     checked_limit(limit)
     if wanted.state not in (DeadLetter.State.OPEN, "unclosed"):
@@ -146,7 +146,8 @@ def each(
 def purge_past(
     settings: Settings, state: str, before: datetime, *, limit: int, dry_run: bool = False
 ) -> Bulk:
-    """Delete dead letters that were closed, or if open, failed last, before that moment.
+    """Delete dead letters that were closed before that moment, or that are open and last failed
+    before it.
 
     Args:
         state: a state, "closed" or "all".

@@ -68,8 +68,7 @@ class LetterFate(Enum):
     NEWER = "newer"
     """A newer job with the same unique key exists, and takes precedence."""
     UNDER_WAY = "under_way"
-    """It was requeued before and that job has not ended; or the job has started, so the requeue
-    cannot be undone."""
+    """The requeued job has not ended yet. When undoing a requeue: its job has already started."""
     NOT_REQUEUED = "not_requeued"
     """There is no requeue to undo."""
     CLOSED = "closed"
@@ -152,7 +151,7 @@ def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
 
 
 class _Requeue:
-    """One try of a requeue."""
+    """One attempt to requeue a dead letter, in one transaction."""
 
     def __init__(self, settings: Settings, dead_letter_id: UUID, wish: Wish) -> None:
         self.broker = broker_for(settings)
@@ -185,7 +184,7 @@ class _Requeue:
         return answer
 
     def _known(self, seen: DeadLetter) -> LetterAnswer | None:
-        """Return the outcome if no job must be enqueued."""
+        """Return the answer if no job needs to be enqueued, else None."""
         if seen.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
             return LetterAnswer(self._id, LetterFate.CLOSED, None, f"it is {seen.state}")
         if seen.successor_id is not None and is_alive(self._alias, seen.successor_id):
@@ -284,7 +283,7 @@ class _Requeue:
 
 
 def is_alive(alias: str, job_id: UUID) -> bool:
-    """Return whether the job has not ended."""
+    """Return whether the job exists and has not ended."""
     return Job.objects.using(alias).filter(pk=job_id, status=None).exists()
 
 
@@ -377,7 +376,7 @@ def _hand_key_back(settings: Settings, seen: DeadLetter, job_id: UUID) -> None:
 
 
 def _note(alias: str, job_id: UUID, reason: str) -> None:
-    """Add to the history that the requeue was undone."""
+    """Record in the dead letter's history that the requeue was undone."""
     rows = Requeue.objects.using(alias).filter(pk=job_id)
     for because in rows.values_list("because", flat=True):
         told = f"{because} ({reason})" if because else reason
@@ -412,8 +411,8 @@ class Again:
 def run_again(settings: Settings, job_id: UUID) -> Again:
     """Enqueue the same call again, in the same queue with the same priority.
 
-    A job with an open dead letter is refused: requeue that instead, or the call would be made
-    twice.
+    A job with an open dead letter is refused: requeue the dead letter instead, otherwise the call
+    would be made twice.
 
     Raises:
         TaskResultDoesNotExist: the job does not exist.

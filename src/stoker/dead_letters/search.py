@@ -22,19 +22,19 @@ from stoker.values.marks import key_of, mark_of
 from stoker.values.text import stored_text
 
 STATES = {"unclosed": UNCLOSED, "closed": CLOSED, "all": tuple(DeadLetter.State)}
-"""Groups of states that filters accept beside single states."""
+"""Names of groups of states. Filters accept them as well as single states."""
 TEXTS = ("message", "exception_class", "traceback", "key")
 SEARCHED = (*TEXTS, "task")
 LONGEST_TEXT = 10_000
 LOOKED_AT = 10_000
 """Maximum number of dead letters that a page searches if its filters have no index."""
 READ = 1_000
-"""How many it reads to find a text."""
+"""Number of dead letters that a page reads to find a text, if the filters have no index."""
 WALKED = MOST_OPENED
 WITHOUT_INDEX = ("queue", "reason", "key", "node")
 Key = tuple[datetime, UUID]
 KEY = (datetime, UUID)
-"""The types of the columns that lists are ordered by."""
+"""Column types of the sort key of lists of dead letters: ``failed_at`` and ``id``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Filter:
     """The host on which the last attempt ran."""
     failed_after: datetime | None = None
     failed_before: datetime | None = None
-    """Bounds of the last failure."""
+    """The last failure is at or after ``failed_after`` and before ``failed_before``."""
     text: str = ""
     """Text in message, traceback, exception class, task, key or, in pages, in an argument. See
     ``Needle``."""
@@ -86,7 +86,7 @@ class DeadLetterPage:
     next: str | None
     """Start of the next page; None = this is the last page."""
     is_cut: bool = False
-    """Whether dead letters that were not looked at may match as well."""
+    """Whether the search stopped early, so that older dead letters may match as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +99,10 @@ class FaultGroup:
     exception_class: str
     number: int
     failures: int
-    """Total number of failures of these jobs."""
+    """Total number of failures of the jobs in this group."""
     first_failed_at: datetime
     failed_at: datetime
-    """Last failure of the newest one."""
+    """Time of the group's most recent failure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,8 @@ class Search:
         self._condition = _condition(wanted)
 
     def rows(self) -> QuerySet[DeadLetter]:
-        """Return all matching dead letters, except those where the text is only in an argument."""
+        """Return all matching dead letters, except those in which only an argument contains the
+        text."""
         return DeadLetter.objects.using(self._alias).filter(self._condition)
 
     def page(self, limit: int, after: str | None) -> DeadLetterPage:
@@ -163,7 +164,7 @@ class Search:
 
     def _stretch(self, after: str | None) -> tuple[QuerySet[DeadLetter], Key | None]:
         """Return the dead letters that one page searches, newest first, and the key of the last
-        one; None = all are searched."""
+        one. The key is None if no older dead letters remain."""
         wanted, order = self._wanted, ("-failed_at", "-pk")
         rows = DeadLetter.objects.using(self._alias).filter(_condition(replace(wanted, text="")))
         indexed = Filter(
@@ -192,8 +193,8 @@ class Search:
     def _matching(
         self, rows: QuerySet[DeadLetter], limit: int = READ
     ) -> tuple[list[UUID], Key | None]:
-        """Return the ids of the dead letters that contain the text, at most ``limit + 1``, and
-        the last one that was read; None = all were read."""
+        """Return the ids of the dead letters that contain the text, at most ``limit + 1``, and the
+        key of the last one read. The key is None if all were read."""
         needle, found, key, number = Needle(self._settings, self._wanted.text), [], None, 0
         small = Case(When(size__lte=LARGEST_BYTES, then="package"))
         sized: Any = rows.annotate(size=Length("package")).annotate(small=small)
@@ -209,14 +210,15 @@ class Search:
         return found, key if number == READ else None
 
     def onward(self, after: str) -> tuple[list[tuple[UUID, str]], str | None]:
-        """Return the next dead letters that match, the oldest first, for a walk through all.
+        """Return the next page of matching dead letters, oldest first, for a walk through all of
+        them.
 
         Args:
-            after: where the walk has come to; "" = the beginning.
+            after: the mark that the previous call returned; "" = start at the oldest.
 
         Returns:
-            The dead letters, each with where the walk is after it; and where it is after all that
-            were looked at, or None at the end.
+            The id of each dead letter with the mark after it; and the mark of the next page, or
+            None at the end.
         """
         rows = DeadLetter.objects.using(self._alias)
         rows = rows.filter(_condition(replace(self._wanted, text=""))).order_by("failed_at", "pk")
@@ -289,7 +291,7 @@ class Search:
 
 
 def told_by_dead_letters(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
-    """Return the jobs whose attempts are shown by a dead letter."""
+    """Return the jobs whose attempts a dead letter shows, which are kept as long as it exists."""
     letters = DeadLetter.objects.using(alias).filter(job_id__in=job_ids)
     requeues = Requeue.objects.using(alias).filter(from_job_id__in=job_ids)
     return {

@@ -178,7 +178,7 @@ def undo_requeue(
 ) -> LetterAnswer:
     """Undo a requeue whose job has not started: cancel the job and reopen the dead letter.
 
-    Return an answer with ``Fate.TAKEN_BACK``, or with the reason of a refusal.
+    Return an answer with ``Fate.TAKEN_BACK``, or with the reason why the requeue cannot be undone.
 
     Args:
         dead_letter_id: its id, or that of the job that failed last.
@@ -280,7 +280,8 @@ def purge(
     dry_run: bool = False,
     backend: str = "default",
 ) -> Bulk:
-    """Delete dead letters with their history. Requeued ones are kept while their job lives.
+    """Delete dead letters with their history. A requeued dead letter is kept until its job has
+    ended.
 
     Args:
         older_than: time since they were closed or, for open ones, since their last failure.

@@ -39,8 +39,8 @@ class DeadLetterSweep:
         self._reopen_at = 0.0
 
     def sweep(self) -> int:
-        """Requeue what is due, and once a minute reopen dead letters without a job. Return the
-        number of requeues."""
+        """Requeue due dead letters, and once a minute reopen those without a job. Return the number
+        of requeues."""
         requeued = self._requeue()
         now = time.monotonic()
         if now >= self._reopen_at:
@@ -63,7 +63,7 @@ class DeadLetterSweep:
         return purged
 
     def _requeue(self) -> int:
-        """Process each due dead letter once; those that are not requeued are no longer due."""
+        """Process each due dead letter once. If it is not requeued, clear its due time."""
         requeued = looked_at = 0
         while looked_at < MOST and (due := list(self._letters.due()[:AT_ONCE])):
             for letter in due:

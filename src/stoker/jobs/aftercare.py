@@ -4,10 +4,11 @@ from __future__ import annotations
 
 
 class Aftercare:
-    """The default: do nothing, when a test or a script runs a job. Workers have a subclass."""
+    """Clean-up after a task. This base class does nothing; workers use a subclass."""
 
     def leave_forked_child(self) -> None:
-        """Called in the thread of the event loop as soon as an async task has ended."""
+        """Clean up in a process that the task has forked. Called in the event loop's thread as soon
+        as an async task has ended."""
 
     def after_sync(self, besides: str | None) -> None:
         """Called in the thread of a sync task, after it returned or raised.

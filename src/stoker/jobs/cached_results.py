@@ -26,7 +26,7 @@ T = TypeVar("T")
 MOST_SECONDS = 5.0
 """Time-out of the cache. Recording waits for it."""
 PAUSE_SECONDS = 10.0
-"""How long a cache is not used after it failed."""
+"""Pause in seconds before a cache is used again after it failed."""
 FIELDS = (
     "task", "queue", "priority", "package", "enqueued_at", "status", "attempts", "worker_id",
     "started_at", "finished_at", "value",
@@ -53,7 +53,7 @@ def keep(settings: Settings, jobs: Collection[Job]) -> set[UUID]:
 
 
 def look_up(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
-    """Return the jobs that the cache has. Return none if the cache is unreachable."""
+    """Return job id -> job for the results that the cache holds; empty if it is unreachable."""
     name = settings.results_cache
     if name is None or not job_ids:
         return {}
@@ -68,7 +68,7 @@ def look_up(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
 
 
 def why_not(name: str) -> str:
-    """Return why this cache cannot keep results, or "" if it can."""
+    """Return why the cache of this name cannot keep results, or "" if it can."""
     try:
         cache = caches[name]
     except InvalidCacheBackendError:
@@ -91,9 +91,9 @@ def _set(name: str, entries: dict[str, Any], seconds: float | None) -> Collectio
 
 
 def _in_time(call: Callable[[], T]) -> T:
-    """Call this with a time-out, because a cache may be configured without one.
+    """Call a function with a time-out, because a cache may be configured without one.
 
-    Raises TimeoutError if it takes too long. It then continues in an abandoned thread.
+    Raises TimeoutError if it takes too long. The call then continues in an abandoned thread.
     """
     answers: list[T] = []
     errors: list[BaseException] = []

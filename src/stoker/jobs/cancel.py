@@ -27,7 +27,7 @@ from stoker.workflows.follow import end_waiting, record_cancelled, transaction_f
 
 LONGEST_REASON = 255
 LOOKS = 5
-"""How often to look for a job. A single look may miss a job that moves between tables."""
+"""How many times to look for a job. A single look may miss a job that moves between tables."""
 
 
 def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
@@ -65,8 +65,8 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
 
 
 def _is_stored(settings: Settings, job: Job) -> bool:
-    """Return whether the store has the job. Then it is in no outbox, and other databases need not
-    be asked."""
+    """Return whether the store has the job. If it has, the outboxes of other databases need not be
+    searched."""
     return Job.objects.using(settings.database).filter(pk=job.pk).exists()
 
 
@@ -157,7 +157,7 @@ def _is_unended(alias: str, job_id: UUID) -> bool:
 
 
 class _NotWaitingError(Exception):
-    """The job does not wait. The writes are rolled back."""
+    """Raised if the job does not wait. The transaction is rolled back."""
 
 
 def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
@@ -205,6 +205,6 @@ def _cancel_outgoing(settings: Settings, unstored: Job, reason: str) -> bool:
 
 
 def cancel_those_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
-    """Cancel those of the jobs that wait, for a broker in the database. Return their ids."""
+    """Cancel the given jobs that wait, for a broker in the database. Return their ids."""
     with explained(settings.database):
         return end_waiting(settings, job_ids, stored_text(reason, LONGEST_REASON))

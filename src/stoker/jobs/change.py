@@ -43,7 +43,7 @@ STARTED = "it does not wait (any more)"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What to change; None = leave it."""
+    """The requested change of a job; None leaves a value as it is."""
 
     queue: str | None = None
     priority: int | None = None
@@ -53,7 +53,7 @@ class Change:
     kwargs: Mapping[str, Any] | None = None
 
     def check(self, settings: Settings) -> None:
-        """Raise ValueError if no job can be changed like this."""
+        """Raise ValueError if these changes can be applied to no job."""
         if self.priority is not None and not LOWEST <= self.priority <= HIGHEST:
             raise ValueError(f"A priority is between {LOWEST} and {HIGHEST}.")
         if self.queue is not None:
@@ -70,9 +70,9 @@ class Changed:
 
     job_id: UUID
     refusal: str = ""
-    """Why it was not changed; "" = it was."""
+    """Why the job was not changed; "" = it was changed."""
     due: datetime | None = None
-    """The previous due time; None = at once."""
+    """The previous due time; None = the job was due at once."""
     queue: str = ""
     """The previous queue."""
     priority: int = 0
@@ -80,7 +80,7 @@ class Changed:
 
 
 def is_held(run_after: datetime | None) -> bool:
-    """Return whether a job with this start is held by an operator."""
+    """Return whether a job with this ``run_after`` is held by an operator."""
     return run_after is not None and run_after.year >= HELD_UNTIL.year
 
 
@@ -88,7 +88,7 @@ def change(settings: Settings, job_ids: Sequence[UUID], wanted: Change) -> list[
     """Change waiting jobs, in one transaction.
 
     Raises:
-        ValueError: no job can be changed like this.
+        ValueError: these changes can be applied to no job.
         BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     wanted.check(settings)
@@ -151,11 +151,11 @@ def _new_job(
     due_us: int | None,
     wanted: Change,
 ) -> Message:
-    """Return the job as it will wait.
+    """Return the changed job as the message to store.
 
     Raises:
         PackageError: its package cannot be opened.
-        ValueError, TypeError, UnknownTask: it cannot have these arguments.
+        ValueError, TypeError, UnknownTask: the task does not accept the new arguments.
     """
     sealer = sealer_for(settings)
     old = sealer.open(bytes(job.package))
@@ -189,10 +189,10 @@ def _new_job(
 
 
 def _needs_of_edited(old: Package, package: Package, own: Sequence[NewNeed]) -> Sequence[NewNeed]:
-    """Return the guards of the job with its new arguments.
+    """Return the guards that the job needs with its new arguments.
 
     Raises:
-        ValueError: ``using()`` gave the job its guards or its unique key.
+        ValueError: the guards or the unique key come from ``using()`` and cannot be computed again.
     """
     if package.options.receives or package.options.each or package.options.about:
         raise ValueError("Its arguments come from the step before it, or are calls of a map.")

@@ -132,7 +132,8 @@ def _running() -> Running:
 
 
 def _finite(name: str, value: Any) -> float:
-    """Return a finite float, because not every database stores others. Raises ValueError."""
+    """Return the value as a finite float; not every database stores infinity or NaN. Raises
+    ValueError."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):

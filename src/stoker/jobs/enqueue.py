@@ -44,7 +44,7 @@ from .running import is_heard
 from .sealing import Call, Newcomer, Sealing, refuse_wrong_arguments
 
 ID_ENDS = len('["') + 32
-"""End of the id in a head as JSON."""
+"""Position at which the id ends in a package head that is written as JSON."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -52,7 +52,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 def snapshot(args: Any, kwargs: Mapping[str, Any]) -> tuple[Arguments, bool]:
     """Return a private copy of the arguments, and whether it is plain JSON.
 
-    Writing plain JSON runs no code of the project.
+    Writing plain JSON calls no code of the project, so it may be done inside a COPY.
     """
     positional, named = tuple(args), dict(kwargs)
     if codec.ATOMS.issuperset(map(type, positional)) and (not named or codec.is_plain(named)):
@@ -62,7 +62,7 @@ def snapshot(args: Any, kwargs: Mapping[str, Any]) -> tuple[Arguments, bool]:
 
 
 class Alike:
-    """Seal packages of one call of ``enqueue_many`` as JSON.
+    """Seals the packages of one call of ``enqueue_many`` as JSON.
 
     Args:
         sealer: sealer of the backend.
@@ -98,7 +98,7 @@ class Alike:
 
 
 class Results(Sequence[Result[Any]]):
-    """Results of many jobs. Each is created on access, because most are never used."""
+    """Results of many jobs. Each result is created on access, because most are never used."""
 
     def __init__(self, make: Callable[[int], Result[Any]], count: int) -> None:
         self._make = make
@@ -137,7 +137,7 @@ class Results(Sequence[Result[Any]]):
 
 
 class Copies:
-    """The calls of one task, on their way into the store.
+    """The calls of one task, checked and copied, for insertion by COPY.
 
     Args:
         calls: all calls; they are checked and copied here.
@@ -184,8 +184,8 @@ class Copies:
 
 
 def may_be_copied(settings: Settings, task: Any) -> bool:
-    """Return whether jobs of this task can be inserted by COPY: no guard or signal examines single
-    jobs, and writing the arguments runs no code of the project."""
+    """Return whether jobs of this task can be inserted by COPY: no guard or signal needs single
+    jobs, and serialising the arguments runs no code of the project."""
     return not (is_guarded(task) or pre_enqueue.receivers or settings.serializer == "pickle")
 
 
@@ -228,8 +228,8 @@ class Prepared:
 
 
 def enqueue_prepared(settings: Settings, calls: Sequence[Prepared]) -> list[Result[Any]]:
-    """Enqueue calls in the store's open transaction: by one statement those that only have to be
-    inserted. Return their results in the same order.
+    """Enqueue calls in the store's open transaction. Calls that need nothing but an insert share
+    one statement. Return the results in the same order.
 
     Raises: see ``Task.enqueue``.
     """
@@ -268,7 +268,7 @@ def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> Sequen
 
 
 class _Intake:
-    """The common part of jobs of one task that are enqueued together."""
+    """Enqueues jobs of one task, and holds what they have in common."""
 
     def __init__(self, settings: Settings, task: Any) -> None:
         self.task = task
@@ -298,13 +298,14 @@ class _Intake:
         )
 
     def store_copies(self, copies: Copies) -> Sequence[Result[Any]]:
-        """Store these copies. See ``send``."""
+        """Store the copies in one transaction. See ``send``."""
         results = self._store(copies.store, partial(transaction.atomic, using=self._alias))
         self._announce(results)
         return results
 
     def is_simple(self, batch: Sequence[Newcomer]) -> bool:
-        """Return whether these jobs only have to be inserted, in the open transaction."""
+        """Return whether these jobs only have to be inserted into the store, in its open
+        transaction."""
         is_inside = self._open_transaction == self._alias
         joins = all(self.broker.joins(newcomer.message) for newcomer in batch)
         return is_inside and joins and not self._is_unique
@@ -338,8 +339,8 @@ class _Intake:
     def _put_off(
         self, alias: str, batches: Sequence[Sequence[Newcomer]], own: Transaction
     ) -> list[Result[Any]]:
-        """Put the jobs into the outbox of a database with an open transaction, until that
-        commits."""
+        """Write the jobs to the outbox of a database with an open transaction. They are relayed
+        when it commits."""
         results = _own_results(batches)
         if has_outbox(alias):
             for batch in batches:

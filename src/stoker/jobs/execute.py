@@ -67,15 +67,15 @@ class Opened:
     package: Package
     task: Any
     function: Callable[..., Any]
-    """The function to call: the task's own, or one that calls it for each item of a list."""
+    """The function to call: the task's own, or a wrapper that calls it for each item of a list."""
     is_async: bool
     is_atomic: bool
     started_at: float
     timeout_seconds: float | None
     is_once: bool = False
-    """Whether the job must not begin if it has begun before."""
+    """Whether the job must not start a second time (``at_most_once``)."""
     result: Result[Any] | None = None
-    """None until it is needed."""
+    """Created on first use; until then None."""
     on_completing: Callable[[], object] = lambda: None
     """Called after an atomic task has returned, before its success is recorded in its
     transaction."""
@@ -91,7 +91,8 @@ def unopened(
 ) -> Outcome:
     """Return the outcome for a job that this worker cannot open or whose task it does not know.
 
-    During a rolling deploy another cluster may know it, so within the grace period it is released.
+    During a rolling deploy another cluster may know the task, so within the grace period the job is
+    released.
     """
     reason = "unknown_task" if isinstance(error, UnknownTask) else "unreadable"
     if isinstance(error, UnknownTask | NewerVersion):
@@ -104,7 +105,7 @@ def unopened(
 
 
 def expired(late_seconds: float) -> Outcome:
-    """Return the outcome for a job that has expired."""
+    """Return the outcome for a job whose ``expires`` has passed."""
     fault = plain_fault(TimeoutError, f"the job expired {late_seconds:.1f} s before it could start")
     return outcomes.Failed(fault, "expired")
 
@@ -130,10 +131,10 @@ def run_and_record(
         attempted_of: returns the attempt, given the result of ``run``.
 
     Returns:
-        The result of ``run``. The attempt is recorded.
+        The result of ``run``. The success is recorded then.
 
     Raises:
-        LeaseLost: the lease was lost. Nothing is written, and there is nothing to record.
+        LeaseLost: the lease was lost. Nothing is written, and the caller must not record anything.
         TransactionLeftOpen: the task has not left a block of ``transaction.atomic()``.
         Exception: the error of the task or of the COMMIT. The caller records it, unless the lease
             is stale.
@@ -162,7 +163,8 @@ def run_and_record(
 @contextmanager
 def _inner_blocks_closed(alias: str) -> Iterator[None]:
     """Roll back blocks of ``transaction.atomic()`` that the task has entered and not left.
-    Otherwise Django would take the end of the outer block for theirs, and commit nothing."""
+    Otherwise Django would treat the end of the outer block as the end of an inner one, and commit
+    nothing."""
     connection = connections[alias]
     depth = len(connection.atomic_blocks)
     error: BaseException = TransactionLeftOpen(
@@ -190,7 +192,7 @@ MOST_FOUND = 10_000
 
 
 class Executor:
-    """Runs deliveries, one after another or many at the same time. Caches only tasks between them.
+    """Runs deliveries, one after another or concurrently. Caches nothing but tasks.
 
     Args:
         settings: settings of the backend.
@@ -218,9 +220,8 @@ class Executor:
         These never change in a process."""
 
     def run(self, delivery: Delivery) -> Attempted:
-        """Run one attempt in this thread, from the package to the outcome. Raises only
-        KeyboardInterrupt, and only in a process that Ctrl-C stops; a cluster's worker is not
-        one."""
+        """Run one attempt in this thread: open the package, run the task, return the outcome.
+        Raises only KeyboardInterrupt, and only outside of a cluster's worker."""
         opened = self.open(delivery)
         return self.run_opened(opened) if isinstance(opened, Opened) else opened
 
@@ -317,8 +318,8 @@ class Executor:
         return found
 
     def _atomic_limit(self, seconds: float | None) -> float | None:
-        """Limit the time of an atomic task on SQLite, where it blocks all other writers, including
-        the pusher that extends leases."""
+        """Return the time limit of a task. It is reduced for an atomic task on SQLite, which blocks
+        all other writers, including the pusher that extends leases."""
         if engine_of(self.settings.database).has_one_writer:
             longest = self.settings.lease_seconds / 2
             return longest if seconds is None else min(seconds, longest)
@@ -366,7 +367,7 @@ class Executor:
         return value, outcomes.Succeeded(sealed)
 
     def _refuse_too_large(self, sealed: bytes) -> None:
-        """Raise an error if the database does not take a return value of this size."""
+        """Raise an error if the sealed return value is larger than the database accepts."""
         if self.settings.results_cache is None:
             engine_of(self.settings.database).refuse_too_large(sealed)
 
@@ -412,7 +413,7 @@ class Executor:
         return opened.package.args
 
     def _refused(self, opened: Opened) -> Attempted | None:
-        """Record the start of a job that must not begin twice. If this is refused, return the
+        """Record the start of a job that must not start twice. If it has started before, return the
         finished attempt."""
         try:
             note_begin(self.settings, opened.package, self.worker_id)
@@ -422,7 +423,7 @@ class Executor:
         return None
 
     def _announce(self, opened: Opened) -> Token[Running | None]:
-        """Set the current job, until the returned token is reset."""
+        """Make this attempt the current job and send signals. Return the token that resets it."""
         delivery, package = opened.delivery, opened.package
         running = Running(
             delivery.job_id,

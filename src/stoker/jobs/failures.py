@@ -1,5 +1,5 @@
 """Tell the log, signals and reporters about recorded outcomes. Each failed attempt is reported
-once, by the process that knows most about it.
+once, by the process that has the most details.
 
 ::
 
@@ -54,7 +54,7 @@ class Failure:
     """The job's package; None if it cannot be opened. Without arguments and metadata if it is
     pickled and the worker is gone."""
     exception: BaseException | None = None
-    """The exception with its traceback; None if only its text is known."""
+    """The exception with its traceback; None if only its text is available."""
 
     @property
     def task(self) -> str:
@@ -112,7 +112,7 @@ def _log(attempted: Attempted, outcome: Failed | Retry, package: Package | None)
 
 
 def _at_hand(fault: Fault) -> BaseException | None:
-    """Return the exception that is being handled, if the fault was made from it."""
+    """Return the exception that is being handled, if the fault was made from it, else None."""
     error = sys.exception()
     if error is None:
         return None
@@ -123,8 +123,8 @@ def _at_hand(fault: Fault) -> BaseException | None:
 
 
 def _opened(settings: Settings, attempted: Attempted) -> Package | None:
-    """Return the package, or None if it cannot be opened. No code of the project is run, because it
-    may just have crashed the worker."""
+    """Return the package, or None if it cannot be opened. The arguments are not unpickled, because
+    the project's code may just have crashed the worker."""
     delivery = attempted.delivery
     try:
         data = delivery.package
@@ -141,7 +141,7 @@ def _opened(settings: Settings, attempted: Attempted) -> Package | None:
 
 
 def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) -> None:
-    """Send signals and log events for the outcomes of these attempts and for new dead letters."""
+    """Send signals and log events for the outcomes in a batch and for new dead letters."""
     for verdict in batch.verdicts(batch.decided):
         if isinstance(verdict.attempted.outcome, outcomes.Crashed | outcomes.TimedOut):
             tell_failure(settings, replace(verdict.attempted, outcome=verdict.outcome))

@@ -38,14 +38,14 @@ def plain_fault(error_class: type[BaseException], message: str) -> Fault:
 
 
 def fingerprint(fault: Fault) -> str:
-    """Return a hash of the error's class and of where it was raised."""
+    """Return a hash of the error's class and of its location."""
     told = f"{fault.exception_class}\n{fault.location}"
     return hashlib.sha256(told.encode("utf-8", "replace")).hexdigest()[:32]
 
 
 def storable(text: str, limit: int) -> str:
-    """Return text that every database accepts: without NUL and lone surrogates. Leave out the
-    middle if it is longer than ``limit``."""
+    """Return the text without NUL and lone surrogates, which not every database accepts. If it is
+    longer than ``limit``, leave out the middle."""
     clean = text.replace("\x00", "\\x00").encode("utf-8", "backslashreplace").decode("utf-8")
     if len(clean) <= limit:
         return clean
@@ -65,14 +65,16 @@ def _location(trace: TracebackType | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error as it is kept: by name and text, readable without the code that raised it."""
+    """An error in the form in which it is stored: names and texts, readable without the project's
+    code."""
 
     exception_class: str
     """Dotted path of the exception's class."""
     message: str
     traceback: str
     location: str = ""
-    """Where it was raised, ``module:function``: with the class, the fingerprint of the fault."""
+    """``module:function`` that raised the error. The fingerprint is a hash of this and the
+    class."""
 
     @property
     def in_one_line(self) -> str:

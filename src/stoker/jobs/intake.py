@@ -1,5 +1,5 @@
-"""Store new jobs. A call with a unique key becomes a job or is a duplicate; then the existing job
-is kept or takes over the new arguments."""
+"""Store new jobs. A call with a unique key becomes a job, or it is a duplicate. For a duplicate,
+the existing job stays as it is or takes over the new arguments."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ class _Group:
 
     @property
     def waits_untried(self) -> JobState | None:
-        """The state of the existing job, if no query is needed to show it: the job waits and was
-        never attempted. Else None."""
+        """State of the existing job if it waits and was never attempted, so that no query is needed
+        to show it; else None."""
         seen = self.decision.seen
         if seen is None or seen.waits is None or seen.attempts > 0:
             return None
         return JobState(seen.waits.upper())
 
     def shape(self, sealing: Sealing, now_us: int) -> Message:
-        """Return the message of the job that these calls lead to."""
+        """Return the message of the one job for this group of calls."""
         speaker = self.members[-1 if self.claim.on_conflict in CHANGES else 0]
         run_after = speaker.message.run_after
         if self.claim.on_conflict == "postpone":
@@ -71,7 +71,7 @@ class Newcomers:
     """Calls of one task that are stored together.
 
     Args:
-        sealing: by which they were sealed.
+        sealing: the ``Sealing`` that sealed the calls.
         batch: the calls in order.
     """
 
@@ -133,8 +133,8 @@ class Newcomers:
         return WantedKeys(self._alias, wanted, holds=is_in_transaction)
 
     def _is_stored_at_once(self, keys: WantedKeys) -> bool:
-        """Store a single job whose key is free with one statement, if the database can. Return
-        whether it was done."""
+        """Store a single job whose key is free with one statement, if the database supports that.
+        Return whether the job was stored."""
         taking = keys.only_taking()
         if taking is None or len(self._batch) != 1:
             return False

@@ -1,7 +1,7 @@
-"""Match a text against the names, errors and arguments of jobs, as a person searches for it.
+"""Search the names, errors and arguments of jobs for a text that a person has typed.
 
-No index has the arguments: they are sealed. So the bytes of a package are searched first, and only
-the packages that may match are opened. Hidden arguments match nothing.
+Arguments are sealed, so no index contains them. The bytes of each package are searched first, and
+only packages that may match are opened. Hidden arguments never match.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from stoker.values.text import stored_text
 from .package import COMPRESSED, HEADER_BYTES, PICKLED, SIGNATURE_BYTES, sealer_for
 
 MOST_OPENED = 500
-"""How many packages one search opens."""
+"""Maximum number of packages to open in one search."""
 LONGEST_TEXT = 200
 LARGEST_BYTES = 16_384
-"""The arguments in larger packages are not searched."""
+"""Maximum size of a package whose arguments are searched."""
 NAMED = re.compile(r"\s*([^\W\d]\w*)\s*=\s*(.+?)\s*", re.DOTALL)
 FLAGS_AT = HEADER_BYTES - 1
 
 
 class Needle:
-    """A text that is searched for: ``order 7``, or ``order_id=7`` for one argument.
+    """A text to search for: ``order 7``, or ``order_id=7`` for one argument.
 
     Args:
         settings: the backend's.
-        text: upper and lower case are the same.
+        text: the comparison ignores case.
     """
 
     def __init__(self, settings: Settings, text: str) -> None:
@@ -53,7 +53,7 @@ class Needle:
         return self._opened >= MOST_OPENED
 
     def rest(self) -> None:
-        """Reset the number of opened packages."""
+        """Reset the number of opened packages to 0."""
         self._opened = 0
 
     def matches(self, task: str, texts: Iterable[str], package: bytes | None) -> bool:
@@ -62,7 +62,7 @@ class Needle:
         Args:
             task: dotted path.
             texts: other texts of the job to search, such as its errors.
-            package: None = too large to be searched.
+            package: None = the package is too large to be searched.
         """
         if any(self.text in one.casefold() for one in (task, *texts)):
             return True
@@ -88,11 +88,11 @@ class Needle:
 
     @cached_property
     def _words(self) -> list[tuple[str, ...]]:
-        """The spellings of each word in packages."""
+        """Return, for each word, the ways in which it may be written in a package."""
         return [_spellings(word) for word in self._value.split()]
 
     def _template_of(self, task: str) -> str:
-        """Return the option ``describe``: a label consists of it and of arguments."""
+        """Return the task's option ``describe``, from which labels of its jobs are built."""
         if task not in self._templates:
             try:
                 template = getattr(find_task(task), "describe", None) or ""

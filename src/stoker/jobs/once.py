@@ -6,8 +6,8 @@
     COMMIT
         the task            whatever its outcome, and whether or not that is recorded
 
-The primary key decides, so it does not matter why a job was delivered again: after a stop, a lost
-lease, or a crash after which it is unknown whether the task had started.
+The primary key prevents a second start, whatever the reason for the second delivery: after a stop,
+a lost lease, or a crash after which it is unknown whether the task had started.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from .package import Package
 
 
 def is_once(task: Any) -> bool:
-    """Return whether a task begins at most once. Accepts Stoker's tasks and Django's."""
+    """Return whether the task has ``at_most_once``. Accepts Stoker's tasks and Django's."""
     return bool(getattr(task, "at_most_once", False))
 
 
 def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
-    """Record in a separate transaction that a job begins now.
+    """Record in a separate transaction that a job starts now.
 
     Raises:
-        AlreadyBegun: it has begun before.
+        AlreadyBegun: the job has started before.
         OperationalError, InterfaceError: the store cannot be reached.
     """
     alias = settings.database
@@ -53,7 +53,7 @@ def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
 
 
 def has_not_begun(settings: Settings, package: Package | None) -> bool:
-    """Return whether the job's task begins at most once and the job has not begun."""
+    """Return whether the job's task has ``at_most_once`` and the job has not started."""
     try:
         task = find_task(package.task) if package is not None else None
     except UnknownTask:

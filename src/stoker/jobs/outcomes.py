@@ -1,5 +1,5 @@
-"""Outcomes of attempts: decided where the attempt ran, collected in a ``Batch`` of columns, carried
-out by record.py."""
+"""Outcomes of attempts: determined where the attempt ran, collected in a ``Batch`` of columns,
+recorded by record.py."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Succeeded:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The job is over: a dead letter is written."""
+    """The job has failed for good; a dead letter is written."""
 
     kind: ClassVar[str] = "failed"
     fault: Fault
@@ -65,7 +65,7 @@ class Snoozed:
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """Ended on purpose."""
+    """The job was ended on purpose."""
 
     kind: ClassVar[str] = "cancelled"
     reason: str
@@ -73,7 +73,7 @@ class Cancelled:
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """The worker process died under the job; the parent saw how."""
+    """The worker process died while it ran the job; its parent reported how."""
 
     kind: ClassVar[str] = "crashed"
     detail: str
@@ -108,7 +108,8 @@ class Attempted:
     outcome: Outcome
     worker_id: str
     started_at: float | None
-    """Seconds since 1970 by the worker's clock: shown, never decided on. None = not known."""
+    """Seconds since 1970 on the worker's clock, for display only; no decision depends on it. None =
+    unknown."""
     finished_at: float
     is_recorded: bool = False
     """Whether the outcome was recorded in the transaction of the task itself."""
@@ -141,7 +142,7 @@ def pack_outcome(outcome: Outcome) -> Packed:
 
 
 def open_outcome(packed: Packed) -> Outcome:
-    """The outcome that was packed."""
+    """Return the outcome that ``pack_outcome`` packed."""
     kind, *values = packed
     if kind in ("failed", "retry"):
         values[0] = Fault(*values[0])
@@ -156,7 +157,7 @@ def _pack_fault(fault: Fault) -> tuple[str, str, str, str]:
 # Not frozen, since there may be one for each job: that would make it several times as slow to make.
 @dataclass(slots=True)
 class Verdict:
-    """One attempt of a batch with the decision about it."""
+    """One attempt of a batch with its decided outcome."""
 
     attempted: Attempted
     outcome: Outcome
@@ -166,7 +167,7 @@ class Verdict:
 
     @property
     def is_over(self) -> bool:
-        """Whether the job has ended by it."""
+        """Whether this outcome ends the job."""
         return not isinstance(self.outcome, Retry | Snoozed)
 
 
@@ -177,26 +178,28 @@ NO_COLUMNS = ("seen", "decided", "_marked")
 class Batch(JobColumns):
     """Outcomes as columns. All columns are equally long, and row ``place`` is one attempt.
 
-    The store writes the columns to the tables as they are. A package is empty where the store has
-    it, and a task if no worker has opened the package.
+    The store writes the columns to the tables as they are. A package is empty if the store has it.
+    A task is empty if no worker has opened the package.
     """
 
     lease_ids: Sequence[LeaseId]
     crashes: Sequence[int]
-    """How many of the attempts before ended with the worker's death."""
+    """Number of earlier attempts, per job, that ended with the worker's death."""
     refused: Sequence[str]
     run_after: Sequence[float | None]
     valid_until_ns: Sequence[int]
-    """Until when each lease is known to be valid, on the lease clock; 0 = not known."""
+    """End of the time that each lease is known to be valid, in nanoseconds on the lease clock; 0 =
+    unknown."""
     seen: dict[int, Outcome]
-    """Place -> reported outcome of each attempt that did not succeed."""
+    """Place -> reported outcome, for each attempt that did not succeed."""
     decided: dict[int, Outcome] = field(default_factory=dict)
-    """Place -> decided outcome, without crashes and time-outs."""
+    """Place -> decided outcome, for each attempt that did not succeed. Crashed and TimedOut do not
+    occur here."""
     _marked: list[int] | None = None
 
     @classmethod
     def of(cls, attempted: Sequence[Attempted]) -> Batch:
-        """Make a batch of attempts."""
+        """Return a batch of the given attempts."""
         deliveries = [one.delivery for one in attempted]
         outcomes = [one.outcome for one in attempted]
         return cls(
@@ -246,27 +249,28 @@ class Batch(JobColumns):
         return self.take([place for place in range(len(self)) if has(place)])
 
     def without(self, leases: Collection[Lease]) -> Batch:
-        """Return a batch of the rows with other leases than these."""
+        """Return a batch of the rows whose leases are not in ``leases``."""
         if not leases:
             return self
         gone = {(lease.job_id.hex, lease.lease_id) for lease in leases}
         return self.where(lambda place: (self.job_ids[place], self.lease_ids[place]) not in gone)
 
     def among(self, job_ids: Collection[str]) -> Batch:
-        """Return the rows of these jobs as a batch. Ids are given as 32 hexadecimal digits."""
+        """Return a batch of the rows whose jobs are in ``job_ids``, given as 32 hexadecimal
+        digits."""
         return self.where(lambda place: self.job_ids[place] in job_ids)
 
     def over(self) -> Batch:
-        """Return the rows of the jobs that have ended as a batch."""
+        """Return a batch of the jobs that have ended."""
         again = self.again
         return self.where(lambda place: place not in again) if again else self
 
     def succeeded(self) -> Batch:
-        """Return the rows of the jobs that have succeeded as a batch."""
+        """Return a batch of the jobs that have succeeded."""
         return self.where(lambda place: place not in self.decided) if self.decided else self
 
     def decide(self, decided: dict[int, Outcome]) -> None:
-        """Set the statuses of all jobs.
+        """Store the decided outcomes, and set the status and reason of each job.
 
         Args:
             decided: place -> outcome of each attempt that did not succeed.
@@ -282,7 +286,7 @@ class Batch(JobColumns):
 
     @property
     def again(self) -> set[int]:
-        """The places of jobs that have not ended."""
+        """Places of the jobs that have not ended and will run again."""
         return {at for at, one in self.decided.items() if isinstance(one, Retry | Snoozed)}
 
     @property
@@ -296,23 +300,23 @@ class Batch(JobColumns):
 
     @property
     def is_plain(self) -> bool:
-        """Whether all have succeeded, and nothing follows from it."""
+        """Whether all jobs have succeeded, and none has hooks or belongs to a workflow."""
         return not self.decided and not self.marked
 
     @property
     def leases(self) -> Leases:
-        """All of them."""
+        """The leases of all rows."""
         return Leases(self.job_ids, self.lease_ids)
 
     def ids(self, places: Iterable[int] | None = None) -> list[UUID]:
-        """The ids of the jobs at these places, or of all."""
+        """Return the ids of the jobs at these places. None: of all jobs."""
         chosen = self.job_ids if places is None else [self.job_ids[place] for place in places]
         return [id_of(int(one, 16)) for one in chosen]
 
     # -- rows -------------------------------------------------------------------------------------
 
     def attempted(self, place: int) -> Attempted:
-        """The attempt of one row."""
+        """Return one row as an attempt with its reported outcome."""
         delivery = Delivery(
             id_of(int(self.job_ids[place], 16)),
             self.lease_ids[place],
@@ -364,11 +368,11 @@ COUNTED: dict[type[Outcome], str] = {
     Cancelled: "cancelled",
     Retry: "retried",
 }
-"""What did not succeed. A job that is put back unrun counts for nothing."""
+"""The column that counts each outcome that is not a success. Other outcomes are not counted."""
 UNRUN = ("expired", "unreadable", "unknown_task")
-"""Why a job fails without having run."""
+"""Values of ``Failed.reason`` for jobs whose task was never called."""
 Times = tuple[Any, float, float | None, float | None, int]
-"""When an attempt that ran was begun, was over, and its job enqueued and due; which one it was."""
+"""Times of an attempt: start, end, enqueue and due time of its job; then the attempt's number."""
 
 
 class Tallies:
@@ -384,7 +388,7 @@ class Tallies:
 
     @property
     def are_due(self) -> bool:
-        """Whether it is time to write."""
+        """Whether it is time to write the sums."""
         return bool(self._sums) and time.monotonic() >= self._write_at
 
     def add(self, batch: Batch) -> None:
@@ -413,10 +417,10 @@ class Tallies:
             _add_troubles(sums, [one for at, one in batch.decided.items() if is_here[at]])
 
     def write(self) -> None:
-        """Write all of it to the history.
+        """Write the sums to the history.
 
         Raises:
-            DatabaseError: it was not written, and is kept.
+            DatabaseError: nothing was written, and the sums are kept.
         """
         tallies = Tally.objects.using(self._alias)
         self._write_at = time.monotonic() + WRITE_SECONDS

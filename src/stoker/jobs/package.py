@@ -51,7 +51,7 @@ HEADER_BYTES, SIGNATURE_BYTES = 4, 32
 
 @dataclass(frozen=True, slots=True)
 class ContentKind:
-    """A kind of content."""
+    """What an envelope contains: a job or a value."""
 
     name: str
     magic: bytes
@@ -160,8 +160,8 @@ class Envelope:
 
 
 class _Key:
-    """A signing key: HMAC-SHA256 (RFC 2104) with the key-dependent halves precomputed, which would
-    be half of the work for small bodies."""
+    """A signing key for HMAC-SHA256 (RFC 2104). The halves that depend only on the key are computed
+    once; for small bodies they are half of the work."""
 
     def __init__(self, secret: str | bytes, cluster: str) -> None:
         secret = secret.encode() if isinstance(secret, str) else secret
@@ -180,8 +180,8 @@ class _Key:
 def _read_header(data: bytes, kind: ContentKind) -> tuple[int, int]:
     """Return version and flags.
 
-    A version newer than ours is believed before the signature is verified, because we cannot know
-    how it is signed, and do not run it.
+    NewerVersion is raised before the signature is verified, because a newer version may be signed
+    differently. Nothing of such a package is run.
     """
     if len(data) < HEADER_BYTES:
         raise UnreadablePackage(f"There is no {kind.name} here, only {len(data)} bytes.")
@@ -219,7 +219,7 @@ class JobOptions:
     expires_at: float | None = None
     """Seconds since 1970, UTC, after which the job is not started any more."""
     identity: str = ""
-    """The logical job, if the job has a unique key. "": the job stands for itself."""
+    """Signed identity of the logical job, if the job has a unique key. "" = the job has none."""
     receives: str = ""
     """First argument that the worker adds: "value" = the previous step's result; "result" = the
     Result of the job that the step or hook belongs to; "" = none."""
@@ -228,7 +228,7 @@ class JobOptions:
     hooks: str = ""
     """Jobs to enqueue when it has ended: see stoker.workflows.hooks."""
     about: str = ""
-    """For a hook: the job that it belongs to, see there."""
+    """For a hook: the job that it belongs to, as ``stoker.workflows.hooks`` writes it."""
     via: str = ""
     """Dotted path of the task that runs the job, if the package names a plain function that this
     task calls. "": the task named by the package."""
@@ -360,8 +360,8 @@ class Sealer:
             raise UnreadablePackage(_unreadable(error)) from error
 
     def _refuse_pickled(self, kind: ContentKind) -> None:
-        """Refuse pickled bytes if this backend does not use pickle, although their signature is
-        valid."""
+        """Raise an error for pickled content, even with a valid signature, if this backend does not
+        use pickle."""
         if not self._pickles:
             raise UnreadablePackage(
                 f'The {kind.name} was pickled, and with SERIALIZER "json" nothing is unpickled: '
@@ -407,7 +407,7 @@ def _sealer(
 
 
 def head_of(package: Package) -> list[Any]:
-    """Return the parts before the arguments, the id first."""
+    """Return the fields before the arguments, starting with the id."""
     given = package.options
     options: tuple[Any, ...]
     options = (given.max_attempts, given.max_crashes, given.timeout_seconds, given.expires_at)

@@ -17,7 +17,7 @@ BATCH = 500
 
 
 class Pruning:
-    """The results of one store.
+    """Deletes old results of one store.
 
     Args:
         beat: called often, as a heartbeat.

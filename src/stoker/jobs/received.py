@@ -1,6 +1,6 @@
 """Arguments that a job receives from other jobs.
 
-The worker reads them when it opens the job, so that values travel no further than necessary.
+The worker reads them from the store when it opens the job, so they are not sent through the pusher.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def with_received(settings: Settings, package: Package) -> Package:
 
 
 def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:
-    """Return a function that takes a list of calls and makes them one after another."""
+    """Return a function that takes a list of calls and makes these calls one after another."""
 
     def calls(items: Iterable[Any]) -> Iterator[Sequence[Any]]:
         return ((item,) if each == "map" else item for item in items)
@@ -53,8 +53,8 @@ def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:
 
 
 class Values:
-    """The results of steps. The number of queries grows with the depth of the result, and by one
-    for each thousand members."""
+    """Reads the results of steps. The number of queries grows with the depth of the result, plus
+    one query per thousand members."""
 
     def __init__(self, settings: Settings) -> None:
         self._sealer = sealer_for(settings)
@@ -68,7 +68,7 @@ class Values:
         return self._own(step) if _is_adding(step) else self.of(step)
 
     def step_before(self, job_id: UUID) -> Step | None:
-        """Return the step before this job's step, or the step that added it."""
+        """Return the previous step in the workflow, or the step that added this one."""
         node = self._steps.of_jobs([job_id]).get()
         while node.parent_id is not None:
             parent = self._steps.get(pk=node.parent_id)
@@ -111,7 +111,8 @@ class Values:
             after = members[-1].position
 
     def _filled(self, members: list[Step]) -> list[Step]:
-        """Hook for subclasses that read the members' values elsewhere."""
+        """Return the members with their values. Subclasses override it to read the values
+        elsewhere."""
         return members
 
     def _below(self, step: Step) -> Any:
@@ -127,8 +128,8 @@ def _is_adding(step: Step) -> bool:
 
 
 def result_about(settings: Settings, about: About) -> Result[Any]:
-    """Return the result of the job that a hook refers to: as stored, or else from the data that was
-    sent with the hook, which has no arguments."""
+    """Return the result of the job that a hook belongs to. If the job is not stored, build it
+    without arguments from the data that was sent with the hook."""
     found = fetch_many(settings, [about.job_id])
     if found and found[0].is_finished:
         result = found[0]

@@ -1,5 +1,6 @@
-"""Record the outcomes of attempts, and end their leases. Record first, ack last. If the lease is in
-the store, both are one transaction. A stale lease changes nothing.
+"""Record the outcomes of attempts, and end their leases. The outcome is recorded first, then the
+lease is acked. If the lease is in the store, both happen in one transaction. An attempt with a
+stale lease changes nothing.
 
 ::
 
@@ -10,8 +11,8 @@ the store, both are one transaction. A stale lease changes nothing.
     Snoozed                        release  after its delay, attempt given back
     Crashed, TimedOut              tries left: as Retry; else as Failed
 
-All of them are rows of one batch, and take the same way. Workflows and hooks carry on from the jobs
-that are over (stoker.workflows.follow).
+All outcomes are rows of one batch and are processed by the same code. Then the workflows and hooks
+of the ended jobs continue (stoker.workflows.follow).
 """
 
 from __future__ import annotations
@@ -49,18 +50,21 @@ from .package import JobOptions, Package, sealer_for
 from .retries import crash_delay_seconds, is_out_of_attempts
 
 CHECKED_SHARE = 0.25
-"""If less than this of a lease is left, the broker is asked whether the lease is still valid."""
+"""If less than this share of a lease is left, the broker is asked whether the lease is still
+valid."""
 
 Settle = Callable[[Leases, Sequence[Return], Collection[UUID]], object]
-"""Acks the first, releases the second; the third names the jobs that became dead letters."""
+"""Function that acks the leases of its first argument and releases those of its second. The third
+argument holds the ids of jobs that became dead letters."""
 
 
 class WorkerCrashed(Exception):
-    """Named in the record of an attempt whose worker process died; never raised."""
+    """Error class in the record of an attempt whose worker process died; never raised."""
 
 
 class TaskKilled(Exception):
-    """Named in the record of an attempt whose worker was killed at its time-out; never raised."""
+    """Error class in the record of an attempt whose worker was killed at its time-out; never
+    raised."""
 
 
 def finish(
@@ -71,18 +75,18 @@ def finish(
     is_again: bool = False,
     tallies: Tallies | None = None,
 ) -> set[Lease]:
-    """Record these attempts and end their leases.
+    """Record finished attempts and end their leases.
 
     Args:
         settings: the backend's.
-        broker: where the leases are from.
+        broker: the broker that granted the leases.
         attempted: the outcomes that workers reported.
-        is_again: whether this is a retry after an error. The first try may have been recorded
-            nevertheless.
-        tallies: where what is recorded is counted.
+        is_again: whether this call repeats one that raised an error. The first call may have
+            recorded the attempts nevertheless.
+        tallies: counts the recorded outcomes; None = they are not counted.
 
     Returns:
-        The leases that were stale: somebody else has the job now, nothing was recorded for it.
+        The stale leases. Another cluster has these jobs, and nothing was recorded for them.
     """
     recorder = Recorder(settings, broker, tallies)
     return recorder.record(Batch.of(attempted), is_again=is_again)
@@ -171,7 +175,7 @@ class Recorder:
     # -- leases in the store ----------------------------------------------------------------------
 
     def _record_inside(self, batch: Batch, recorded: Collection[Lease]) -> set[Lease]:
-        """Free the leases and record, in one transaction."""
+        """Settle the leases in the store and record the outcomes, in one transaction."""
         rowless = self._rowless(batch)
         write = self._finishing(batch, rowless)
         with self._transaction(batch):
@@ -190,7 +194,7 @@ class Recorder:
         return self._broker.settle(over, again, failed=failed)
 
     def _finishing(self, batch: Batch, rowless: Collection[str]) -> Callable[[], object]:
-        """Prepare to write the ends of the ended jobs whose rows stay."""
+        """Return a function that writes the results of the ended jobs whose rows are kept."""
         over = batch.over()
         if rowless:
             over = over.where(lambda place: over.job_ids[place] not in rowless)
@@ -199,7 +203,7 @@ class Recorder:
     # -- leases of a broker outside the store -----------------------------------------------------
 
     def _record_outside(self, batch: Batch, recorded: Collection[Lease]) -> set[Lease]:
-        """Record, then ack and release at the broker."""
+        """Record the outcomes in the store, then settle the leases at the broker."""
         stale = self._check(batch)
         batch = batch.without(stale)
         todo = batch.without(recorded)
@@ -212,8 +216,8 @@ class Recorder:
         return stale
 
     def _check(self, batch: Batch) -> set[Lease]:
-        """Extend the leases that may end soon, so that no other cluster takes over these jobs
-        while their ends are recorded, unless this process is suspended. Return the stale leases."""
+        """Extend the leases that end soon, so that no other cluster takes over these jobs while
+        they are recorded, unless this process is suspended. Return the stale leases."""
         seconds = self._settings.lease_seconds
         soon_ns = self._clock_ns() + round(CHECKED_SHARE * seconds * 1e9)
         if min(batch.valid_until_ns) >= soon_ns:  # nearly always
@@ -222,7 +226,7 @@ class Recorder:
         return self._broker.extend(doubtful.leases, lease_seconds=seconds)
 
     def _describe(self, batch: Batch) -> None:
-        """Fill in the tasks and enqueue times that the reports of workers do not contain."""
+        """Fill in the tasks and enqueue times that the workers' reports do not contain."""
         if all(batch.tasks) and None not in batch.enqueued_at:  # nearly always
             return
         tasks, enqueued_at = list(batch.tasks), list(batch.enqueued_at)
@@ -234,8 +238,8 @@ class Recorder:
         batch.tasks, batch.enqueued_at = tasks, enqueued_at
 
     def _add(self, batch: Batch, rowless: Collection[str]) -> Batch:
-        """Insert the jobs that have no row, each with its end: for plain successes one statement is
-        all there is. Returns the other jobs."""
+        """Insert the jobs that have no row yet, together with their results. Plain successes need
+        only this statement. Return the other jobs."""
         if not self._engine.inserts_ended:
             return batch
         rows = batch.where(lambda place: batch.job_ids[place] not in rowless) if rowless else batch
@@ -251,8 +255,8 @@ class Recorder:
         return batch.among(known.union(rowless))
 
     def _record_known(self, batch: Batch, rowless: Collection[str]) -> None:
-        """Record jobs that the store may know, from an earlier attempt, or because a process has
-        recorded this attempt and died before it told the broker."""
+        """Record jobs that the store may have already: from an earlier attempt, or from a process
+        that recorded this attempt and died before it acked the lease."""
         needed = {job_id for job_id in batch.job_ids if job_id not in rowless}
         needed.update(batch.job_ids[place] for place in batch.marked)
         with self._transaction(batch):
@@ -265,10 +269,10 @@ class Recorder:
         self._tell(batch, entries)
 
     def _known(self, batch: Batch) -> set[Lease]:
-        """Return the leases whose job has ended, or whose attempt is recorded as lost, according
-        to the store. Either the process that recorded this died before it told the broker, or
-        this process was suspended for so long that the job was taken over. A broker's lease
-        does not protect the store's rows, so these stay locked until this batch is written."""
+        """Return the leases whose job has ended or whose attempt has failed, according to the
+        store. Either a process recorded this and died before it acked the lease, or this process
+        was suspended for so long that the job was taken over. The rows stay locked until the batch
+        is written, because a broker's lease does not protect them."""
         job_ids = batch.ids()
         jobs = lock_by_key(Job.objects.using(self._alias), job_ids, "id", "status")
         ended = {job.id for job in jobs if job.status is not None}
@@ -288,7 +292,8 @@ class Recorder:
         return transaction_for(self._alias, batch.ids(batch.marked))
 
     def _rowless(self, batch: Batch) -> set[str]:
-        """Return the jobs whose rows are deleted: results are not kept, or a cache keeps them."""
+        """Return the ids of the jobs whose rows are deleted, as results are not kept or are in a
+        cache."""
         if not self._settings.keeps_successes:
             return set(batch.succeeded().job_ids)
         if self._settings.results_cache is None:
@@ -306,11 +311,10 @@ class Recorder:
     def _carry_on(
         self, batch: Batch, rowless: Collection[str], *, resolves: bool = True
     ) -> list[DeadLetter]:
-        """Process the consequences of these attempts, in the open transaction. Return the dead
-        letters.
+        """Process the consequences of a batch in the open transaction. Return the new dead letters.
 
         Args:
-            batch: what is being recorded.
+            batch: the attempts that are being recorded.
             rowless: the jobs whose rows are deleted.
             resolves: whether a success may close a dead letter.
         """
@@ -342,7 +346,7 @@ class Recorder:
         return entries
 
     def _tell(self, batch: Batch, entries: Sequence[DeadLetter]) -> None:
-        """Send signals and log events. They are not sent again if freeing the leases fails."""
+        """Send signals and log events. They are not repeated if settling the leases fails."""
         if batch.decided or entries or post_execute.receivers:
             announce(self._settings, batch, entries)
         if self._tallies is not None:
@@ -373,8 +377,8 @@ def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outco
 
 
 def _leases_of(batch: Batch) -> tuple[Leases, list[Return], set[UUID]]:
-    """Return the leases of finished jobs, the releases of all others, and the ids of new dead
-    letters."""
+    """Return the leases of ended jobs, the releases of all others, and the ids of jobs that became
+    dead letters."""
     if not batch.decided:  # nearly always
         return batch.leases, [], set()
     failed = [place for place, one in batch.decided.items() if isinstance(one, Failed)]
@@ -406,7 +410,7 @@ def as_ended(verdict: Verdict) -> Ended:
 
 
 def as_attempt(verdict: Verdict) -> Attempt:
-    """The row of an attempt that came to nothing."""
+    """Return the row to store for an attempt that did not succeed."""
     attempted, outcome, kind = verdict.attempted, verdict.outcome, Attempt.Kind.FAILED
     fault = outcome.fault if isinstance(outcome, Failed | outcomes.Retry) else Fault("", "", "")
     seen = attempted.outcome

@@ -8,9 +8,9 @@
     COMMIT               from here on the job is certain
     relay                the row is locked, the broker gets the job, the row is deleted
 
-If a relay dies after the broker has the job, it is repeated. The job is then recognised by its id,
-even if it has ended since: see ``Broker.relay``. The enqueuing process relays at once; every
-scheduler relays what is left, twice a second.
+If a process dies after the broker has accepted the job, another one relays it again. The broker
+recognises the job by its id, even if it has ended since: see ``Broker.relay``. The enqueuing
+process relays at once. Every scheduler relays the remaining rows, twice a second.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
 
 
 def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
-    """Relay the jobs left behind in any database's outbox. Return their number. ``relay_from``
-    explains the rest."""
+    """Relay the jobs that other processes have left in any database's outbox. Return their number.
+    Arguments and errors are those of ``relay_from``."""
     return sum(relay_from(settings, alias, beat) for alias in broker_for(settings).outboxes())
 
 
@@ -157,7 +157,7 @@ class _Sweep:
 
 
 class Round(NamedTuple):
-    """The result of one round."""
+    """The result of relaying one set of rows."""
 
     jobs: int
     """Number of jobs that have left the outbox."""
@@ -177,8 +177,8 @@ class Relay:
         """Relay the rows that ``lock`` returns.
 
         Raises:
-            BrokerUnavailable: nothing was changed; or the broker has the jobs, and relaying the
-                same rows again will have no effect there.
+            BrokerUnavailable: the rows stay in the outbox. If the broker has accepted the jobs,
+            relaying them again has no effect there.
         """
         outgoing = Outgoing.objects.using(self._alias)
         connection = connections[self._alias]
@@ -218,7 +218,8 @@ class Relay:
             return self._decide([(row, row.claim) for row in new if row.claim is not None])
 
     def _decide(self, rows: Sequence[tuple[Outgoing, list[Any]]]) -> dict[UUID, Result[Any]]:
-        """Store jobs with unique keys in order. Each may be a duplicate by now."""
+        """Store jobs with unique keys in order. Any of them may have become a duplicate
+        meanwhile."""
         told: dict[UUID, Result[Any]] = {}
         for row, claim in rows:
             try:

@@ -35,14 +35,14 @@ AT_ONCE = 500
 
 
 class _Seen(DjangoTaskResult):  # type: ignore[type-arg] # as in definition.py
-    """Attributes that are not dataclass fields, so that ``dataclasses.asdict`` shows only what
-    Django's results have."""
+    """Attributes that are not dataclass fields, so that ``dataclasses.asdict`` shows only the
+    fields of Django's results."""
 
     __slots__ = ("_commitment", "_progress")
 
     _progress: Progress | None
     _commitment: Commitment | None
-    """None if the job was read from the store, and so is committed or visible to this
+    """None if the job was read from the store. Then it is committed, or written by the open
     transaction."""
 
 
@@ -54,8 +54,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
     """
 
     was_duplicate: bool = False
-    """Whether ``enqueue`` created no job, because a job with the same unique key exists: this
-    one."""
+    """True if ``enqueue`` created no job, because this job with the same unique key exists."""
     _first_progress: InitVar[Progress | None] = None
     _first_commitment: InitVar[Commitment | None] = None
 
@@ -111,11 +110,8 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
 
     @property
     def progress(self) -> ProgressReport | None:
-        """The job's last report by ``stoker.job.progress``, or None. It is read from the store each
-        time, and kept for at least ten minutes.
-
-        Raises:
-            BrokerUnavailable: the store cannot be reached.
+        """The job's last report by ``stoker.job.progress``, or None. Each access reads it from the
+        store, which keeps it for at least ten minutes.
         """
         alias = settings_for(self.backend).database
         with explained(alias):
@@ -157,7 +153,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
             ResultTimeout: the job had not ended by then. It goes on.
             JobFailed, JobCancelled: the job failed or was cancelled.
             TaskResultDoesNotExist: the job does not exist (any more).
-            TransactionManagementError: the open transaction could never see the end.
+            TransactionManagementError: the open transaction could never see the job end.
             BrokerUnavailable: the store is unreachable at the end of the time-out. Without a
                 time-out: the store has been unreachable for five minutes. In a transaction: the
                 store became unreachable, since the transaction is lost.
@@ -334,8 +330,8 @@ def result_of(settings: Settings, job_id: UUID, progress: Progress) -> Result[An
 FIRST_PAUSE_SECONDS = 0.005
 GROWTH = 1.5
 OUTAGE_SECONDS = 300.0
-"""Longer than a restart or a fail-over takes. A wait without a time-out must not hang for ever when
-the database does not come back."""
+"""How long a wait without a time-out tolerates an unreachable store: longer than a restart or a
+fail-over takes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -379,7 +375,7 @@ class Outage:
         """The last error; None if the last query succeeded."""
 
     def goes_on(self, error: BrokerUnavailable) -> None:
-        """Record the error. Raise it if another look is useless."""
+        """Store the error, and return if the wait may continue. Otherwise raise the error."""
         connection = connections[self._alias]
         if connection.in_atomic_block:  # the transaction was lost with the connection
             raise error

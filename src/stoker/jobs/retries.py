@@ -1,4 +1,4 @@
-"""Decide what an exception means for the job: retry, when, or end."""
+"""Decide the outcome of an exception: retry the job, and when, or end it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ from .package import JobOptions, Package
 logger = logging.getLogger("stoker")
 
 UNREAD_DELAY_SECONDS = 5.0
-"""Delay of a job that could not be prepared because the store was unreachable."""
+"""Delay in seconds before the next attempt of a job that could not be prepared because the store
+was unreachable."""
 CRASH_DELAY_CAP_SECONDS = 600.0
 
 
@@ -63,7 +64,7 @@ def is_out_of_attempts(options: JobOptions | TaskOptions, attempt: int, crashes:
     Args:
         options: of the job or its task.
         attempt: which attempt this was, from 1.
-        crashes: number of attempts that ended with the worker's death, including this one.
+        crashes: number of attempts during which the worker died, including this one.
     """
     return attempt >= options.max_attempts or 0 < crashes >= options.max_crashes
 

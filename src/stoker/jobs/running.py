@@ -1,5 +1,5 @@
-"""The running attempt: its end on request or at its time-out, and its record for log lines,
-signals, reporters and the task's own code.
+"""The running attempt: its cancellation and time-out, and its data for log lines, signals,
+reporters and the task's own code.
 
 A request to end reaches a task in one of three ways::
 
@@ -56,20 +56,20 @@ SIGNAL = getattr(signal, "SIGURG", None)
 
 
 class Interruption:
-    """The interruption of one attempt. Around a sync task it targets the task's thread.
+    """Cancels one attempt on request. If the task is sync, it interrupts the task's thread.
 
-    Initial values are class attributes, because there is one object for each job and few are used.
+    Initial values are class attributes, because there is one object per job and few are used.
     """
 
     reason: str | None = None
-    """Why the attempt has to end. None: it does not have to."""
+    """Why the attempt must end. None: no cancellation was requested."""
     _deliver: Callable[[], object] | None = None
     _aim: Aim | None = None
     _is_raised = False
 
     def cancel(self, reason: str) -> None:
-        """Cancel the attempt from another thread. If it has not started it never will; if it has
-        ended nothing happens."""
+        """Cancel the attempt from another thread. An attempt that has not started will not start.
+        An attempt that has ended is not affected."""
         self.reason = reason
         if self._aim is not None:
             self._aim.error = _with_reason(reason)
@@ -111,7 +111,7 @@ class Interruption:
 
     @contextmanager
     def of_coroutine(self) -> Iterator[None]:
-        """Target the current asyncio task."""
+        """Target the current asyncio task inside the block."""
         loop, tasks = asyncio.get_running_loop(), [asyncio.current_task()]
 
         def cancel() -> None:
@@ -152,8 +152,8 @@ def _with_reason(reason: str) -> type[TaskCancelled]:
 
 
 class _MainThread:
-    """State of the main thread: whether it handles the signal, and the interruption that runs in
-    it."""
+    """State of the main thread: whether the signal handler is installed, and which interruption the
+    handler applies to."""
 
     thread_id: int | None = None
     interruption: Interruption | None = None
@@ -212,8 +212,8 @@ def _alarm(seconds: float) -> Iterator[None]:
 class Aim:
     """A block of the current thread in which another thread may raise one error.
 
-    The target thread takes no lock when it leaves the block, because the error may be raised at any
-    point, even between acquiring a lock and recording that.
+    The target thread takes no lock when it leaves the block: the error may be raised at any point,
+    even between acquiring a lock and noting that it is held.
     """
 
     __slots__ = ("error", "fired", "is_being_decided", "is_over", "thread_id")
@@ -334,15 +334,15 @@ class Running:
     reported_at: float = float("-inf")
     """Time of the last progress report, in monotonic seconds."""
     is_logged: bool = False
-    """Whether its start was logged, so that its end is logged, too."""
+    """Whether its start was logged. Only then is its end logged, too."""
 
     @property
     def short_id(self) -> str:
-        """The random end of the job's id: ids of the same minute begin alike."""
+        """The last digits of the job's id, which are random. Ids of the same minute start alike."""
         return self.job_id.hex[-12:]
 
     def log_start(self) -> None:
-        """Log that the attempt starts, if such lines are wanted."""
+        """Log that the attempt starts, if such lines are enabled."""
         if job_lines.isEnabledFor(logging.INFO):
             self.is_logged = True
             self._log("job_started")
@@ -364,7 +364,7 @@ class Running:
 
 
 job_lines = logging.getLogger("stoker.jobs")
-"""A cluster turns its level up on a terminal and with ``-v 2``."""
+"""Logger of starts and ends of jobs. A cluster lowers its level on a terminal and with ``-v 2``."""
 FAILURES = (outcomes.Failed, outcomes.Retry)
 tasks_logger = logging.getLogger(TASKS_APP)
 DJANGOS_OWN = {
@@ -372,17 +372,17 @@ DJANGOS_OWN = {
     id(task_signals.log_task_started),
     id(task_signals.log_task_finished),
 }
-"""Receivers that only write log records."""
+"""Ids of Django's own receivers, which only write log records."""
 SIGNALS = (
     task_signals.task_started,
     task_signals.task_finished,
     pre_execute,
     post_execute_in_worker,
 )
-"""Signals about attempts that the worker sends."""
+"""The signals about attempts that the worker sends."""
 
 _last_found: tuple[tuple[Any, ...], bool] = ((), False)
-"""Cache of somebody_listens: receivers, and the answer."""
+"""Cache of ``somebody_listens``: the receivers, and its answer for them."""
 
 current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
 
@@ -399,8 +399,8 @@ def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
 
 
 def somebody_listens() -> bool:
-    """Return whether signals about attempts have receivers. The answer is cached while these do not
-    change, because this runs for each job."""
+    """Return whether signals about attempts have receivers. The answer is cached until the
+    receivers change, because this runs for each job."""
     global _last_found
     (one, two, three, four), writes = SIGNALS, tasks_logger.isEnabledFor(logging.INFO)
     asked = (writes, one.receivers, two.receivers, three.receivers, four.receivers)

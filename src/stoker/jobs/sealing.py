@@ -54,7 +54,7 @@ class NotYetKnown:
 
 
 class _Asked(Exception):
-    """A key was built from an argument that is not known yet."""
+    """Raised when a key is built from an argument that is not known yet."""
 
 
 NOT_YET_KNOWN = NotYetKnown()
@@ -70,8 +70,8 @@ def calls_of(args: Sequence[Any], each: str, receives: str) -> Iterator[tuple[An
 
 
 def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raise TypeError if the function does not accept these arguments. So the error appears at the
-    call and not in a worker."""
+    """Raise TypeError if the function does not accept these arguments. The error then appears at
+    the call and not in a worker."""
     context = (None,) if task.takes_context else ()
     signature = _signature(task.func)
     if signature is None or _fits(task.func, len(context) + len(args), tuple(kwargs)):
@@ -88,7 +88,7 @@ def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def refuse_unusual(task: Any, each: str, what: str) -> None:
-    """Raise InvalidTaskOption for guards that such a job cannot have."""
+    """Raise InvalidTaskOption if the task has guards that are impossible for a job of this kind."""
     if getattr(task, "unique", None) is not None:
         raise InvalidTaskOption(
             f"{task.module_path} is unique, and {what} is always a job of its own: write "
@@ -213,7 +213,7 @@ def _row(settings: Settings, owner: str, hook: Signature) -> list[Any]:
 Call = tuple[Iterable[Any], Mapping[str, Any]]
 
 carried: ContextVar[Mapping[str, str]] = ContextVar("stoker_carried", default={})  # noqa: B039 - never changed
-"""Metadata added to all jobs that are enqueued in this context."""
+"""Metadata that is added to all jobs enqueued in this context."""
 NO_JOB = UUID(int=0)
 MOST_KNOWN = 500
 _known: dict[tuple[int, int, int], tuple[Any, Any, Settings, TaskOptions]] = {}
@@ -247,7 +247,7 @@ class Sealing:
     """The calls of one task that are enqueued together.
 
     Args:
-        commitment: of the transaction that stores them.
+        commitment: tells whether the transaction that stores the jobs was committed.
 
     Raises: see ``StokerBackend.validate_task``.
     """
@@ -268,10 +268,11 @@ class Sealing:
         tasks need the store's transaction."""
 
     def seal(self, calls: Sequence[Call], like: JobOptions | None = None) -> list[Newcomer]:
-        """Check and seal these calls.
+        """Check and seal calls.
 
         Args:
-            like: options of the job that they continue, whose received arguments they get as well.
+            like: options of the job that these calls continue. They receive the same arguments from
+                other jobs.
         """
         now = time.time()
         run_after, options = self._run_after_and_options(now)
@@ -354,7 +355,7 @@ class Sealing:
 
     @property
     def has_hooks(self) -> bool:
-        """Whether jobs are enqueued when such a job has ended."""
+        """Whether the task's jobs have hooks, which are enqueued when the job has ended."""
         return bool(self._hooks)
 
     def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:

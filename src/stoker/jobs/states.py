@@ -24,7 +24,7 @@ from .cached_results import look_up
 from .package import Package, sealer_for
 
 LOOKS = 3
-"""How often to look for a job. A single look may miss a job that moves between tables."""
+"""How many times to look for a job. A single look may miss a job that moves between tables."""
 
 
 class JobState(TextChoices):
@@ -34,7 +34,7 @@ class JobState(TextChoices):
     BLOCKED = "BLOCKED"
     READY = "READY"
     CLAIMED = "CLAIMED"
-    """A cluster has it, and no worker has started it yet."""
+    """A cluster has leased the job, and no worker has started it yet."""
     RUNNING = "RUNNING"
     SUCCESSFUL = "SUCCESSFUL"
     FAILED = "FAILED"
@@ -42,7 +42,7 @@ class JobState(TextChoices):
 
     @property
     def for_django(self) -> TaskResultStatus:
-        """The nearest of the four states of ``django.tasks``."""
+        """Return the nearest of the four states of ``django.tasks``."""
         return FOR_DJANGO[self]
 
 
@@ -60,15 +60,15 @@ FOR_DJANGO = {
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The data about one job at one moment."""
+    """State, row, failed attempts and worker of one job, as of the time they were read."""
 
     job: Job | None
-    """The job's row. None: it has not ended, and its broker is outside the store."""
+    """The job's row. None: the job has not ended, and its broker is outside the store."""
     state: JobState
     failures: Sequence[Attempt] = ()
     """The attempts that did not succeed, in order."""
     seat: Seat | None = None
-    """The worker that runs it."""
+    """The worker that runs the job."""
 
     @property
     def errors(self) -> list[TaskError]:
@@ -113,7 +113,7 @@ class Progress:
 
 
 def progress_of(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]:
-    """Return job id -> progress, for the jobs that are still known."""
+    """Return job id -> progress, for the jobs that exist."""
     found: dict[UUID, Progress] = {}
     looked_for = list(job_ids)
     with explained(settings.database):

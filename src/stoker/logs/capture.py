@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from stoker.jobs.execute import Opened
 
 SEND_SECONDS = 0.5
-"""How long a line waits at most while its job runs."""
+"""Maximum number of seconds that a line waits in the worker while its job runs."""
 LINE_CHARACTERS = 8000
 SOURCE_CHARACTERS = 100
 CHUNK_CHARACTERS = 32_768
 MOST_WAITING = 10_000
-"""Limit of the lines that wait while there is no pusher to send them to."""
+"""Maximum number of lines that wait while no pusher is connected."""
 NOTHING = re.compile(r"(?!)")
-"""Is found nowhere."""
+"""Pattern that never matches."""
 OWN = "stoker"
-"""Source of the line that says how many are missing."""
+"""Source of the line that says how many lines were dropped."""
 
 
 class _GatheredAttempt:
-    """An attempt that runs, and how much more of its log is kept."""
+    """A running attempt, and how many more lines and bytes of its log are kept."""
 
     __slots__ = ("bytes_left", "dropped", "lines_left", "opened", "secrets", "unfinished")
 
@@ -57,7 +57,7 @@ class _GatheredAttempt:
 
 
 class Capture:
-    """The lines of the jobs of this process, until they are sent."""
+    """The log lines of this process's jobs, until they are sent to the pusher."""
 
     def __init__(self, settings: Settings, keeping: LogKeeping) -> None:
         self._keeping = keeping
@@ -95,7 +95,7 @@ class Capture:
             self._append(attempt, time.time(), "WARNING", OWN, sentence)
 
     def put(self, at: float, level: str, source: str, text: str) -> None:
-        """Add a line of the job that runs here, if one does."""
+        """Add a line of the job that runs in this context. Ignore it if no job runs."""
         attempt = self._attempt()
         if attempt is not None:
             self._add(attempt, at, level, source, text)
@@ -115,11 +115,11 @@ class Capture:
 
     @property
     def is_due(self) -> bool:
-        """Whether lines have waited long enough."""
+        """Whether there are lines that have waited for ``SEND_SECONDS``."""
         return bool(self._lines) and time.monotonic() - self._taken_at >= SEND_SECONDS
 
     def take(self) -> list[Chunk]:
-        """Return the lines that wait. Called by one thread at a time."""
+        """Remove and return the waiting lines. Only one thread at a time may call it."""
         self._taken_at = time.monotonic()
         by_attempt: dict[tuple[bytes, int], list[StoredLine]] = {}
         while self._lines:
@@ -161,7 +161,7 @@ class Capture:
 
 
 def _pattern_of(opened: Opened, redact: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern that matches the hidden arguments of a job in its log lines."""
+    """Return a pattern that finds the hidden arguments of a job in its log lines."""
     package = opened.package
     texts = hidden_texts(opened.task, package.args, package.kwargs, redact)
     longest_first = sorted(texts, key=len, reverse=True)
@@ -226,8 +226,8 @@ class Printed:
 
 
 def _keep_as_before(root_level: int) -> None:
-    """Let the project's handlers get no more records than before the level of the root logger was
-    lowered."""
+    """Give the project's handlers the level that the root logger had before it was lowered, so that
+    they receive no additional records."""
 
     def got_before(record: logging.LogRecord) -> bool:
         logger = logging.getLogger(record.name)

@@ -1,4 +1,4 @@
-"""The lines of jobs: as they are stored, and as they are read page by page."""
+"""The log lines of jobs: their stored form, and reading them page by page."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from stoker.values.text import shown_text
 
 CHUNKS_AT_ONCE = 20
 MOST_CHUNKS = 400
-"""Limit of the chunks that are read for the newest lines."""
+"""Maximum number of chunks that are read to find the newest lines."""
 VIEW = "stoker.view_logchunk"
-"""The permission to see what jobs logged and printed."""
+"""The permission to see the lines that jobs logged and printed."""
 
 
 class StoredLine(NamedTuple):
-    """A line as it is stored."""
+    """A line in its stored form."""
 
     at_ms: int
     """Milliseconds since 1970."""
     level: str
-    """"" = it was printed."""
+    """Level of the log record; "" = the line was printed."""
     source: str
     """Name of the logger; ``stdout`` or ``stderr`` if it was printed."""
     text: str
-    """May have line feeds: a traceback belongs to its line."""
+    """May contain line feeds: a traceback is part of its line."""
 
 
 Chunk = tuple[bytes, int, str]
-"""The id of a job, an attempt, and some of its lines, packed: as plain values for the wire."""
+"""A job's id as bytes, the attempt's number, and some of its lines as text, in a form that can be
+sent between processes."""
 
 
 def pack_lines(lines: Sequence[StoredLine]) -> str:
@@ -48,38 +49,38 @@ def pack_lines(lines: Sequence[StoredLine]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """A line as it is shown: without control characters."""
+    """A line as interfaces show it, without control characters."""
 
     at: datetime
     attempt: int
     level: str
-    """"" = it was printed."""
+    """Level of the log record; "" = the line was printed."""
     source: str
     """Name of the logger; ``stdout`` or ``stderr`` if it was printed."""
     text: str
     mark: str
-    """Give it as ``after`` to get the lines after this one."""
+    """Pass it as ``after`` to get the lines after this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """Some lines of a job, in the order in which they were written."""
+    """A page of a job's log lines, oldest first."""
 
     lines: Sequence[LogLine]
     next: str
-    """Give it as ``after`` to get more lines, which may come while the job runs."""
+    """Pass it as ``after`` to get the following lines. New ones may be added while the job runs."""
     has_more: bool
-    """Whether there are more lines now: later ones, or earlier ones than the newest."""
+    """Whether more lines exist: later ones for ``log_page``, earlier ones for ``newest_lines``."""
 
 
 def log_page(settings: Settings, job_id: UUID, after: str = "", limit: int = 1000) -> LogPage:
-    """Return lines of a job in the order in which they were written.
+    """Return a page of a job's log lines, oldest first.
 
     Args:
         after: the ``next`` of another page, or the mark of a line; "" = from the first line.
 
     Raises:
-        ValueError: ``after`` is no such mark.
+        ValueError: ``after`` is not a valid mark.
         BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     key, place = key_of(after, (int, int)) if after else (0, 0)
@@ -104,8 +105,8 @@ def has_ended(settings: Settings, job_id: UUID) -> bool:
 
 
 def newest_lines(settings: Settings, job_id: UUID, limit: int) -> LogPage:
-    """Return the newest lines of a job, in the order in which they were written. One query, of at
-    most as many chunks.
+    """Return the newest log lines of a job, oldest first. Runs one query, which reads at most
+    ``limit`` chunks.
 
     Raises:
         BrokerUnavailable, NotMigrated: the store cannot be read.
@@ -124,7 +125,7 @@ def newest_lines(settings: Settings, job_id: UUID, limit: int) -> LogPage:
 
 
 def _lines_from(alias: str, job_id: UUID, key: int, place: int) -> Iterator[LogLine]:
-    """Yield the lines from this line of this chunk on."""
+    """Yield the lines from number ``place`` of the chunk ``key`` on."""
     chunks = LogChunk.objects.using(alias).filter(job_id=job_id).order_by("pk")
     while page := list(chunks.filter(pk__gte=key)[:CHUNKS_AT_ONCE]):
         for chunk in page:

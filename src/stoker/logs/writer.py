@@ -1,4 +1,4 @@
-"""Write the lines of jobs in the monitor, after the outcomes and apart from them."""
+"""Write the log lines of jobs in the monitor, separately from the outcomes and after them."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .lines import Chunk
 BATCH = 500
 BATCH_CHARACTERS = 1 << 20
 MOST_CHARACTERS = 8 << 20
-"""Limit of what waits while the store cannot be written."""
+"""Maximum number of characters that wait while the store is unavailable."""
 WRITE_SECONDS = 0.25
-"""How long chunks wait for others, to be written together."""
+"""Seconds that a chunk waits for others, so that they are written together."""
 PAUSE_SECONDS = 10.0
-"""Pause after a failure: an outcome must not wait for lines again and again."""
+"""Pause in seconds after a failed write, so that outcomes do not wait for log lines repeatedly."""
 
 
 class LogWriter:
-    """The lines that one monitor writes. They are best effort: none is written twice on purpose,
-    and none holds up an outcome."""
+    """Writes the log lines in one monitor, best effort: a failed write may lose lines, and never
+    delays an outcome."""
 
     def __init__(self, settings: Settings) -> None:
         self._alias = settings.database
@@ -41,21 +41,21 @@ class LogWriter:
 
     @property
     def has_waiting(self) -> bool:
-        """Whether something waits."""
+        """Whether chunks wait to be written."""
         return bool(self._chunks)
 
     @property
     def is_full(self) -> bool:
-        """Whether a whole batch waits that may be written now."""
+        """Whether a whole batch of chunks waits and may be written now."""
         return len(self._chunks) >= BATCH and time.monotonic() >= self._try_at
 
     @property
     def is_due(self) -> bool:
-        """Whether something has waited long enough, and may be written now."""
+        """Whether chunks have waited long enough and may be written now."""
         return bool(self._chunks) and time.monotonic() >= self._due_at
 
     def add(self, chunks: Sequence[Chunk]) -> None:
-        """Keep chunks until they are written. Drop them if too much waits."""
+        """Keep chunks until they are written. Drop them if too many characters wait."""
         if not self._chunks:
             self._due_at = max(time.monotonic() + WRITE_SECONDS, self._try_at)
         for chunk in chunks:
@@ -66,7 +66,7 @@ class LogWriter:
                 self._dropped += 1
 
     def write_all(self) -> None:
-        """Write all that waits, unless a write fails."""
+        """Write all waiting chunks. Stop if a write fails."""
         while self._chunks and time.monotonic() >= self._try_at:
             self.write()
 
@@ -84,7 +84,7 @@ class LogWriter:
             self._note_failure(error, batch)
 
     def _batch(self) -> list[Chunk]:
-        """Remove the chunks that are written next."""
+        """Remove and return the chunks to write next."""
         batch: list[Chunk] = []
         size = 0
         while self._chunks and len(batch) < BATCH and size < BATCH_CHARACTERS:

@@ -112,8 +112,8 @@ class Declaring:
                 self._schedules.filter(pk=row.pk, package=row.package).update(package=package)
 
     def _within_bounds(self, one: Declared, row: Schedule | None) -> None:
-        """Add or change one schedule. An invalid one is logged, so that the others are still
-        stored."""
+        """Add or change one schedule. If it is invalid, log the error and continue with the
+        others."""
         try:
             if row is None:
                 self._add(one)

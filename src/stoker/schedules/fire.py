@@ -41,7 +41,7 @@ _Call = tuple[Any, tuple[Any, ...], dict[str, Any], AbstractContextManager[None]
 
 
 class Overtaken(Exception):
-    """Another cluster was faster; the transaction is rolled back."""
+    """Another cluster has fired the tick first; the transaction is rolled back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class _Progress:
     """The changes of one transaction to a schedule.
 
     Args:
-        following_us: the next moment; None = the schedule is over.
+        following_us: the next moment; None = the schedule has ended.
     """
 
     def __init__(self, row: Schedule, following_us: int | None) -> None:
@@ -92,7 +92,7 @@ class _Progress:
         )
 
     def skip(self, moment_us: int) -> None:
-        """Mark a tick that was held back in this transaction as skipped."""
+        """Mark a tick that waited for the previous job as skipped, in this transaction."""
         for tick in self.ticks:
             if tick.moment_us == moment_us:
                 tick.outcome = Tick.Outcome.SKIPPED
@@ -123,7 +123,7 @@ class _Progress:
 
 @dataclass(frozen=True, slots=True)
 class _DueTick:
-    """A due tick that needs nothing but an enqueue of its job."""
+    """A due tick that can be fired by enqueueing its job, without further checks."""
 
     row: Schedule
     moment_us: int
@@ -196,7 +196,7 @@ class Firing:
             now_us: replaces the database's clock, for tests.
 
         Returns:
-            None if another cluster has fired it, or nothing is due any more.
+            None if another cluster has fired it, or no tick is due any more.
 
         Raises: any error of the schedule or of the database.
         """
@@ -246,7 +246,7 @@ class Firing:
         return {one.row.pk for one in due}
 
     def release(self, schedule_id: UUID) -> Fired | None:
-        """Fire the tick that was held back, if the previous job has ended."""
+        """Fire the tick that waits for the previous job, if that job has ended."""
         try:
             with transaction.atomic(using=self._alias):
                 row = self._schedules.hold(schedule_id)
@@ -268,7 +268,7 @@ class Firing:
         return fired
 
     def fire_by_hand(self, schedule_id: UUID, by: str) -> Result[Any] | None:
-        """Fire now, whatever the rule says. The next tick is not affected."""
+        """Fire the schedule now, regardless of its rule. The next tick is not affected."""
         with transaction.atomic(using=self._alias):
             row = self._schedules.filter(pk=schedule_id).first()
             if row is None:
@@ -316,7 +316,7 @@ class Firing:
         return Fired(row, last.outcome, moment_us, last.job_id, now - row.due_us)
 
     def _carry_out(self, row: Schedule, moment_us: int, progress: _Progress) -> None:
-        """Enqueue the job, or hold or skip the tick if the previous job has not ended."""
+        """Enqueue the job. If the previous job has not ended, hold or skip the tick instead."""
         if not self._overlaps(row):
             job_id, outcome = self._enqueue(row, moment_us)
             progress.record(moment_us, outcome, job_id=job_id)
@@ -343,7 +343,7 @@ class Firing:
         return UUID(result.id), Tick.Outcome.FIRED
 
     def _unended(self, rows: Sequence[Schedule]) -> set[UUID]:
-        """Return the last jobs of these schedules that have not ended."""
+        """Return the ids of the schedules' last jobs that have not ended."""
         last = [row.last_job_id for row in rows if row.last_job_id is not None]
         if not last:
             return set()
@@ -415,7 +415,7 @@ NAME, MOMENT, ZONE = "stoker.schedule", "stoker.moment", "stoker.zone"
 
 
 def scheduled_moment() -> datetime | None:
-    """Return the moment for which a schedule enqueued the current job.
+    """Return the moment of the tick for which a schedule enqueued the current job.
 
     It is an aware datetime in the schedule's time zone, the same for every attempt, however late
     the job runs.

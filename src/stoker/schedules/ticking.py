@@ -298,7 +298,7 @@ def sentence(error: Exception | None) -> str:
 
 
 class ClusterShare:
-    """The share of schedules that one cluster fires first."""
+    """Divides the schedules among the live clusters, so that each fires its share first."""
 
     def __init__(self, settings: Settings, cluster_id: UUID) -> None:
         self._settings = settings

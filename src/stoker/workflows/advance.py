@@ -24,7 +24,7 @@ State = Step.State
 
 
 class Starter:
-    """Starts steps of locked workflows, in one transaction."""
+    """Starts steps of workflows that the caller has locked, in one transaction."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -32,7 +32,7 @@ class Starter:
         self._messages: list[Message] = []
 
     def start(self, steps: Sequence[Step]) -> list[Step]:
-        """Start these steps. Return those that ended at once: empty groups."""
+        """Start the given steps. Return the empty groups, which end at once."""
         level, empty = list(steps), list[Step]()
         while level:
             self._enqueue([step for step in level if step.kind == Step.Kind.TASK])
@@ -81,7 +81,7 @@ class Starter:
         return list(self._steps.below(chain_ids).filter(position=0)) if chain_ids else []
 
     def _members(self, groups: Sequence[Step]) -> list[Step]:
-        """Return the members of these groups that may start now."""
+        """Return the members of the given groups that may start now."""
         if len(groups) == 1:
             limit = min(groups[0].at_once or WINDOW, WINDOW)
             members = self.next_members(groups[0], limit)
@@ -113,7 +113,7 @@ REASON = "another step of its group has failed"
 
 
 class Stopper:
-    """Ends steps of locked workflows, in one transaction."""
+    """Ends steps of workflows that the caller has locked, in one transaction."""
 
     def __init__(self, settings: Settings) -> None:
         self._alias = settings.database
@@ -121,7 +121,7 @@ class Stopper:
         self._job_ids: list[UUID] = []
 
     def stop_below(self, parent_ids: Sequence[UUID]) -> None:
-        """Cancel the running steps below these, and collect their jobs for ``ask``."""
+        """Cancel the running steps below the given parents, and collect their jobs for ``ask``."""
         level = list(parent_ids)
         while level:
             below = self._steps.filter(parent_id__in=level).exclude(role=Step.Role.ERROR)
@@ -134,8 +134,8 @@ class Stopper:
     def ask(self) -> list[UUID]:
         """Request the cancellation of the collected jobs, and return their ids.
 
-        Clusters stop the running ones. The caller withdraws the waiting ones when nothing is
-        locked.
+        Clusters stop the running ones. The caller withdraws the waiting ones after it has released
+        its locks.
         """
         job_ids, self._job_ids = self._job_ids, []
         Cancellation.objects.using(self._alias).ask_all(job_ids, REASON)
@@ -179,8 +179,8 @@ class Advance:
         """Empty groups that a job has added."""
 
     def record(self, ended: Mapping[UUID, Ended]) -> list[UUID]:
-        """Record that these jobs have ended. Return jobs that must be cancelled as a
-        consequence."""
+        """Record that these jobs have ended. Return the ids of jobs that must be cancelled because
+        of that."""
         ours = self._steps.of_jobs(ended)
         states = self._workflows.lock(set(ours.values_list("workflow_id", flat=True)))
         if not states:
@@ -191,8 +191,8 @@ class Advance:
         return self.go_on([one for one in wave if one.step.workflow_id not in cancelled])
 
     def go_on(self, wave: Sequence[Over]) -> list[UUID]:
-        """Continue after these steps, whose ends are stored, in locked workflows. Return jobs to
-        cancel."""
+        """Continue the workflows after steps whose ends are stored. The workflows are locked.
+        Return the ids of jobs to cancel."""
         wave = [*wave, *self._late]
         self._late = []
         while wave:
@@ -203,7 +203,7 @@ class Advance:
         return self._stopper.ask()
 
     def begin(self, steps: Sequence[Step]) -> list[UUID]:
-        """Start these steps. Return jobs to cancel."""
+        """Start the given steps. Return the ids of jobs to cancel."""
         return self.go_on([Over(step, State.SUCCESSFUL) for step in self._starter.start(steps)])
 
     def room_of(self, group: Step, busy: int) -> list[Step]:
@@ -347,7 +347,7 @@ class Advance:
         return above
 
     def _start(self, steps: Iterable[Step]) -> list[Over]:
-        """Start these steps. Return those that ended at once: empty groups."""
+        """Start the given steps. Return the empty groups, which end at once."""
         return [Over(one, State.SUCCESSFUL) for one in self._starter.start(list(steps))]
 
     # -- failure ----------------------------------------------------------------------------------
@@ -363,7 +363,8 @@ class Advance:
         return self._start([undo])
 
     def _go_on_undoing(self, over: Over) -> list[Over]:
-        """Start the next undo of a chain after one has ended, whether it succeeded or not."""
+        """Start the next undo of a chain after the previous one has ended, whether or not it
+        succeeded."""
         undone = self._steps.in_bulk([over.step.parent_id])[over.step.parent_id]
         chain = self._steps.filter(pk__in=[undone.parent_id], state=State.UNDOING).first()
         if chain is None:

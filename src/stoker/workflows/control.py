@@ -104,7 +104,7 @@ def _to_redo(alias: str, workflow_id: UUID) -> list[Step]:
 
 
 def _has_below(alias: str, step: Step) -> bool:
-    """Return whether the step ended because of steps that its job had added."""
+    """Return whether the step ended because steps that its job had added failed."""
     if not step.has_added:
         return False
     added = Step.objects.using(alias).below([step.pk])
@@ -112,7 +112,7 @@ def _has_below(alias: str, step: Step) -> bool:
 
 
 def _redo(settings: Settings, step: Step, wish: Wish) -> int:
-    """Send the job of one step again. Return the number of jobs sent: 0 or 1."""
+    """Requeue the job of one step. Return the number of enqueued jobs: 0 or 1."""
     alias = settings.database
     assert step.job_id is not None
     letter = DeadLetter.objects.using(alias).unclosed().filter(job_id=step.job_id).first()
@@ -143,8 +143,8 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
 
 
 def _resume(settings: Settings, workflow_id: UUID) -> int:
-    """Start the steps that never started: the next ones of cancelled chains, and members of open
-    groups."""
+    """Start the steps that never started: the next steps of cancelled chains, and members of
+    unfinished groups. Return their number."""
     alias = settings.database
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id)
     turns = _next_in_chains(alias, workflow_id)
@@ -162,7 +162,7 @@ def _resume(settings: Settings, workflow_id: UUID) -> int:
 
 
 def _next_in_chains(alias: str, workflow_id: UUID) -> list[Step]:
-    """Return the steps after those that succeeded, in chains that were cancelled in between."""
+    """Return the steps to start in chains that were cancelled between two steps."""
     steps = Step.objects.using(alias)
     chains = steps.filter(workflow_id=workflow_id, state=State.CANCELLED)
     found = []

@@ -43,7 +43,7 @@ class StepPlace:
     where: str = ""
     """The position in words, for error messages."""
     is_fed: bool = False
-    """Whether there is a result of a previous step that it can receive."""
+    """Whether a previous step provides a result that this node can receive."""
     is_wanted: bool = False
     """Whether another step receives its result."""
     state: str = Step.State.PENDING
@@ -166,7 +166,7 @@ class Maker:
         return own_id
 
     def _add_company(self, node: Node, place: StepPlace, own_id: UUID) -> None:
-        """Add the steps for undo and on_error."""
+        """Add the steps for ``undo`` and ``on_error`` of a node."""
         whole = place.where or "the workflow"
         if node.undo_step is not None:
             undo = StepPlace(own_id, role=Step.Role.UNDO, where=f"undo of {whole}", is_fed=True)
@@ -222,7 +222,7 @@ class Maker:
 
 @contextmanager
 def _told(place: StepPlace) -> Iterator[None]:
-    """Add the position of the step to error messages."""
+    """Add the position of the step to errors that are raised in the block."""
     try:
         yield
     except (StokerError, InvalidTask, TypeError) as error:

@@ -39,8 +39,9 @@ class CurrentWorkflow:
     def add(self, *nodes: Any) -> None:
         """Add steps that run after this one, one after the other.
 
-        Each receives the previous result, the first that of this step. This step ends when they
-        have ended, with the last one's result. If this attempt fails, they never run.
+        Each step receives the result of the previous one; the first receives the result of this
+        step. This step ends when the added ones have ended, with the result of the last one. If
+        this attempt fails, they never run.
 
         Args:
             nodes: signatures, tasks without arguments, chains, groups and chords.

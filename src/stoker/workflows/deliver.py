@@ -1,4 +1,4 @@
-"""Ended jobs, and the messages that steps keep until they start."""
+"""The data about ended jobs, and the format of the messages that steps store until they start."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def write(message: Message, delay_seconds: float | None = None) -> bytes:
     """Return the message as bytes, without its id.
 
     Args:
-        delay_seconds: delay between the step's start and the earliest start of the job; None = as
-            the message says.
+        delay_seconds: delay between the step's start and the earliest start of the job; None = the
+            message's own ``run_after``.
     """
     return codec.write(
         codec.encode(

@@ -91,8 +91,8 @@ def _is_undone(alias: str, chain: Step) -> bool:
 
 
 AT_ONCE = 100
-"""Maximum number of jobs that the process withdraws itself after a group has failed. Upkeep
-withdraws the rest, and clusters stop the running ones."""
+"""Maximum number of waiting jobs that this process withdraws itself after a group has failed.
+Upkeep withdraws the rest, and clusters stop the running ones."""
 
 
 def follow(settings: Settings, ended: Collection[Ended]) -> None:
@@ -113,7 +113,7 @@ def follow(settings: Settings, ended: Collection[Ended]) -> None:
 
 
 def transaction_for(alias: str, job_ids: Iterable[UUID]) -> AbstractContextManager[Any]:
-    """Open a transaction in which these jobs can end.
+    """Open a transaction in which the given jobs can be recorded as ended.
 
     If they are steps of workflows, it sees what the previous holder of the workflow's lock has
     written.
@@ -126,7 +126,7 @@ def transaction_for(alias: str, job_ids: Iterable[UUID]) -> AbstractContextManag
 def end_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
     """Cancel the jobs that wait in the store. Return their ids.
 
-    The caller must not hold locks: jobs are withdrawn before workflows are locked, as everywhere.
+    The caller must not hold locks: everywhere, jobs are withdrawn before workflows are locked.
     """
     broker = broker_for(settings).store
     if broker is None:
@@ -166,7 +166,7 @@ def record_taken_back(settings: Settings, job_id: UUID, failed_job_id: UUID, rea
 
 
 def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> JobColumns:
-    """How jobs that have been withdrawn ended, in the order of their ids here."""
+    """Return the cancelled jobs as columns, in the order of ``job_ids``."""
     failures = Attempt.objects.using(alias).filter(job_id__in=job_ids).order_by()
     last = dict(failures.values_list("job_id").annotate(last=Max("number")))
     count = len(job_ids)

@@ -70,7 +70,7 @@ def about_of(text: str) -> About:
 
 
 def call_hooks(settings: Settings, ended: Sequence[Ended]) -> None:
-    """Enqueue the hooks of these jobs, in the open transaction. Skip jobs whose package cannot be
+    """Enqueue the hooks of ended jobs, in the open transaction. Skip jobs whose package cannot be
     opened."""
     sealer = sealer_for(settings)
     packages = Job.objects.using(settings.database).packages([one.job_id for one in ended])

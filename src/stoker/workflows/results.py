@@ -35,12 +35,12 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class WorkflowProgress:
-    """Number of tasks by state. They add up to ``total``."""
+    """Number of tasks by state. The states add up to ``total``."""
 
     total: int
     """Number of tasks, including those added while the workflow ran."""
     waiting: int
-    """Tasks that have not started. In a workflow that has ended they never will."""
+    """Tasks that have not started. In a workflow that has ended they will never start."""
     enqueued: int
     """Tasks with jobs that wait or run."""
     successful: int
@@ -60,7 +60,7 @@ class WorkflowStep:
     kind: str
     """task, chain, group, chord or map."""
     role: str
-    """step; or undo or error, for the step ``parent_id``."""
+    """"step", "undo" or "error". An undo or error step belongs to the step ``parent_id``."""
     state: str
     """HELD, PENDING, ENQUEUED, STARTED, UNDOING, SUCCESSFUL, FAILED or CANCELLED."""
     label: str
@@ -71,7 +71,8 @@ class WorkflowStep:
 
     @property
     def result(self) -> Result[Any]:
-        """Result of the job. Raises TaskResultDoesNotExist if it is not kept or not there yet."""
+        """Result of the step's job. Raises TaskResultDoesNotExist if it is not kept or does not
+        exist yet."""
         return fetch(settings_for(self.backend), self.job_id)
 
 
@@ -211,8 +212,9 @@ class WorkflowResult:
 
     @property
     def value(self) -> Any:
-        """The result: of a chain or chord that of its last step, of a group or map the list of its
-        members' results. None for steps that have failed or are not kept.
+        """The result of a workflow that succeeded. For a chain or chord it is the result of the
+        last step, for a group or map the list of its members' results. A result is None if its step
+        failed or its value is not kept.
 
         Raises:
             ValueError: the workflow has not finished, or has failed.
@@ -224,7 +226,7 @@ class WorkflowResult:
     def results(self) -> Iterator[Any]:
         """Yield the results of the members or steps in order, reading a thousand at a time.
 
-        None stands for those that have not ended, have failed, or are not kept.
+        The result is None for a step that has not ended, has failed, or whose value is not kept.
         """
         return self._values.of_members(self._root())
 
@@ -239,7 +241,7 @@ class WorkflowResult:
             ResultTimeout: the workflow had not ended by then. It goes on.
             JobFailed, JobCancelled: the workflow failed or was cancelled.
             WorkflowNotFound: the workflow does not exist (any more).
-            TransactionManagementError: the open transaction could never see the end.
+            TransactionManagementError: the open transaction could never see the workflow end.
             BrokerUnavailable: as for ``Result.wait``.
         """
         outage = Outage(self._settings.database, timeout)

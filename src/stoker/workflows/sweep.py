@@ -1,7 +1,7 @@
 """The part of upkeep for workflows: delete old ones and unused values, and advance stuck steps.
 
-Normally the process that records a job's end advances its workflow. This repairs what an edited
-table has left behind.
+Normally the process that records a job's end advances its workflow. This sweep repairs workflows
+whose rows were edited by hand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ GONE = "its job was removed"
 
 
 class WorkflowSweep:
-    """The workflows of one store.
+    """Upkeep for the workflows of one store.
 
     Args:
         beat: called often, as a heartbeat.
@@ -44,7 +44,7 @@ class WorkflowSweep:
         self._after: UUID | None = None
 
     def tidy(self) -> int:
-        """Delete unused values and old workflows. Return the number of both."""
+        """Delete unused values and old workflows. Return the total number of deletions."""
         return self.forget_values() + self.prune()
 
     def go_on(self) -> int:
@@ -95,7 +95,7 @@ class WorkflowSweep:
         return ended
 
     def forget_values(self) -> int:
-        """Delete values of successful workflows, because no step will receive them. Return the
+        """Delete values of successful workflows, because no step will receive them. Return their
         number."""
         since = timezone.now() - timedelta(seconds=SHORTEST_SECONDS)
         done = self._workflows.filter(
