@@ -1,4 +1,4 @@
-"""The brokers by the scheme of their URL. A driver is imported only if a setting names it."""
+"""Find the broker by the scheme of its URL. A driver is imported only if a setting names it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,8 @@
     drop                if this fails, the messages are delivered again and recognised
     claim               from the store
 
-So every lease is the store's, whatever the server's receipts guarantee: see decision 0026.
+So the store grants every lease, and the server's receipts need not protect running jobs: see
+decision 0026.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ from .transport import Parcel, Transport
 MOST_AT_ONCE = 100
 """Maximum number of messages that are moved to the store at once, unless a claim asks for more."""
 RELAY_SECONDS = 1.0
-"""Longest time between two looks at the server while the store has enough jobs. Jobs that take long
-leave the store slowly, and those on the server must not wait for a hundred of them."""
+"""Longest time between two looks at the server while the store has enough jobs. Otherwise long jobs
+in the store would delay the jobs on the server, because the store empties slowly."""
 RELAY_AGAIN_SECONDS = 5.0
 """Pause before the next look if the server failed: the request may have delayed the claim."""
 TRIES = 3
@@ -81,7 +82,7 @@ class Arrivals:
     # -- enqueue ----------------------------------------------------------------------------------
 
     def takes(self, message: Message) -> bool:
-        """Return whether the server does everything that this job asks for."""
+        """Return whether the server supports everything that this job needs."""
         return self.transport.takes(message)
 
     def enqueue(self, messages: Sequence[Message]) -> None:
@@ -196,7 +197,7 @@ class Arrivals:
             self.transport.release(parcels)
 
     def _store_jobs(self, messages: Sequence[Message]) -> None:
-        """Store the jobs of these messages, each exactly once."""
+        """Store the jobs of the given messages, each exactly once."""
         for tries_left in reversed(range(TRIES)):
             try:
                 with explained(self._alias), deciding(self._alias):

@@ -50,12 +50,13 @@ class Capabilities:
     guards: bool = False
     """Whether it supports locks, limits, rates and sequences."""
     atomic: bool = False
-    """Whether a job's outcome may be recorded in the transaction in which the job runs."""
+    """Whether a job's outcome may be recorded in the job's own transaction."""
     max_payload_bytes: int | None = None
     max_delay_seconds: float | None = None
 
     def allow(self, message: Message) -> bool:
-        """Return whether such a broker supports everything that this job needs."""
+        """Return whether a broker with these capabilities supports everything that the job
+        needs."""
         if message.stays_in_store or (message.needs and not self.guards):
             return False
         if self.max_payload_bytes is not None and len(message.package) > self.max_payload_bytes:
@@ -135,13 +136,13 @@ class Delivery(NamedTuple):
     fence: int = 0
     """Fencing number of a job with guards: higher than every earlier number of its keys."""
     permit_seconds: float = 0.0
-    """Seconds after the start of the claim in which the job may start, if it has a rate; 0 = as
-    long as the lease lasts."""
+    """Seconds after the start of the claim during which a job with a rate may start; 0 = as long as
+    the lease lasts."""
     refused: str = ""
     """Why a guard forbids to run the job. It then ends as cancelled, without running."""
     run_after: float | None = None
-    """``run_after`` of the job, in seconds since 1970, for metrics only. None = at once, or the
-    broker does not know it."""
+    """``run_after`` of the job, in seconds since 1970, for metrics only. None = no ``run_after``,
+    or the broker does not know it."""
 
     @property
     def lease(self) -> Lease:
@@ -150,7 +151,7 @@ class Delivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Return:
-    """A leased job that is to wait again."""
+    """A leased job to be released, so that it waits again."""
 
     lease: Lease
     delay_seconds: float = 0.0
@@ -183,7 +184,7 @@ class Broker(ABC):
 
     @abstractmethod
     def enqueue(self, messages: Sequence[Message]) -> None:
-        """Add jobs; all or none. A job id that is there already is not added again."""
+        """Add jobs; all or none. A job whose id exists already is not added again."""
 
     def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
         """Add jobs from an outbox. A job that was relayed before is not added again, even if it has
@@ -197,13 +198,13 @@ class Broker(ABC):
         self.enqueue(messages)
 
     def relay_until(self) -> float:
-        """Return the time on the broker's clock up to which rows read from an outbox now may be
-        relayed; 0 means no limit. Later, another process may have relayed them long ago."""
+        """Return the time, on the broker's clock, until which rows that are read from an outbox now
+        may be relayed; 0 = no limit. After that time another process may have relayed them."""
         return 0.0
 
     def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
-        """Note that these jobs were deleted from the outbox, so that their ids need not be
-        remembered for long. Best effort."""
+        """Record that these jobs were deleted from the outbox, so that their ids can be forgotten
+        soon. Best effort."""
 
     @abstractmethod
     def claim(self, request: ClaimRequest) -> list[Delivery]:
@@ -218,8 +219,8 @@ class Broker(ABC):
         return them."""
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Return the leased jobs that had not started if this is their last attempt. A broker
-        that does not know returns none."""
+        """Return the leased jobs that had not started when this attempt is their last. A broker
+        without this information returns an empty set."""
         return set()
 
     @abstractmethod
@@ -230,7 +231,7 @@ class Broker(ABC):
         *,
         failed: Collection[UUID] = (),
     ) -> set[Lease]:
-        """End leases, in one step if the broker can.
+        """End leases, in one step if the broker supports that.
 
         Args:
             over: leases; their jobs are deleted.
@@ -243,8 +244,8 @@ class Broker(ABC):
 
     @abstractmethod
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
-        """Take over jobs whose lease has ended, with a fresh lease id, whatever their queue.
-        ``attempt`` is the attempt that was lost; it is not counted again."""
+        """Take over jobs whose lease has ended, with a fresh lease id, in all queues. ``attempt``
+        is the attempt that was lost; it is not counted again."""
 
     @abstractmethod
     def expire_holder(self, holder: UUID) -> int:

@@ -199,7 +199,8 @@ class Dispatch:
         return possible_outboxes(self.settings.database, joins_transactions=joins)
 
     def outgoing(self, job_ids: Collection[UUID]) -> Iterator[Outgoing]:
-        """Yield the outbox rows of these jobs: they have not been relayed yet.
+        """Yield the rows of the given jobs that are still in an outbox, so have not been relayed
+        yet.
 
         Raises:
             BrokerUnavailable: a database did not answer.
@@ -268,8 +269,8 @@ class Dispatch:
         return [one for one in found if one.job_id not in done]
 
     def _done(self, deliveries: Sequence[Delivery]) -> set[UUID]:
-        """Return and end the deliveries of a broker that are recorded as finished. The process that
-        recorded them died before it could tell the broker."""
+        """Ack the deliveries of a broker that are recorded as finished, and return their job ids.
+        The process that recorded them died before it acked them."""
         ended = Job.objects.using(self.settings.database).exclude(status=None)
         among_these = with_keys(ended, [one.job_id for one in deliveries])
         done = set(among_these.values_list("pk", flat=True))
@@ -306,7 +307,7 @@ class Dispatch:
         return stale
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        """Extend these leases, except those that another transaction has locked."""
+        """Extend the leases. Skip those that another transaction has locked."""
         stale: set[Lease] = set()
         locked: set[Lease] = set()
         for place, theirs in self._by_lessor(leases):

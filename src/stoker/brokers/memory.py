@@ -182,8 +182,7 @@ class MemoryBroker(Broker):
             return None if first is None else max(0.0, first - self._clock())
 
     def bring_forward(self, queues: Sequence[str]) -> None:
-        """Make all deferred jobs of the queues due. If no queue is named, make those of all
-        queues due."""
+        """Make all deferred jobs of the queues due. If no queue is named, do so for all queues."""
         with self._lock:
             for job in self._deferred.values():
                 if not queues or job.queue in queues:

@@ -81,8 +81,9 @@ class Transport(ABC):
         passed_over: Collection[str] = (),
         wait_seconds: float = 0.0,
     ) -> list[Parcel]:
-        """Receive up to ``limit`` due messages of the given queues. No queue named: of all queues.
-        Skip the queues in ``passed_over``. Wait up to ``wait_seconds`` for the first message."""
+        """Receive up to ``limit`` due messages of the given queues. If no queue is given, receive
+        from all queues. Skip the queues in ``passed_over``. Wait up to ``wait_seconds`` for the
+        first message."""
 
     @abstractmethod
     def extend(self, parcels: Sequence[Parcel]) -> list[Parcel]:

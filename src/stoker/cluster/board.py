@@ -2,10 +2,10 @@
 
 The sentinel reads it. There are no locks: every number has one writer.
 
-Workers also list the jobs that they finished last, because nothing else knows of them until the
-monitor has recorded them: if all processes that have the report die, the attempts still count. For
-the same reason the sentinel lists the jobs that a dead worker was running before it clears its
-slots.
+Workers also list the jobs that they finished last, because the board is the only other record of
+them until the monitor has recorded them. If all processes that have the report die, the attempts
+still count. For the same reason the sentinel lists the jobs that a dead worker was running before
+it clears its slots.
 
 The file also informs the next cluster on this host: all processes share one open file with an
 exclusive ``flock``, which the kernel releases when the last of them has ended. A process that gets
@@ -63,15 +63,15 @@ _PER_WORKER = 5
 DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE, COMPLETING = range(8)
 _PER_SLOT = 8
 OPENING = -1
-"""In place of a deadline: the package is being opened, and the task has not been called."""
+"""Value of a slot's deadline while the package is opened and the task has not been called."""
 
 FENCED, NEXT = range(2)
 _BEFORE_FINISHED = 2
 FINISHED = 4096
 """Number of finished jobs to list per worker."""
 MOST_UNRECORDED = FINISHED // 2
-"""Number of unrecorded reports at which a worker starts no more jobs. The other places are for the
-previous worker with its number."""
+"""Number of unrecorded reports at which a worker starts no more jobs. The remaining places are for
+the reports of the previous worker with the same number."""
 _PER_FINISHED = 4
 _PER_LIST = _BEFORE_FINISHED + FINISHED * _PER_FINISHED
 
@@ -86,15 +86,15 @@ _LEASE_CLOCK = getattr(time, "CLOCK_BOOTTIME", None)
 
 
 def lease_clock_ns() -> int:
-    """Return nanoseconds on the clock for the age of leases.
+    """Return nanoseconds on the lease clock, which measures the age of leases.
 
-    Unlike Linux's monotonic clock it includes the time for which the machine was suspended.
+    Unlike Linux's monotonic clock it also counts while the machine is suspended.
     """
     return time.monotonic_ns() if _LEASE_CLOCK is None else time.clock_gettime_ns(_LEASE_CLOCK)
 
 
 def lease_clock() -> float:
-    """Return seconds on the clock for the age of leases."""
+    """Return seconds on the lease clock, see ``lease_clock_ns``."""
     return lease_clock_ns() / 1e9
 
 
@@ -138,7 +138,7 @@ class Slot:
         lease: int,
     ) -> Listing:
         """Write the job that starts, and return its entry for the list of finished jobs. The
-        delivery number is written last, and makes the slot count."""
+        delivery number is written last; until then readers treat the slot as idle."""
         high, low = _HALVES.unpack(job_id)
         _REST.pack_into(self._numbers, _REST_AT, high, low, attempt, started_ns, deadline_ns, lease)
         self._numbers[DELIVERY] = delivery
@@ -261,7 +261,7 @@ class Board:
         self._numbers[self._worker_start(worker) + place] = number
 
     def of_worker(self, worker: int) -> memoryview[int]:
-        """Return the numbers of a worker, for that worker, at the same indexes."""
+        """Return the part of the board that a worker writes."""
         return self._part(self._worker_start(worker), _PER_WORKER)
 
     def slot(self, worker: int, slot: int) -> Slot:
@@ -295,7 +295,7 @@ class Board:
         return running | set(self.finished())
 
     def note_fenced(self, worker: int, incarnation: int) -> None:
-        """Record that this worker kills itself now, because its fence has been reached."""
+        """Record that this worker is about to kill itself, because its fence has been reached."""
         self._numbers[self._list_start(worker) + FENCED] = incarnation
 
     def was_fenced(self, worker: int, incarnation: int) -> bool:
@@ -351,8 +351,8 @@ class Board:
                         over.add(Slot(slot_numbers).listing())
 
     def running_jobs(self) -> dict[UUID, int]:
-        """Return job id -> attempt of all running jobs, or of those that ran when the cluster
-        died."""
+        """Return job id -> attempt of all running jobs. If the cluster is dead: of the jobs that
+        ran when it died."""
         return {
             job.job_id: job.attempt
             for worker in range(self[WORKERS])

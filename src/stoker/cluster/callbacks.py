@@ -15,8 +15,8 @@ from stoker.signals import tell
 
 LIMIT_SECONDS = 30.0
 MOST_STUCK = 3
-"""Maximum number of abandoned calls. A further call that does not return is not abandoned, and
-delays the calls after it."""
+"""Maximum number of abandoned calls. Once it is reached, a call that does not return is not
+abandoned and delays the following calls."""
 MOST_WAITING = 1000
 MOVING_SECONDS = 1.0
 """``put`` waits for a full queue as long as calls return within this time."""
@@ -74,7 +74,7 @@ class Callbacks:
             tell("callbacks_left_out", count=left_out)
 
     def close(self, seconds: float) -> None:
-        """Wait until every call is made, but no longer than this."""
+        """Wait until every call is made, at most ``seconds``."""
         until = time.monotonic() + seconds
         with self._changed:
             while self._waiting or self._thread in self._running:

@@ -1,11 +1,11 @@
-"""Communication between the cluster's processes: one socket pair for each two of them.
+"""Communication between the cluster's processes, over one socket pair for each pair of processes.
 
-They share nothing that a killed process could hold. ``Stream`` carries frames of plain values
-(marshal: same interpreter, same host, no code). ``Control`` connects the sentinel with a child; its
-messages can carry a file descriptor.
+The processes share no locks or queues that a killed process could hold. ``Stream`` carries frames
+of plain values (marshal: same interpreter, same host, no code). ``Control`` connects the sentinel
+with a child; its messages can carry a file descriptor.
 
-The sockets block by default; non-blocking calls say so. So one thread can read while another
-writes, without affecting each other.
+The sockets block by default; each non-blocking call requests that itself. So one thread can read
+while another writes, without affecting each other.
 """
 
 from __future__ import annotations
@@ -101,11 +101,12 @@ class Stream:
         return frames
 
     def waits(self, seconds: float) -> bool:
-        """Wait until data can be read, at most this long. Return whether it can."""
+        """Wait up to ``seconds`` until data can be read. Return whether there is data."""
         return is_readable(seconds, self)
 
     def stop_reading(self) -> None:
-        """Let the reader of this end get the end of file after the data that has arrived."""
+        """Close the reading direction: after the data that has arrived, the reader gets the end of
+        file."""
         with suppress(OSError):  # the connection is closed already
             self.socket.shutdown(socket.SHUT_RD)
 
@@ -147,8 +148,8 @@ class Control:
         return bool(self._outgoing)
 
     def send(self, *message: Any, descriptor: int | None = None) -> None:
-        """Send a message. The rest of it follows with the next ``send`` or ``flush``. Raises
-        Closed."""
+        """Send a message. If it is not sent completely, the rest follows with the next ``send`` or
+        ``flush``. Raises Closed."""
         body = marshal.dumps((*message, descriptor is not None))
         own = None if descriptor is None else os.dup(descriptor)
         self._outgoing.append((HEADER.pack(len(body)) + body, own))
@@ -222,7 +223,7 @@ class Control:
 
 
 def _receive(endpoint: socket.socket, flags: int) -> tuple[bytes, list[int]]:
-    """Return bytes and their descriptors. ``socket.recv_fds`` ignores its flags."""
+    """Return bytes and descriptors. Used because ``socket.recv_fds`` ignores its flags."""
     rights = array.array("i")
     room = socket.CMSG_LEN(DESCRIPTORS_AT_ONCE * rights.itemsize)
     data, ancillary, _, _ = endpoint.recvmsg(MESSAGE_BYTES, room, flags)
@@ -233,12 +234,12 @@ def _receive(endpoint: socket.socket, flags: int) -> tuple[bytes, list[int]]:
 
 
 def is_readable(seconds: float, *readers: Any) -> bool:
-    """Wait up to ``seconds`` until one of these is readable. Return whether one is."""
+    """Wait up to ``seconds`` until one of the readers is readable. Return whether one is."""
     return bool(who_is_readable(seconds, *readers))
 
 
 def who_is_readable(seconds: float, *readers: Any) -> set[int]:
-    """Wait up to ``seconds`` until one of these is readable. Return the readable descriptors.
+    """Wait up to ``seconds`` until one of the readers is readable. Return the readable descriptors.
 
     ``select`` supports no descriptors above 1023, and creating a selector takes ten times as long.
     """

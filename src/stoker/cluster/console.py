@@ -15,8 +15,7 @@ FORM = "%(asctime)s %(levelname)-7s [%(processName)s] %(message)s"
 
 
 class PlainLines(logging.Formatter):
-    """Text for a terminal. Lines that the project's code logs begin with the job that logged
-    them."""
+    """Formats records as text for a terminal. A line that a job logs begins with the job."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's own name
         running = current.get()
@@ -29,7 +28,7 @@ class Console(logging.StreamHandler[Any]):
     """Writes a record to standard error if the project has no handler for it."""
 
     def filter(self, record: logging.LogRecord) -> Any:
-        """Refuse the record if a logger below the root has a handler for it."""
+        """Drop the record if a logger below the root has a handler for it."""
         logger: logging.Logger | None = logging.getLogger(record.name)
         while logger is not None and logger.parent is not None:
             if not all(isinstance(one, logging.NullHandler) for one in logger.handlers):

@@ -1,5 +1,5 @@
-"""The sentinel's children: start, connect and replace them, and watch them for overdue jobs, loops
-that hang, and how workers died."""
+"""The sentinel's children: start, connect and replace them, and watch for overdue jobs, hanging
+loops and dead workers."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ LOOPS = {
     "monitor": place.MONITOR_BEAT_NS,
     "scheduler": place.SCHEDULER_BEAT_NS,
 }
-"""Role -> place of its heartbeat."""
+"""Role -> index in the board of the heartbeat of its loop."""
 
 
 def loop_ages(board: Board) -> dict[str, float]:
@@ -310,7 +310,7 @@ class Death(NamedTuple):
     why: str
     """crash, timeout, cancel, lost, fence, stop, or exit (on purpose)."""
     blamed: int
-    """Delivery for which the worker was killed; 0 = none."""
+    """Number of the delivery that caused the kill; 0 = none."""
     running: tuple[Running, ...]
     detail: str
     last_started: int = 0
@@ -371,13 +371,13 @@ class Watch:
         return now_ns >= max(told_ns, job.started_ns) + grace_ns
 
     def all_turn(self) -> bool:
-        """Return whether every loop has turned within its time limit."""
+        """Return whether every loop has completed a turn within its time limit."""
         now_ns = time.monotonic_ns()
         ages_ns = [now_ns - self._board[beat] for beat in self.beats.values()]
         return max(ages_ns) <= self.hang_seconds * 1e9
 
     def hung(self) -> Iterator[str]:
-        """Yield the roles whose loop has not turned for too long."""
+        """Yield the roles whose loop has not completed a turn for too long."""
         now_ns = time.monotonic_ns()
         for role, beat in self.beats.items():
             if now_ns - self._board[beat] > self.hang_seconds * 1e9:
@@ -385,7 +385,7 @@ class Watch:
                 yield role
 
     def blame(self, worker: int, incarnation: int, why: str, delivery: int) -> bool:
-        """Record why this worker is about to be killed. Return False if that was recorded
+        """Record why this worker is about to be killed. Return False if a reason was recorded
         before."""
         key = (worker, incarnation)
         if key in self._blamed:
@@ -434,7 +434,8 @@ class Watch:
 
 
 def hang_seconds(settings: Settings) -> float:
-    """Return after how many seconds without a turn a process counts as hung."""
+    """Return the time in seconds after which a process without a turn of its loop counts as
+    hung."""
     return 2 * settings.database_seconds + 8.0
 
 

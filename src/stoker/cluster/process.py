@@ -41,7 +41,7 @@ def resident_bytes(pid: int | None = None) -> int:
 
 
 ORPHANED = 70
-"""Exit code of a process whose sentinel is gone."""
+"""Exit code of a process whose sentinel has died."""
 LAST_WORDS_SECONDS = 2.0
 """How long logs and reports may take to be written when a process ends."""
 

@@ -35,7 +35,7 @@ worker."""
 EXIT_SECONDS = 5.0
 """Time for a process to end when it has nothing left to do."""
 RECORD_SECONDS = 15.0
-"""Time for outcomes and releases to reach the store after the shutdown deadline."""
+"""Time for writing outcomes and releases to the store after the shutdown deadline."""
 
 
 class Sentinel:
@@ -206,8 +206,8 @@ class Sentinel:
                 self.stop(signal.Signals(number).name)
 
     def _stop_for_good(self) -> None:
-        """Stop on a request through the store. A new pusher repeats the request, which changes
-        nothing."""
+        """Stop on a request through the store. A new pusher may report the same request again,
+        which has no effect."""
         self.reload_requested = False
         if self.stop_at is None:
             self.stop("asked through the store")

@@ -64,15 +64,15 @@ BATCH = 500
 LOCK = "stoker:upkeep"
 VACUUM_SECONDS = 2.0
 VACUUM_SHARE, LONGEST_VACUUM_SECONDS = 10, 20.0
-"""Vacuum uses at most one tenth of the time, but runs at least this often: while a snapshot is open
-it removes nothing and takes longer and longer."""
+"""Vacuum uses at most a tenth of the time, because while a snapshot is open it removes nothing and
+takes longer and longer. It still runs at least every ``LONGEST_VACUUM_SECONDS``."""
 BULK_SECONDS, BULK_REST_SECONDS = 0.5, 2.0
 """How long bulk operations run at a time, and the pause after a search that found none."""
 REST_RUNS = 6
 """A step that had nothing to do runs once in this many runs."""
 OLD_BOARD_SECONDS = 86_400.0
 JUMP_SHARE = 0.1
-"""A clock that gained more than this part of a lease since the last check was set ahead."""
+"""A clock that gained more than this share of a lease since the last check was set ahead."""
 HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Outgoing, Schedule)
 
 
@@ -85,7 +85,8 @@ class Grave(NamedTuple):
 
 
 class DatabaseClock:
-    """Detects that the database's clock was set ahead, by which leases of live clusters would end.
+    """Detects that the database's clock was set ahead. Leases of live clusters would then seem to
+    have ended.
 
     Live clusters extend their leases within one lease by the monotonic clock, or stop their jobs.
 
@@ -101,7 +102,7 @@ class DatabaseClock:
         self._good_at = 0.0
 
     def can_be_trusted(self) -> bool:
-        """Return whether leases that have ended by this clock have really ended."""
+        """Return whether leases that have ended on the database's clock have really ended."""
         asked_at = time.monotonic()
         now_us = database_now_us(self._alias)
         answered_at = time.monotonic()
@@ -319,8 +320,8 @@ class Upkeep:
         return rescued
 
     def _lost(self, delivery: Delivery, is_kept: bool) -> Outcome:
-        """Return the outcome of an attempt whose lease has ended. If the cluster had still kept
-        the job, a last attempt is known not to have begun."""
+        """Return the outcome of an attempt whose lease has ended. If the cluster had not handed out
+        the job (``Broker.kept``), its last attempt has not begun."""
         if is_kept:
             head = outline(sealer_for(self._settings), delivery.package)
             options = JobOptions(head.max_attempts, head.max_crashes)
@@ -329,8 +330,8 @@ class Upkeep:
         return Crashed("its cluster is gone: the lease ended without a heartbeat")
 
     def _finish(self, attempted: Sequence[Attempted]) -> None:
-        """Record these outcomes. Those that the store refuses, found by halving, or that are locked
-        by other transactions, wait until their new lease ends."""
+        """Record the outcomes. Outcomes that the store refuses, found by halving, or whose rows are
+        locked by other transactions wait until their new lease ends."""
         try:
             finish(self._settings, self._broker, attempted, tallies=self._tallies)
         except (StokerError, OperationalError, InterfaceError) as error:
@@ -393,7 +394,8 @@ class Upkeep:
 
 
 MOST_FOLDS = 200
-"""Maximum number per run. A few are due each minute, and more after a time without upkeep."""
+"""Maximum number of aggregations per run. A few are due each minute, and more after a time without
+upkeep."""
 
 
 class History:

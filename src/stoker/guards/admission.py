@@ -26,7 +26,8 @@ from stoker.values import rates as rate_window
 
 ALREADY_RUNNING = "already running"
 LOOK_AGAIN_EACH_US = 20_000
-"""A job whose keys are locked is deferred for this much longer per job that is deferred already."""
+"""Microseconds by which the next check of a job with locked keys is postponed, for each job that is
+already deferred for this reason."""
 LOOK_AGAIN_LATEST_US = 10_000_000
 
 
@@ -34,11 +35,11 @@ class Rated(NamedTuple):
     """How to admit jobs with a rate."""
 
     limit: int
-    """Maximum number of them to start."""
+    """Maximum number of jobs with a rate to start."""
     permit_us: int = 0
     """Minimum validity of their permits, in microseconds."""
     asked_at: float = 0.0
-    """When the claim was requested, in monotonic seconds of this process."""
+    """Time of the claim request, in monotonic seconds of this process."""
 
 
 class Admitted(NamedTuple):
@@ -48,8 +49,8 @@ class Admitted(NamedTuple):
     fence: int = 0
     """Fencing number, higher than that of every earlier holder of one of its keys."""
     permit_seconds: float = 0.0
-    """Seconds after the request in which the job may start, if it has a rate; 0 = as long as the
-    lease lasts."""
+    """Seconds after the request during which a job with a rate may start; 0 = as long as the lease
+    lasts."""
     refused: str = ""
     """Why the job must end as cancelled instead of running; "" = it may run."""
 
@@ -76,7 +77,7 @@ def admit(
     *,
     waits: bool = True,
 ) -> AdmissionResult:
-    """Decide about ready jobs, some of which have guards: lease those that may start, and block or
+    """Decide about ready jobs, some of which have guards. Lease the jobs that may start; block or
     defer the others.
 
     Args:
@@ -169,7 +170,7 @@ class _Admission:
         return AdmissionResult(claims, turned_away, bool(called), bool(self._kept_out))
 
     def _look(self) -> None:
-        """Lock the keys and read the data for the decisions."""
+        """Lock the keys and read the data that the decisions need."""
         kinds = {key_id: key.kind for key_id, key in self._keys.items()}
         lines = {
             BlockedLine(need.key_id, place.queue)
@@ -209,9 +210,9 @@ class _Admission:
         return free, kept_out
 
     def _look_again_us(self) -> int:
-        """Return when to check jobs again whose keys other transactions have locked. The more of
-        them are deferred, the later this is. Otherwise the first would be due again before the
-        last are deferred."""
+        """Return when to check jobs again whose keys other transactions have locked. The more such
+        jobs are deferred, the later this is. Otherwise the first would be due again before the last
+        are deferred."""
         latest_us = self._now_us + LOOK_AGAIN_LATEST_US
         deferred = Deferred.objects.using(self._alias).filter(
             guards__gt=0, due_us__gt=self._now_us, due_us__lte=latest_us
@@ -275,7 +276,7 @@ class _Admission:
         return self._waited_seconds + min(permits_us) / MICROSECONDS
 
     def _give_fence(self, needed: Iterable[StatedNeed]) -> int:
-        """Return a fencing number above all earlier ones of these keys; 0 without keys."""
+        """Return a fencing number above all earlier ones of the given keys; 0 without keys."""
         fence = max((self._next_fence[need.key_id] for need in needed), default=0)
         for need in needed:
             self._fences[need.pk] = fence

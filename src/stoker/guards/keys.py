@@ -37,7 +37,7 @@ class UniqueClaim(NamedTuple):
     until: str
     """"finished" or "started"."""
     within_us: int
-    """Minimum time for which the key stays taken; 0 = none."""
+    """Minimum time that the key stays taken, in microseconds; 0 = none."""
     on_conflict: str
     delay_us: int
     longest_wait_us: int | None
@@ -89,8 +89,12 @@ def unique_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> Uniq
 
 
 def id_and_name(kind: str, key: Any) -> tuple[UUID, str]:
-    """Return id and name of the key of this kind of guard for a text, or for a task whose guard
-    has no key."""
+    """Return the id and the name of a guard key.
+
+    Args:
+        kind: the kind of guard.
+        key: a text, or a task whose guard has no key.
+    """
     made = _text_key(key) if isinstance(key, str) else _task_key(key.module_path)
     return made.id(kind), made.name(kind)
 
@@ -258,7 +262,7 @@ def _values_key(call: Arguments, option: str, values: tuple[Any, ...]) -> _Guard
 
 @contextmanager
 def _told(call: Arguments, option: str, part: str) -> Iterator[None]:
-    """Add a note to errors of the project's own code that says which option called it."""
+    """Add a note to errors of the project's own code. The note names the option that called it."""
     try:
         yield
     except Exception as error:

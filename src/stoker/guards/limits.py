@@ -49,7 +49,7 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
 
 
 def override_limit(settings: Settings, key_id: UUID, name: str, n: int | None) -> int | None:
-    """Override the limit with this id; None = remove the override. Return the override before.
+    """Override the limit with this id; None = remove the override. Return the previous override.
 
     Raises:
         BrokerUnavailable, NotMigrated: the limit could not be stored.

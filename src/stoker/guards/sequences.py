@@ -43,7 +43,7 @@ def pass_on(alias: str, from_job_id: UUID, to_job_id: UUID) -> set[str]:
 
 
 def resume_after(alias: str, job_ids: Collection[UUID]) -> set[str]:
-    """Resume the sequences that these failed jobs halt.
+    """Resume the sequences that the given failed jobs halt.
 
     Returns:
         The queues in which blocked jobs became ready.
@@ -58,7 +58,7 @@ def resume_after(alias: str, job_ids: Collection[UUID]) -> set[str]:
 
 
 def halts_of(alias: str, job_id: UUID) -> list[Need]:
-    """Return the needs of a waiting job that has the place of a failed job in a halted sequence."""
+    """Return the needs of a waiting job that hold a failed job's place in a halted sequence."""
     return [need for need in _halting(alias, [job_id]) if need.holds is not None]
 
 

@@ -104,7 +104,8 @@ def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
 
 
 def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
-    """Make blocked jobs ready under these keys where there is room, in case they were skipped.
+    """Make jobs ready that are blocked by the given keys, where there is room, in case they were
+    skipped.
 
     Returns:
         The queues in which blocked jobs became ready.
@@ -149,7 +150,7 @@ def _stale_places(
 
 
 def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
-    """Delete the needs of jobs that have ended or are gone, except those that halt a sequence.
+    """Delete the needs of jobs that have ended or are gone. Keep the needs that halt a sequence.
 
     Arguments and return value are those of ``sweep_keys``, with ids of needs.
     """

@@ -50,7 +50,7 @@ state in between."""
 
 
 class KeyInMotion(BrokerUnavailable):
-    """Other transactions kept changing a key between its read and write. A retry in a new
+    """Raised if other transactions kept changing a key between its read and write. A retry in a new
     transaction may succeed."""
 
 
@@ -71,7 +71,8 @@ class Decision:
     job_id: UUID
     """The new job's id, or the existing job's."""
     taken_us: int
-    """When the first job with this key was enqueued, on the database's clock."""
+    """Time of the enqueue of the first job with this key, in microseconds on the database's
+    clock."""
     seen: KeySeen | None = None
     """State of the existing job."""
     held: Held | None = None
@@ -80,19 +81,19 @@ class Decision:
 
 @dataclass(slots=True)
 class _Plan:
-    """Writes to make after a read."""
+    """The writes to make after the keys were read."""
 
     takings: list[tuple[Taking, Condition]] = field(default_factory=list)
     to_hold: dict[bool, dict[UUID, str]] = field(default_factory=dict)
-    """Exclusive lock or shared (True or False) -> job id -> table in which the job waits."""
+    """Whether the lock is exclusive (True) or shared -> job id -> table that the job waits in."""
 
 
 class WantedKeys:
-    """Unique keys that one enqueue asks for.
+    """The unique keys that one enqueue asks for.
 
     Args:
         alias: of the database.
-        wanted: key -> claim, and the id that the new job would have.
+        wanted: key -> claim, and id of the new job.
         holds: whether to lock the existing jobs of keys that stay unchanged, too. Not needed
             outside a transaction.
     """
@@ -115,7 +116,7 @@ class WantedKeys:
         return not self._open
 
     def look(self) -> None:
-        """Read the keys, and decide where no write is needed."""
+        """Read the keys, and decide about the keys that need no write."""
         plan = _Plan()
         self.now_us, seen = self._keys.look(self._open) if self._open else (0, {})
         for key_id, (claim, job_id) in list(self._open.items()):
@@ -156,14 +157,15 @@ class WantedKeys:
         )
 
     def only_taking(self) -> tuple[Taking, Condition] | None:
-        """Return the key to take, if the last read requires that one write only."""
+        """Return the key to take and its condition, if that is the only write needed after the last
+        read; else None."""
         if self._plan is None or len(self._open) != 1 or len(self._plan.takings) != 1:
             return None
         return self._plan.takings[0]
 
     def take_and_add(self, job: Message, identity: str) -> bool:
-        """Take the key and insert the job in one statement, where possible. Return whether it was
-        done."""
+        """Take the key and insert the job in one statement, if the database supports that. Return
+        whether both were done."""
         taking = self.only_taking()
         if taking is None or not self._keys.take_and_add(*taking, job, identity):
             return False
@@ -200,8 +202,8 @@ class WantedKeys:
             plan.to_hold.setdefault(changes, {})[key.job_id] = key.waits
 
     def _may_be_taken(self, key: KeySeen, claim: UniqueClaim) -> Condition | None:
-        """Return the condition on which the key may be taken from its job, or None if it may
-        not."""
+        """Return the condition under which the key may be taken from its job, or None if it may not
+        be taken."""
         if claim.until == "finished" and key.is_alive:
             return NO_MATTER_WHAT if claim.on_conflict in FOLLOWS else None
         if key.until_us > self.now_us:

@@ -37,7 +37,7 @@ class Shares:
 
 
 def count_of(rows: QuerySet[Any]) -> Number:
-    """Return how many rows a query finds. An index should support the query."""
+    """Return the number of rows that a query finds. An index should support the query."""
     rows = rows.order_by().values("pk")
     counted = rows[: COUNTED_ROWS + 1].count()
     if counted <= COUNTED_ROWS:
@@ -49,9 +49,9 @@ def count_of(rows: QuerySet[Any]) -> Number:
 
 
 def counts_of(each: Sequence[QuerySet[Any]], limit: int) -> list[Number]:
-    """Return how many rows each of these queries finds, counted up to ``limit``. One query.
+    """Return the number of rows that each query finds, counted up to ``limit``.
 
-    An index should support each of them.
+    Runs one statement. An index should support each query.
     """
     if not each:
         return []
@@ -84,7 +84,7 @@ def estimated(rows: QuerySet[Any], counted: Mapping[str, int]) -> Shares:
 
     Args:
         rows: the query for all rows.
-        counted: value -> counted rows. The estimated total is divided in this proportion.
+        counted: value -> counted rows. The estimated total is divided in proportion to these.
     """
     seen = max(1, sum(counted.values()))
     total = max(seen, estimate_of(rows))

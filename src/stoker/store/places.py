@@ -1,4 +1,4 @@
-"""The narrow tables that say where each job is, taken together."""
+"""The narrow tables. Each unfinished job is in exactly one of them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ PLACES: Mapping[str, type[models.Model]] = {**WAITING, "running": Claimed}
 def whereabouts(
     alias: str, job_ids: Collection[UUID], places: Mapping[str, type[models.Model]] = PLACES
 ) -> dict[UUID, str]:
-    """Return job id -> name of its table, for jobs found in one of these. One statement sees one
-    snapshot, so a job that moves meanwhile is not missed."""
+    """Return job id -> name of the narrow table that contains the job. The tables are read in one
+    statement and snapshot, so a job that moves meanwhile is found."""
     if not job_ids:
         return {}
     found = [

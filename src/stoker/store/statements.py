@@ -74,9 +74,8 @@ def set_deadlines(
     Args:
         settings: the backend's.
         keeps_statements: whether to keep prepared statements, for a process that repeats its calls.
-        is_cluster: whether this is a process of a cluster. Its lock waits are short, and the server
-            ends a transaction whose process has gone silent. A command waits longer, as nobody
-            retries it.
+        is_cluster: whether this is a process of a cluster. It waits only briefly for locks, and the
+            server ends its idle transactions. A command waits longer, because it is not retried.
     """
     connection = connections[settings.database]
     options: dict[str, Any] = connection.settings_dict.setdefault("OPTIONS", {})

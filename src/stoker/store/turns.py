@@ -66,7 +66,7 @@ def leave(alias: str, guards: Mapping[UUID, int], *, had_turn: bool) -> set[UUID
     Args:
         alias: alias of the database.
         guards: job id -> number of guards.
-        had_turn: whether the jobs were ready, and so may have had a turn under a key.
+        had_turn: whether the jobs were ready, and so may have been next under a key.
 
     Returns:
         The keys to check after the transaction has ended.

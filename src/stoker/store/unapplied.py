@@ -1,4 +1,4 @@
-"""Which migrations a store lacks."""
+"""Find the migrations that are not applied to a store."""
 
 from django.db import connections
 

@@ -90,8 +90,8 @@ def replace(alias: str, replacements: Sequence[tuple[Held, Message]]) -> set[UUI
 
 
 def lines_of(alias: str, held: Collection[Held]) -> set[UUID]:
-    """Return the keys that block the held jobs. Held jobs miss their turn, so these keys have to be
-    checked afterwards, too."""
+    """Return the keys that block the given jobs. A locked job is skipped when its turn comes, so
+    check these keys afterwards."""
     blocked = [one.place.job_id for one in held if one.table == "blocked"]
     rows = Blocked.objects.using(alias).filter(pk__in=blocked)
     return set(rows.values_list("key_id", flat=True))

@@ -19,7 +19,8 @@ FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.0005, 0.5
 """First and longest pause between looks after a reported write: the commit only counts after the
 disk has it."""
 LONGER = 1.3
-"""Growth of each pause. A commit is noticed at most this much later than it took."""
+"""Factor by which each pause is longer than the previous one. So the delay in noticing a commit is
+in proportion to the commit's duration."""
 SLOW_SECONDS, LONGER_IF_SLOW = 0.02, 2.0
 """A commit that takes longer than this is rare. Further pauses grow by the second factor, because
 most looks of an idle cluster follow its own writes."""
@@ -40,7 +41,8 @@ class Wake(ABC):
     ``is_due``."""
 
     tells_all = False
-    """Whether every added job causes a wake-up. Then the pusher looks only once per wake-up."""
+    """Whether every added job causes a wake-up. If so, the pusher looks for jobs only once per
+    wake-up."""
 
     def fileno(self) -> int | None:
         """Return a file descriptor that becomes readable, or None."""
@@ -62,10 +64,10 @@ class NoWake(Wake):
 
 
 class EitherWake(Wake):
-    """Two sources as one: the store and a broker beside it.
+    """Combines two sources: the wake-up source of the store and that of a broker outside it.
 
     Args:
-        on_store: called when something has come to the store.
+        on_store: called when jobs were added to the store.
     """
 
     def __init__(self, store: Wake, outside: Wake, on_store: Callable[[], object]) -> None:
@@ -77,7 +79,8 @@ class EitherWake(Wake):
         self._note_longest_sleep()
 
     def fileno(self) -> int | None:
-        """Return one descriptor for those of both. These change with each new connection."""
+        """Return one descriptor that covers both sources. Their own descriptors change with each
+        connection."""
         wanted = {number for one in (self._store, self._outside) if (number := one.fileno())}
         for number in self._watched - wanted:
             with suppress(KeyError, OSError):  # it is closed, and so not watched any more
@@ -167,7 +170,7 @@ class DataVersion(Wake):
                 self.max_sleep_seconds = longer if longer <= LAST_LOOK_SECONDS else None
 
     def _follow(self, raw: Any) -> None:
-        """Watch the files of a new connection, which may have created new ones."""
+        """Watch the files of a new connection, because opening it may have created files."""
         if self._writes:
             rows = raw.execute("PRAGMA database_list").fetchall()
             name = next(row[2] for row in rows if row[1] == "main")
@@ -235,7 +238,7 @@ def may_notify(alias: str) -> bool:
 
 
 def note_notice(alias: str) -> None:
-    """Record that the sleeping pushers are notified now."""
+    """Record that the sleeping pushers have just been notified."""
     _last_notified[alias] = time.monotonic()
 
 
@@ -306,7 +309,7 @@ class Listener(Wake):
 
     def _probe(self, session: Any) -> None:
         """Send a query now and then, because a half-open connection reports no error by itself. Do
-        not wait for the answer: the pusher would stand still for as long as a call may take.
+        not wait for the answer: that could block the pusher for a whole deadline.
 
         Raises:
             TimeoutError: the last probe was not answered in time.
@@ -334,7 +337,7 @@ def _has_heard(session: Any) -> bool:
 
 
 def _has_answered(session: Any) -> bool:
-    """Return whether the whole answer to a query has arrived, and discard it."""
+    """Return whether the whole answer to a query has arrived. If so, discard it."""
     while not session.is_busy():
         if session.get_result() is None:
             return True

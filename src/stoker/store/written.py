@@ -1,5 +1,5 @@
-"""Convert values for database drivers, ask the database's clock, and read the SQL files. Leases and
-due times use no other clock."""
+"""Convert values for database drivers, read the database's clock, and read the SQL files. Leases
+and due times use only the database's clock."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ class Written:
         return self._last[1]
 
     def moments(self, seconds: Sequence[float]) -> list[str]:
-        """Convert many moments."""
+        """Convert many moments, given in seconds since 1970, to the driver's text form."""
         texts = self._texts
         parted = [divmod(us, MICROSECONDS) for us in instants_us(seconds)]
         for whole in {whole for whole, _ in parted} - texts.keys():
@@ -136,7 +136,7 @@ class Written:
         return [f"{texts[whole]}.{us:06d}" if us else texts[whole] for whole, us in parted]
 
     def moments_or_none(self, seconds: Sequence[float | None]) -> list[Any]:
-        """Write many moments, some of which may be None."""
+        """Convert many moments, some of which may be None."""
         if None in seconds:
             return [self.moment(one) for one in seconds]
         return self.moments(cast("Sequence[float]", seconds))

@@ -231,8 +231,8 @@ class MongodbBroker(Broker):
         return self._remove({"queue": queue, "state": WAITING})
 
     def _remove(self, wanted: dict[str, Any]) -> int:
-        """Remove the matching jobs. Remember those that came from an outbox, so that they are not
-        added twice."""
+        """Remove the matching jobs and return their number. Keep the ids of jobs from an outbox, so
+        that these are not added twice."""
         with self._asked() as jobs:
             kept = jobs.update_many({**wanted, "relayed": True}, OVER).matched_count
             return int(kept + jobs.delete_many(wanted).deleted_count)
@@ -306,8 +306,8 @@ CAME = [
     {"$match": {"fullDocument.state": {"$in": ["ready", "deferred"]}}},
     {"$project": {"_id": 1, "operationType": 1}},
 ]
-"""Includes updates, because a released job is an update. Jobs that are leased meanwhile are left
-out."""
+"""Filter for changes that make a job ready. It includes updates, because a release is an update,
+and leaves out jobs that are leased meanwhile."""
 
 
 def open_mongodb_wake(connect: Callable[[], tuple[Any, Any]]) -> Wake:

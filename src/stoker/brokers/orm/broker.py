@@ -49,7 +49,7 @@ from .claim import PACKAGE, Claiming, Watermarks, deliveries_of, leasing_of, rea
 
 
 def lease_keys(leases: Sequence[Lease]) -> Sequence[LeaseKey]:
-    """Return the leases as engines take them: the ids of the store's leases are numbers."""
+    """Return the leases in the form that engines accept: the lease ids of the store as numbers."""
     return cast("Sequence[LeaseKey]", leases)
 
 
@@ -67,12 +67,12 @@ def released(returns: Sequence[Return]) -> list[Released]:
 
 
 PROMOTE_AT_ONCE = 500
-"""Maximum number of due jobs that one statement moves to ready."""
+"""Maximum number of due jobs to move to ready in one statement."""
 PROMOTE_SECONDS = 0.1
 """How often due jobs are moved to ready during a backlog, so that it does not delay them."""
 TRUST_SECONDS = 1.0
-"""How long the answer that no job falls due is cached. A job that is enqueued meanwhile and due
-sooner is found by the next claim that finds nothing else."""
+"""How long the answer that no job falls due is cached. A job that is enqueued meanwhile and becomes
+due earlier is found by the next claim that returns nothing else."""
 LOOK_BEHIND_SECONDS = 0.05
 """How long a claim continues while guards refuse all jobs that it finds, because later jobs may
 be free to start."""
@@ -80,7 +80,8 @@ CAREFUL_SECONDS = 10.0
 """How long claims skip locked guard keys after one claim has waited too long for such a lock."""
 PURGE_AT_ONCE = 500
 PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, None, None)
-"""After each look at jobs that another transaction holds. The last looks wait for it."""
+"""Pause before each further look at jobs that another transaction has locked. None: wait for the
+lock instead."""
 
 
 class OrmBroker(Broker):
@@ -204,7 +205,8 @@ class OrmBroker(Broker):
         return deliveries if all(map(PACKAGE, deliveries)) else self._with_long(deliveries)
 
     def _with_long(self, deliveries: list[Delivery]) -> list[Delivery]:
-        """Read the packages that a claim left out, and release the jobs that have no room."""
+        """Read the packages that a claim omitted, and release the jobs that exceed
+        ``CLAIM_BYTES``."""
         read = [one for one in deliveries if one.package]
         try:
             read, left = read_long(self.alias, deliveries)
@@ -280,8 +282,8 @@ class OrmBroker(Broker):
         return True
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        """Extend these leases, but wait for no transaction that holds one of them: it may belong to
-        a machine that is gone, and all other leases would expire meanwhile."""
+        """Extend the leases, except those that another transaction has locked. Waiting for a lock
+        could take long, if its machine is gone, and all other leases would expire meanwhile."""
         lease_us = microseconds(lease_seconds)
         with explained(self.alias):
             extended = self.engine.extend_leases(self._leases, lease_keys(leases), lease_us)

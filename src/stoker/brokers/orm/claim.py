@@ -31,12 +31,12 @@ JOB_ID, QUEUE, PRIORITY = 0, 3, 4
 FIRST_RANK, LAST_RANK = -32768, 32767
 FIRST_ID = UUID(int=0)
 SHARE = 10
-"""Scans from the start may take at most 1/SHARE of the time."""
+"""At most one part in ``SHARE`` of the time is spent on scans from the start."""
 LONGEST_SECONDS = 5.0
 """The longest time that a job behind a watermark waits while other jobs are claimed."""
 NEW_QUEUES_SECONDS = 0.1
-"""The longest time that jobs of an unknown queue are skipped while other jobs are claimed. A search
-for new queues on every claim would double the cost of a small claim."""
+"""The longest time that jobs of a queue without watermarks are skipped while other jobs are
+claimed. A search for new queues on every claim would double the cost of a small claim."""
 DEAR = 2
 """Use watermarks only if a claim from the start costs at least this many times as much."""
 FEW = 20
@@ -81,8 +81,7 @@ class Watermarks:
         return self._first_due_us if self.are_good() else 0
 
     def begin_due_at(self, first_us: int | None) -> None:
-        """Remember the earliest due time of all deferred jobs as the lower bound of the next
-        searches."""
+        """Start the next searches at the earliest due time of all deferred jobs."""
         self._first_due_us = first_us or 0
 
     def guide(
@@ -220,8 +219,8 @@ def read_long(alias: str, deliveries: list[Delivery]) -> tuple[list[Delivery], l
     """Read the packages that a claim omitted because of their length.
 
     Returns:
-        The deliveries with their packages, and those for which there is no room in
-        ``CLAIM_BYTES``. There is room for at least one.
+        The deliveries with their packages, and the deliveries that exceed ``CLAIM_BYTES``. At least
+        one is returned with its package.
     """
     unread = [one for one in deliveries if not one.package]
     if not unread:
@@ -247,19 +246,19 @@ def read_long(alias: str, deliveries: list[Delivery]) -> tuple[list[Delivery], l
 
 
 LOOK_MOST = 500
-"""Largest number of ready jobs that one transaction looks at."""
+"""Maximum number of ready jobs to examine in one transaction."""
 LEASE_ID = 1
 """Position of the lease id in a ``Claim`` row."""
 
 
 class Claiming:
-    """Move ready jobs of these queues to claimed, lowest rank first, then oldest. If guards hold
-    back every job that a round reads, the next round reads twice as many.
+    """Moves ready jobs to claimed, lowest rank first, then oldest. If guards hold back every job
+    that a round reads, the next round reads twice as many.
 
     Args:
         alias: the database alias.
-        queues: their names, without duplicates.
-        limit: how many jobs at most.
+        queues: names of the queues to serve, without duplicates.
+        limit: maximum number of jobs.
         rated: the limits for jobs with a rate.
         marks: where to start in the first round.
         waits: whether to wait for guard keys locked by other transactions, see ``admit``.
@@ -291,7 +290,7 @@ class Claiming:
         self._look = limit
 
     def go_round(self) -> Iterator[list[Claim]]:
-        """Run one round and yield its claims. Claims that were yielded are leased even if a later
+        """Run one round and yield its claims. Claims that were yielded stay leased even if a later
         step raises."""
         look, self._look = self._look, max(self._limit, min(2 * self._look, LOOK_MOST))
         found = self._claim_plain() if look == self._limit else None

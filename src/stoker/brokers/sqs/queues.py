@@ -327,7 +327,7 @@ class Queues:
 
     @contextmanager
     def _asked(self, name: str = "", wait_seconds: int | None = None) -> Iterator[tuple[Any, str]]:
-        """Give the client, and the URL of the queue if ``name`` is given. Turn SQS's errors into
+        """Yield the client, and the URL of the queue if ``name`` is given. Turn SQS's errors into
         BrokerUnavailable.
 
         Args:

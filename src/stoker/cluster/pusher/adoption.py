@@ -51,7 +51,7 @@ class Adoption:
             self._flights.orphans[delivery.job_id] = Flight(0, delivery, leased_at)
 
     def expect(self, workers: Iterable[Sequence[int]]) -> None:
-        """Wait for the greetings of these workers, which are older than this pusher."""
+        """Wait for the greetings of the workers that were started before this pusher."""
         self._expected = {(number, incarnation) for number, incarnation in workers}
         self.closes_at = time.monotonic() + PATIENCE_SECONDS
 
@@ -91,7 +91,8 @@ class Adoption:
         """Once every worker has greeted or been given up, release the jobs that no worker has.
 
         Returns:
-            The flights that had finished but lost their report, with a report that says so.
+            The flights that had finished and whose report was lost, each with a report that says
+            so.
         """
         if self.is_open and time.monotonic() >= self.closes_at:
             self._do_without_the_silent()

@@ -24,9 +24,9 @@ MUCH_BYTES = CLAIM_BYTES // 4
 """After a claim with this many bytes of packages, the next one waits until workers need jobs."""
 RELEASED_AT_ONCE = 500
 LOCKED_SECONDS = 1.0
-"""Pause before the release of jobs is retried that other transactions had locked."""
+"""Pause before the next try to release jobs that other transactions had locked."""
 RATED_SECONDS = 60.0
-"""How long the next moment of a rate limit is watched closely after a job with a rate limit."""
+"""How long the due time of rate limits is checked often after a job with a rate was claimed."""
 
 
 class Claims:
@@ -169,8 +169,8 @@ class Claims:
         self._are_in_doubt = True
 
     def clear_up_doubts(self) -> None:
-        """Release leases that this pusher does not know. Otherwise each would last until it
-        expires, and count as an attempt. Leases of jobs that a worker has started are kept."""
+        """Release leases that this pusher does not know. Otherwise each would block its job until
+        it expires, and count as an attempt. Leases of jobs that a worker has started are kept."""
         if not self._are_in_doubt:
             return
         asked_at = lease_clock()
@@ -221,7 +221,7 @@ class HeldLeases:
 
     @property
     def next_check(self) -> float:
-        """When to check the leases next, in monotonic seconds."""
+        """Time of the next check of the leases, in monotonic seconds."""
         return time.monotonic() + self._check_at - lease_clock()
 
     def extend_due(self, patience: Patience) -> list[Flight]:
@@ -327,7 +327,7 @@ class Tempo:
         self.next_claim = time.monotonic() + self._pause_seconds
 
     def wake_in(self, seconds: float | None) -> None:
-        """Claim in ``seconds`` at the latest, because a deferred job is due then."""
+        """Claim at the latest in ``seconds``, because a deferred job is due then."""
         if seconds is not None:
             shortest = SHORTEST_PAUSE_SECONDS if seconds > 0 else OVERDUE_PAUSE_SECONDS
             due = time.monotonic() + max(seconds, shortest)

@@ -296,7 +296,7 @@ class Pusher:
                 return []
 
     def _awake_at(self) -> float:
-        """Return when the next thing is due, in monotonic seconds."""
+        """Return when the next action is due, in monotonic seconds."""
         until = [
             self.claims.leases.next_check,
             self.heartbeat.next_beat,
@@ -331,15 +331,16 @@ class MonitorLine:
         self._stream: Stream | None = None
 
     def meet(self, stream: Stream, reported: Iterable[Flight]) -> None:
-        """Connect to a new monitor, and send it these reports."""
+        """Connect to a new monitor, and send it the reports of the given flights."""
         self._drop()
         self._stream = stream
         self._selector.register(stream, selectors.EVENT_READ, self._serve)
         self.pass_on(reported)
 
     def pass_on(self, flights: Iterable[Flight]) -> None:
-        """Send the reports of these flights to the monitor, if one is connected. ``meet`` sends
-        the others later. Outcomes that a worker has recorded itself are sent only to be counted."""
+        """Send the reports of the given flights to the monitor, if one is connected. ``meet`` sends
+        the reports that could not be sent. Outcomes that a worker has recorded itself are sent only
+        to be counted."""
         reports: list[Reported] = []
         counted: list[Reported] = []
         for flight in flights:

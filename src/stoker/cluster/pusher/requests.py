@@ -67,7 +67,7 @@ class Requests:
 
     @property
     def standing(self) -> str:
-        """Return the request to write if the cluster's row has to be created again."""
+        """Return the open request, to write it again if the cluster's row has to be recreated."""
         if self._has_said_stop:
             return Cluster.Request.STOP
         return Cluster.Request.QUIET if self.is_quiet else Cluster.Request.NONE
@@ -102,7 +102,7 @@ class Cancels:
         return self._look_at if len(self._flights) else float("inf")
 
     def look_if_due(self, patience: Patience) -> None:
-        """Read the cancellations, and have the workers told that run these jobs."""
+        """Read the cancellations, and send them to the workers of the cancelled jobs."""
         if time.monotonic() < self.next_look():
             return
         self._look_at = time.monotonic() + CANCELS_SECONDS
@@ -116,8 +116,8 @@ class Cancels:
                 self._cancel(flight, reason)
 
     def _cancel(self, flight: Flight, reason: str) -> None:
-        """Have the worker told once that this flight is to end. If the job is sent to a new
-        worker, it has a new number, and that worker gets the request, too."""
+        """Ask the sentinel, once, to end this flight in its worker. If the flight moves to another
+        worker, it has a new number, and the request is repeated."""
         is_running = flight.worker is not None and flight.report is None
         if is_running and flight.cancelled_as != flight.number:
             flight.cancelled_as = flight.number
@@ -128,7 +128,7 @@ PAUSES_SECONDS = 0.5
 
 
 class Pauses:
-    """The paused queues, as one pusher knows them."""
+    """The paused queues, as last read by this pusher."""
 
     def __init__(self, settings: Settings, flights: Flights, recall: Recall) -> None:
         self._paused = Compiled(PausedQueue.objects.using(settings.database).values_list("queue"))
@@ -141,7 +141,7 @@ class Pauses:
 
     @property
     def queues(self) -> frozenset[str]:
-        """The queues that were paused at the last look."""
+        """The queues that were paused at the last read."""
         return self._flights.paused
 
     def next_look(self) -> float:
@@ -163,7 +163,7 @@ class Pauses:
         return time.monotonic() < self._look_at or self._look(patience)
 
     def tell_who_stays(self, patience: Patience, served: Collection[str]) -> None:
-        """Log, at the end of a drain, the paused queues that still have jobs."""
+        """At the end of a drain, log the paused queues that still have jobs."""
         self.look_if_due(patience)
         if left := sorted(name for name in self.queues if not served or name in served):
             tell("drained_but_paused", queues=", ".join(left))

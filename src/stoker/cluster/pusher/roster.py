@@ -198,7 +198,7 @@ class Roster:
         return flights
 
     def recorded(self, numbers: Iterable[int]) -> None:
-        """Remove these flights, which the monitor has recorded, and tell the workers so."""
+        """Remove the flights that the monitor has recorded, and tell their workers."""
         by_worker: dict[int, list[int]] = {}
         for flight in self._flights.remove(*numbers):
             if flight.worker is not None:
@@ -207,13 +207,13 @@ class Roster:
             self.confirm(worker, done)
 
     def confirm(self, worker: int, numbers: Sequence[int]) -> None:
-        """Tell a worker that it need not keep these reports."""
+        """Tell a worker that it may drop these reports."""
         link = self.links.get(worker)
         if link is not None:
             link.queue(("recorded", list(numbers)))
 
     def skipped(self, worker: int, numbers: Iterable[int]) -> None:
-        """Note that a worker has skipped recalled jobs."""
+        """Record that a worker has skipped recalled jobs."""
         self.links[worker].is_silent = False
         held = self._held(worker)
         for number in numbers:
@@ -271,7 +271,7 @@ class Roster:
         self._flights.report(flight.worker, report)
 
     def note_unstarted(self, worker: int, count: int) -> None:
-        """Note that a worker had not started ``count`` jobs when they were recalled. The caller
+        """Record that a worker had not started ``count`` jobs when they were recalled. The caller
         has not taken them back yet."""
         started = len(self._held(worker)) - count
         if worker in self.links and started < self._settings.concurrency:
@@ -399,7 +399,7 @@ class Recall:
         return bool(unstarted) and unstarted[0].sent_at <= since
 
     def recall_paused(self) -> None:
-        """Recall the unstarted jobs of a worker that has some of a paused queue. Those of other
+        """Recall the unstarted jobs of a worker that holds jobs of a paused queue. Jobs of other
         queues are sent out again."""
         for worker in self._roster.links:
             unstarted = self._unstarted(worker)

@@ -97,7 +97,7 @@ class Workload:
             return self._line
 
     def wait_for_line(self) -> Stream | None:
-        """Wait for a connection to read; return None when it is time to exit."""
+        """Wait for a connection to read. Return None when the worker must exit."""
         while not self.is_leaving:
             self._changed.wait()
             line = self.follow()
@@ -108,8 +108,8 @@ class Workload:
     # -- jobs -------------------------------------------------------------------------------------
 
     def take_in(self, line: Stream, frames: Iterable[Any]) -> None:
-        """Store what the pusher sent. Frames from an earlier pusher's connection are ignored, as
-        their jobs may belong to another worker now."""
+        """Store the jobs and messages in the pusher's frames. Frames from an earlier pusher's
+        connection are ignored, as their jobs may belong to another worker now."""
         with self._lock:
             for kind, content in frames:
                 if kind == "recorded":
@@ -130,7 +130,7 @@ class Workload:
         return bool(self._queue) and len(self._reports) < MOST_UNRECORDED
 
     def is_unrecorded(self, number: int) -> bool:
-        """Return whether this job is over and its report is not recorded yet."""
+        """Return whether this job has ended and its report is not recorded yet."""
         return number in self._reports or number in self._inherited
 
     def next(self) -> Job | None:
@@ -277,7 +277,7 @@ class Workload:
 
 
 JOB_THREADS = "stoker-job"
-"""Name prefix of the threads in which a worker runs sync tasks."""
+"""Prefix of the names of threads in which a worker runs sync tasks."""
 
 
 class _Known(threading.local):
@@ -353,7 +353,7 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
 
 
 class WorkerAftercare(Aftercare):
-    """What a worker cleans up after a task's function has ended."""
+    """Cleans up in a worker after a task's function has ended."""
 
     def __init__(self) -> None:
         self._is_forked = False

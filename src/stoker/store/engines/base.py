@@ -102,10 +102,12 @@ class Engine(GuardRows):
         ]
 
     inserts_ended = False
-    """Whether one statement can insert jobs with their ends: see ``insert_ended``."""
+    """Whether the database supports ``insert_ended``, which inserts jobs together with their
+    results."""
 
     def insert_ended(self, jobs: JobColumns) -> set[str]:
-        """Insert jobs together with their ends. Only for databases with ``inserts_ended``.
+        """Insert jobs that have ended, with their results. Only for databases with
+        ``inserts_ended``.
 
         Returns:
             The ids (32 digits) of jobs that were not inserted, because they have a row or continue
@@ -114,8 +116,8 @@ class Engine(GuardRows):
         raise NotImplementedError  # engines with ``inserts_ended`` have it
 
     def ensure_jobs(self, jobs: JobColumns) -> None:
-        """Insert rows of jobs that wait outside the store, without their ends. Existing rows are
-        not changed."""
+        """Insert rows for jobs that wait outside the store, without results. Existing rows are not
+        changed."""
         written = Written(self.connection)
         text = self.insert_into(JOBS, JOB)
         ignoring: str = self.connection.ops.insert_statement(on_conflict=OnConflict.IGNORE)
@@ -130,7 +132,7 @@ class Engine(GuardRows):
             )
 
     def finish_jobs(self, jobs: JobColumns) -> Callable[[], object]:
-        """Prepare the statement that records the ends of jobs, and return a function that runs it.
+        """Prepare the statement that records how jobs ended, and return a function that runs it.
         With only one writer at a time, other processes then do not wait for the preparation."""
         written = Written(self.connection)
         started = written.moments_or_none(jobs.started_at)
@@ -145,7 +147,7 @@ class Engine(GuardRows):
             cursor.executemany(statement("job_finish_one"), rows)
 
     def end_steps(self, ends: Sequence[StepEnd]) -> None:
-        """Write the ends of workflow steps."""
+        """Record how workflow steps ended."""
         written = Written(self.connection)
         quote = self.connection.ops.quote_name
         with self.connection.cursor() as cursor:
@@ -197,12 +199,13 @@ class Engine(GuardRows):
         decisions: Decisions,
         leasing: Leasing,
     ) -> list[Claim]:
-        """Lease, block and defer ready jobs that the caller has locked, and change their keys.
+        """Carry out decisions about ready jobs that the caller has locked: lease, block or defer
+        them, and change their guard keys.
 
         Args:
             ready: query for all ready rows.
             needs: query for all needs.
-            decisions: what has been decided.
+            decisions: the decisions about the jobs and keys.
             leasing: lease id, holder and length, the same for all new leases.
 
         Returns:
@@ -250,7 +253,7 @@ class Engine(GuardRows):
         Args:
             leases: the rows of all leases.
             digits: the 32 digits of each job's id.
-            lease_ids: theirs, in the same order.
+            lease_ids: the lease id of each job, in the same order.
 
         Returns:
             Job id as the driver returns it, lease id and number of guards of each lease that was
@@ -307,8 +310,7 @@ class Engine(GuardRows):
             return self.read_claims(job_ids, leasing.lease_id)
 
     def read_claims(self, job_ids: Sequence[UUID], lease_id: int) -> list[Claim]:
-        """Return the claims of jobs that are leased under this lease id, in the order of
-        ``job_ids``."""
+        """Return the claims of jobs that have this lease id, in the order of ``job_ids``."""
         if not job_ids:
             return []
         rows = self.find_each("claims", job_ids, "PRIMARY")
@@ -387,15 +389,15 @@ class Engine(GuardRows):
         return [(*line, moved[line], line in left) for line in lines]
 
     def lines_of(self, key_ids: Sequence[UUID]) -> list[tuple[UUID, str]]:
-        """Return the lines of these keys: key and queue of each."""
+        """Return the key and queue of each line of the given keys."""
         rows = self.find_each("blocked_queues", key_ids, "stoker_blocked_line") if key_ids else []
         return [(as_uuid(key_id), queue) for key_id, queue in rows]
 
     def lock_lines(
         self, blocked: models.QuerySet[Any], lines: Sequence[tuple[UUID, str, int]]
     ) -> list[tuple[Any, ...]]:
-        """Lock the first jobs of lines: of each key and queue up to a number. Skip jobs that other
-        transactions have locked. Return the key and the place of each."""
+        """Lock the first jobs of each line, given by its key, its queue and a maximum number. Skip
+        jobs that other transactions have locked. Return the key and the place of each."""
         write = Written(self.connection).id
         text = self.line_text(
             blocked, ("key_id", *PLACE), "stoker_blocked_line", ("key_id", "queue")

@@ -1,4 +1,4 @@
-"""Keys and needs of guards: read and change those of a whole batch of jobs by a few statements.
+"""Read and change the keys and needs of a whole batch of jobs with a few statements.
 
 The default methods are SQLite's, MariaDB's and MySQL's.
 """
@@ -39,11 +39,12 @@ LISTS = {
     "queue": "line.queue",
     **dict.fromkeys(("holders_index", "order_index", "line_index"), ""),
 }
-"""Words of guard_state.sql on PostgreSQL."""
+"""Placeholder -> text, for guard_state.sql on PostgreSQL."""
 State = tuple[int, "UUID | None", "UUID | None", str, int]
-"""What it is, key, job, queue and number: a row of guard_state.sql."""
+"""A row of guard_state.sql: its meaning (see below), key, job, queue and number."""
 HOLDER, FIRST, HEAD, NOW = 1, 2, 3, 0
-"""What a row of guard_state.sql is."""
+"""Values of a row's first column. HOLDER: the job holds a place. FIRST: it is the oldest of a
+sequence. HEAD: it is the first of a line. NOW: the row holds the database's time."""
 
 
 class GuardRows(KeyRows):
@@ -53,12 +54,13 @@ class GuardRows(KeyRows):
     """Whether an INSERT that updates existing rows instead can return the rows."""
 
     def keys_being_made(self, keys: models.QuerySet[Any], key_ids: Collection[UUID]) -> set[UUID]:
-        """Return which of these keys other transactions have inserted without committing yet, if
-        the database can tell without waiting."""
+        """Return those of the given keys that other transactions have inserted and not committed
+        yet, if the database can find out without waiting."""
         return set()
 
     def find_needs(self, need_ids: Collection[UUID]) -> Iterable[tuple[Any, ...]]:
-        """Return needs by their ids, in that order: the fields of ``StatedNeed``."""
+        """Return the needs with these ids, in this order, as tuples of the fields of
+        ``StatedNeed``."""
         return [
             (
                 *map(as_uuid, row[:3]),
@@ -116,12 +118,12 @@ class GuardRows(KeyRows):
     def guard_state(
         self, held: Collection[UUID], sequences: Collection[UUID], lines: Collection[BlockedLine]
     ) -> list[State]:
-        """Read what decides about jobs under keys that the caller has locked.
+        """Read the data for decisions about jobs under keys that the caller has locked.
 
         Args:
-            held: keys whose holders matter.
-            sequences: keys whose oldest job matters.
-            lines: lines whose first job matters.
+            held: keys whose holders to read.
+            sequences: sequences whose oldest job to read.
+            lines: lines whose first job to read.
 
         Returns:
             Holders of places, oldest jobs of sequences, first jobs of lines, and the time.
@@ -138,7 +140,7 @@ class GuardRows(KeyRows):
         raise NotImplementedError  # each engine has its own
 
     def change_keys(self, keys: Sequence[Any]) -> None:
-        """Write the columns of these keys that a claim may change. The caller has locked them."""
+        """Write the columns that a claim may change, for keys that the caller has locked."""
         write = Written(self.connection).id
         new, end = self.new_value
         names = ("id", "kind", "name", *CHANGING)

@@ -32,7 +32,7 @@ REFUSED_INSIDE_TRANSACTION = 1568
 LOCKED_BY_ANOTHER = {1205, 3572}
 """ER_LOCK_WAIT_TIMEOUT of MariaDB, ER_LOCK_NOWAIT of MySQL"""
 REST_BYTES = 1 << 16
-"""Allowance for the rest of a statement besides its value."""
+"""Number of bytes allowed for a statement besides its value."""
 ESCAPED = b"\x00\n\r\x1a\"'\\"
 """Bytes that are escaped, and so sent as two bytes."""
 WANTED = "JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) CHARACTER SET ascii PATH '$')) AS wanted"
@@ -49,7 +49,7 @@ LISTS = {
     "order_index": "FORCE INDEX (stoker_need_order)",
     "line_index": "FORCE INDEX (stoker_blocked_line)",
 }
-"""Words of guard_state.sql."""
+"""Placeholder -> text, for guard_state.sql."""
 
 
 class MySQL(Engine):

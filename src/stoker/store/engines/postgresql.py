@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from stoker.models.unique_key import Condition, Taking
 
 CLIENT_EXTRA_SECONDS = 1.0
-"""How much longer than ``DATABASE_SECONDS`` the client waits. So the server's deadline comes first,
-as long as the server still hears the client."""
+"""How many seconds longer than ``DATABASE_SECONDS`` the client waits. The server's deadline then
+ends the call first, unless the connection is lost."""
 IDLE, UNKNOWN = 0, 4
 """libpq's numbers of two transaction states: outside a transaction, and broken connection."""
 ALONE = ("VACUUM", "LISTEN")
@@ -351,7 +351,7 @@ class PostgreSQL(GuardsInArrays, Engine):
 
 
 def _called(jobs: JobColumns) -> dict[str, str]:
-    """Return the parameters of job_ensure.sql, which job_add_ended.sql has, too."""
+    """Return the parameters of job_ensure.sql. job_add_ended.sql uses them, too."""
     return {
         "id": list_literal(jobs.job_ids),
         "task": array_literal(jobs.tasks),
@@ -363,7 +363,7 @@ def _called(jobs: JobColumns) -> dict[str, str]:
 
 
 def _ended(jobs: JobColumns) -> dict[str, str]:
-    """Return the parameters of job_finish.sql, which job_add_ended.sql has, too."""
+    """Return the parameters of job_finish.sql. job_add_ended.sql uses them, too."""
     values = ["NULL" if value is None else f'"\\\\x{value.hex()}"' for value in jobs.values]
     return {
         "id": list_literal(jobs.job_ids),
@@ -417,8 +417,8 @@ def _in_json(row: tuple[Any, ...]) -> str:
 
 
 def _each_job_once(keyed: Sequence[tuple[Any, ...]]) -> Iterator[Collection[tuple[Any, ...]]]:
-    """Yield all rows at once, unless a job occurs with several leases. Then yield groups that
-    contain each job only once."""
+    """Yield the rows in groups that contain each job only once. This is a single group unless a job
+    occurs with several leases."""
     rest = keyed
     while rest:
         once = {row[0]: row for row in reversed(rest)}
@@ -429,7 +429,7 @@ def _each_job_once(keyed: Sequence[tuple[Any, ...]]) -> Iterator[Collection[tupl
 
 
 def _session_limits(settings: Settings) -> dict[str, int]:
-    """Return the settings that end a session's waits."""
+    """Return the session settings that limit how long a session waits: name -> value."""
     seconds = max(1, round(settings.database_seconds))
     return {
         "lock_timeout": round(lock_seconds(settings) * 1000),

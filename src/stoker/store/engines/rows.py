@@ -172,7 +172,7 @@ class Rows(Sessions):
         )
 
     among_others = "({})"
-    """Form of a statement with a limit as one of several that UNION combines."""
+    """Form of a statement with a limit when UNION combines it with others."""
 
     def _line_words(self, index: str) -> dict[str, str]:
         return {"index": "", "lock": "FOR UPDATE SKIP LOCKED"}
@@ -345,7 +345,7 @@ class KeyRows(Rows):
             letter: the dead letter that the job continues: parameters of unique_add_one.sql.
 
         Returns:
-            Whether it was done. If not, another transaction took the key, or several statements are
-                needed.
+            Whether both were done. If not, another transaction took the key, or several statements
+            are needed.
         """
         return False

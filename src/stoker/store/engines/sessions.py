@@ -1,5 +1,5 @@
-"""Database sessions: deadlines, transactions and wake-ups, and calls while the database or a broker
-may be away."""
+"""Database sessions: deadlines, transactions, wake-ups, and repeated calls while the database or a
+broker is unreachable."""
 
 from __future__ import annotations
 
@@ -113,8 +113,9 @@ class Sessions:
 
     @contextmanager
     def deciding(self) -> Iterator[None]:
-        """Open a transaction that, after waiting for a lock, sees what the lock's last holder
-        committed. Inside another transaction it joins that one, whatever its isolation level."""
+        """Open a transaction whose statements, after waiting for a lock, see the commit of the
+        lock's last holder. If a transaction is open, the block becomes a part of it, whatever its
+        isolation level."""
         connection = self.connection
         is_blind = self.has_isolation_levels and not sees_later_commits(connection)
         is_ours = not connection.in_atomic_block
@@ -193,13 +194,14 @@ class CallResult(Generic[T]):
 
 
 class Closable(Protocol):
-    """What calls are made to, besides the store."""
+    """A broker connection that ``Patience`` closes after a failure."""
 
     def close(self) -> None: ...
 
 
 class Patience:
-    """Makes calls, and after a failure waits longer and longer before the next one."""
+    """Makes calls to the store or a broker. After each failure it waits longer before the next
+    call."""
 
     def __init__(self, settings: Settings, broker: Closable) -> None:
         self._settings = settings
@@ -219,8 +221,8 @@ class Patience:
         """Make the call, unless the last one failed a moment ago.
 
         Returns:
-            The answer. None if the store can't be reached now (the connection is closed then), or
-            if another transaction holds rows that the call needs (``has_met_a_lock``).
+            The function's result. None if the store is unreachable now (the connection is closed
+            then), or if another transaction holds rows that the call needs (``has_met_a_lock``).
         """
         if self.is_waiting:
             return None
@@ -237,7 +239,8 @@ class Patience:
         return answer
 
     def insist(self, function: Callable[[], T], beat: Callable[[], None]) -> T:
-        """The answer, however long it takes; ``beat`` is called between tries."""
+        """Repeat the call until it succeeds, and return its result. ``beat`` is called between
+        tries."""
         while True:
             answer = self.call(function)
             if answer is not None:
@@ -253,7 +256,8 @@ class Patience:
 
     @property
     def has_met_a_lock(self) -> bool:
-        """Whether the last failure was that another transaction held rows. The store answers."""
+        """Whether the last call failed because another transaction held rows. The store is
+        reachable then."""
         return is_locked_out(self.last_error)
 
     def _check_old_connection(self) -> None:

@@ -53,7 +53,7 @@ LISTS = {
     "join": "CROSS JOIN",
     **dict.fromkeys(("holders_index", "order_index", "line_index"), ""),
 }
-"""Words of guard_state.sql."""
+"""Placeholder -> text, for guard_state.sql."""
 JOB_ID, GUARDS, RANK_AND_JOB_ID = itemgetter(0), itemgetter(5), itemgetter(2, 0)
 """Access to columns of a ``PLACE`` row."""
 
@@ -276,8 +276,8 @@ def _write_alone(
 
 
 def _in_steps(raw: Any, write: Callable[[], T]) -> T:
-    """Retry a write until it succeeds, with short pauses. SQLite itself would sleep for up to a
-    tenth of a second, although most of our transactions last a few milliseconds."""
+    """Retry a write until it succeeds, with short pauses. SQLite's own busy handler sleeps for up
+    to a tenth of a second, but most of Stoker's transactions last a few milliseconds."""
     (limit,) = raw.execute("PRAGMA busy_timeout").fetchone()
     try:
         raw.execute("PRAGMA busy_timeout = 0")
