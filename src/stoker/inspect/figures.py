@@ -34,12 +34,12 @@ class Figures:
     failed: int
     """Jobs that became dead letters, crashed, timed out and expired ones included."""
     cancelled: int
-    """Jobs that a cluster ended as cancelled, without those that were withdrawn while they
-    waited."""
+    """Jobs that a cluster ended as cancelled. Jobs that were withdrawn while they waited are not
+    included."""
     retried: int
     """Attempts that failed, crashed or timed out and are retried."""
     run: Times
-    """Duration of attempts, whatever their outcome, atomic tasks and crashed workers included."""
+    """Duration of attempts with any outcome, including atomic tasks and crashed workers."""
     wait: Times
     """Time from the enqueue, or from ``run_after``, until the first attempt began. It includes time
     in the queue, behind guards and in paused queues."""
@@ -51,7 +51,7 @@ class Figures:
 
     @property
     def failure_rate(self) -> float | None:
-        """Failed jobs as a share of failed and successful ones, from 0 to 1. None if there are
+        """Failed jobs divided by failed and successful jobs, from 0 to 1. None if there are
         none."""
         judged = self.successful + self.failed
         return self.failed / judged if judged else None
@@ -83,8 +83,8 @@ class Point:
     """Length in seconds."""
     figures: Figures
     backlog: Backlog | None
-    """None if no sample was taken in this step, as in most steps shorter than a minute; and in the
-    history of one task."""
+    """None for steps without a sample, such as most steps shorter than a minute, and in the history
+    of one task."""
 
     @property
     def per_second(self) -> float:
@@ -113,7 +113,8 @@ class QueueFigures:
 
 @dataclass(frozen=True, slots=True)
 class Total:
-    """All-time totals of one task in one queue, including what ``KEEP_METRICS`` has deleted."""
+    """All-time totals of one task in one queue, including rows that ``KEEP_METRICS`` has
+    deleted."""
 
     queue: str
     task: str

@@ -77,10 +77,10 @@ class CrowdedKey:
 
 @dataclass(frozen=True, slots=True)
 class Crowded:
-    """The keys that block jobs."""
+    """The keys that block jobs: details of the most crowded, and the number of the others."""
 
     keys: tuple[CrowdedKey, ...]
-    """The keys with most waiting jobs first, among those that were read."""
+    """The most crowded of the keys that were read, most waiting jobs first."""
     more: int
     """Number of other keys that block jobs."""
 
@@ -147,7 +147,8 @@ class KeyState:
     """Jobs that hold a place, the oldest first. Empty for rates."""
     waiting: Number
     places_set: int | None = None
-    """The override of the task's limit."""
+    """The number of places set by ``set_limit``, which overrides the task's limit; None = no
+    override."""
     period_seconds: float | None = None
     """Period of a rate."""
     next_start_seconds: float | None = None
@@ -176,7 +177,7 @@ class KeyPage(Generic[State]):
 
     keys: Sequence[State]
     jobs: dict[UUID, Job]
-    """Some of the jobs that hold them, without package and value."""
+    """Some of the jobs that hold the keys, without package and value."""
     next: str | None
     """Start of the next page; None = this is the last page."""
     is_cut: bool
@@ -285,7 +286,7 @@ def _page(
 
 
 def _states(alias: str, rows: Sequence[GuardKey]) -> list[KeyState]:
-    """Read how many jobs hold these keys and wait for them, with at most five queries."""
+    """Read how many jobs hold each key and wait for it, with at most five queries."""
     now_us = database_now_us(alias)
     held = [row.pk for row in rows if row.kind != Need.Kind.RATE]
     holders = Need.objects.using(alias).holders(held) if held else {}

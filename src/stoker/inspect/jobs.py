@@ -37,7 +37,7 @@ ENDED = tuple(str(status) for status in Job.Status)
 STATES = ("READY", "RUNNING", "DEFERRED", "BLOCKED", *ENDED)
 LOOKED_AT = 10_000
 COUNTED = 10_000
-"""Jobs of each state are counted up to this number."""
+"""The jobs of each state are counted only up to this number."""
 READ = 4_000
 """Maximum number of jobs that a page reads to find a text."""
 AT_ONCE = (1_000, READ)
@@ -46,9 +46,9 @@ ID_PREFIX = re.compile(r"[0-9a-f]{6,32}")
 MOST_BY_ID = 10
 WALKED = 1_000
 COUNTED_NEW = 99
-"""Newer jobs are counted up to this number plus one."""
+"""Newer jobs are counted only up to this number plus one."""
 KINDS = {"finished_at": datetime, "id": UUID, "job_id": UUID, "due_us": int, "rank": int}
-"""Types of the columns by which lists are ordered."""
+"""Column -> type, for the sort keys of lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,8 @@ class JobFilter:
     """The host on which the last attempt ran, or runs."""
     since: datetime | None = None
     until: datetime | None = None
-    """Bounds of the time when the job was enqueued; in lists of ended jobs, when it ended."""
+    """The job was enqueued from ``since`` on and before ``until``. In lists of ended jobs, these
+    limits apply to its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,15 +202,15 @@ class JobSearch:
         over all of them.
 
         Args:
-            after: mark of the last job of the previous call; "" = the beginning.
+            after: the mark that the previous call returned; "" = the beginning.
             before: omit jobs with this id or a higher one.
 
         Returns:
-            The jobs, each with where the walk is after it; and where it is after all that were
-            looked at, or None at the end.
+            The id of each job with the mark after it; and the mark of the next page, or None at the
+            end.
 
         Raises:
-            ValueError: the state is one of ended jobs.
+            ValueError: the filter's state is that of ended jobs.
         """
         state = self._wanted.state
         if state in ENDED:
@@ -251,10 +252,10 @@ class JobSearch:
         return self._shown(found, limit), len(newer.values_list("pk")[: COUNTED_NEW + 1])
 
     def slowest(self, limit: int, since: datetime) -> list[Job]:
-        """Return the jobs of the task with the longest last attempt, each with the attribute
-        ``ran``.
+        """Return recent successful jobs of the task, longest last attempt first, each with the
+        attribute ``ran``.
 
-        Reads as many recent successful jobs as ``page``.
+        Reads at most ``LOOKED_AT`` jobs.
 
         Args:
             limit: maximum number.
@@ -271,7 +272,7 @@ class JobSearch:
         return [_with_ran(jobs[pk], ran[pk]) for pk in longest if pk in jobs]
 
     def _rows(self) -> tuple[models.QuerySet[Any], tuple[str, ...]]:
-        """Return the table to read, and an order for which it has an index."""
+        """Return the rows to search, and a list of columns that orders them along an index."""
         state, queue = self._wanted.state, self._wanted.queue
         since, until = self._wanted.since, self._wanted.until
         if state in ENDED:
@@ -321,7 +322,7 @@ class JobSearch:
         return rows.values_list(*(name.lstrip("-") for name in order))
 
     def _shown(self, found: Sequence[Sequence[Any]], limit: int) -> JobPage:
-        """Return the jobs with these keys, in the same order."""
+        """Read the jobs with the found keys, and return them as a page in the same order."""
         shown = found[:limit]
         jobs = self._jobs.in_bulk([key[-1] for key in shown])
         mark = mark_of(shown[-1]) if len(found) > limit else None

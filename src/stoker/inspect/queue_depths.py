@@ -27,7 +27,7 @@ STATES = ("ready", "deferred", "blocked", "running")
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """When a queue was paused, by whom, and why."""
+    """The pause of a queue: its time, the person, and the reason."""
 
     since: datetime
     by: str

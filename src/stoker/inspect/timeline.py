@@ -187,7 +187,7 @@ def timeline(
 
 
 class _Life:
-    """Reads the stored rows of a job once."""
+    """The stored rows of one job. Each is read at most once."""
 
     def __init__(self, settings: Settings, job_id: UUID, progress: Progress, row: Any) -> None:
         self._row = row
@@ -290,7 +290,7 @@ class _Life:
         )
 
     def _afterwards(self) -> Iterator[Moment]:
-        """Yield the events of its dead letter."""
+        """Yield the events of the job's dead letter."""
         letter = self._letter
         is_last = letter is not None and letter.job_id == self._id
         if letter is not None and self._state == JobState.FAILED:
@@ -310,7 +310,7 @@ class _Life:
 
     @cached_property
     def _letter(self) -> DeadLetter | None:
-        """Return its dead letter, which may be that of a job requeued from it."""
+        """Return the job's dead letter, which may have moved on to a job requeued from it."""
         letters = DeadLetter.objects.using(self._alias).defer("package", "traceback")
         mine = Q(job_id=self._id)
         if self._requeues:
@@ -361,7 +361,7 @@ class _Life:
 
     @cached_property
     def _place(self) -> Any:
-        """Return its row in a hot table, or None if only the broker has the job."""
+        """Return the job's row in a hot table, or None if only the broker has the job."""
         return self._row or row_of(self._settings, self._id, self._state)
 
     def _noted(self) -> Iterator[Moment]:

@@ -20,7 +20,8 @@ RENEWALS_PER_LEASE = 3
 LONGEST_PAUSE_SECONDS = 1.0
 """Maximum pause between a failed renewal and the next one."""
 CALL_SECONDS = 5
-"""Time-out of one renewal. The renewals of other locks wait for it."""
+"""Time-out of one renewal, in seconds. It is short, because the renewals of other locks wait for
+it."""
 TOO_LATE = "its lease ended before it was renewed"
 
 
@@ -37,16 +38,15 @@ class LockTerms:
 
     @property
     def margin_seconds(self) -> float:
-        """If less than this is left of the lease, a renewal is overdue and the lock may be lost
-        soon."""
+        """Remaining lease below which a renewal is overdue and the lock may be lost soon."""
         return self.lease_seconds / RENEWALS_PER_LEASE
 
 
 class Holding:
     """A lock that was taken, and its state.
 
-    The lease counts from before the request to the store, so it ends here before it ends there.
-    Once it has ended here, a later renewal in the store does not revive it.
+    This process counts the lease from before its request, so the lease ends here before it ends in
+    the store. Once it has ended here, a later renewal in the store does not revive it.
 
     Args:
         asked_at: value of ``now()`` just before the request.
@@ -82,7 +82,7 @@ class Holding:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the lock is held with time to spare."""
+        """Whether the lock is held and its lease will not end soon."""
         return self.is_alive and now() < self._ends_at - self.terms.margin_seconds
 
     @property
@@ -110,7 +110,7 @@ class Holding:
         return was_alive
 
     def renew(self) -> None:
-        """Renew the lease, and note if the lock turns out to be lost."""
+        """Renew the lease. If the lock turns out to be lost, mark it as lost."""
         asked_at = now()
         if asked_at >= self._ends_at:
             self._lose(TOO_LATE)

@@ -109,7 +109,7 @@ def key_of(name: str) -> str:
 
 
 def refuse_bad_name(name: object) -> None:
-    """Raise TypeError or ValueError if this cannot be the name of a lock."""
+    """Raise TypeError or ValueError if the value cannot be the name of a lock."""
     if not isinstance(name, str):
         raise TypeError(
             f"The name of a lock is a string, but this is {name!r}. "
@@ -385,7 +385,7 @@ Seconds = float | timedelta
 
 
 def pauses(wait_seconds: float | None) -> Iterator[float]:
-    """Yield growing pauses until the time is over; None = for ever."""
+    """Yield growing pauses until ``wait_seconds`` have passed; None = for ever."""
     return _pauses(float("inf") if wait_seconds is None else clock.now() + wait_seconds)
 
 

@@ -13,7 +13,8 @@ from stoker.store.statements import delete_by_key
 from .job import Job
 
 KEPT_SECONDS = 7 * 24 * 3600.0
-"""How long the start of a job is remembered at least; always while the job has not ended."""
+"""Minimum time in seconds that the start of a job is remembered. It is always remembered until
+the job has ended."""
 
 
 class BegunQuerySet(models.QuerySet["Begun"]):

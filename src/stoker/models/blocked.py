@@ -34,8 +34,8 @@ class Called(NamedTuple):
 
 class BlockedQuerySet(models.QuerySet["Blocked"]):
     def call(self, counts: Mapping[UUID, int]) -> Called:
-        """Move the first jobs of each queue from the keys' lines to ready: up to the given
-        number per key and queue."""
+        """Move the first jobs of the keys' lines to ready, up to the given number per key and
+        queue."""
         lines = engine_of(self.db).call_first(self, counts) if counts else []
         going_on = {key for key, _, moved, missed in lines if missed or moved == counts[key]}
         return Called(
@@ -75,7 +75,8 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
 class Blocked(models.Model):
     job_id = models.UUIDField(primary_key=True)
     key_id = models.UUIDField()
-    """The key whose line the job is in: that of the first guard that blocks it."""
+    """The key that blocks the job, and in whose line it waits. If several guards block it: the key
+    of the first."""
     queue = models.CharField(max_length=100)
     rank = models.SmallIntegerField(default=0)
     attempts = models.SmallIntegerField(default=0)

@@ -1,4 +1,5 @@
-"""Operations of operators: those on many jobs or dead letters go on in the background."""
+"""Operations of operators. An operation on many jobs or dead letters continues in the
+background."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from django.db.models.functions import Now
 
 
 class BulkOperation(models.Model):
-    """One operation on all targets that filters find, or on some that were ticked. An operation on
-    one target is a row that is done from the start."""
+    """One operation on all targets that match filters, or on selected targets. An operation on a
+    single target is stored as a row that has already ended."""
 
     class State(models.TextChoices):
         RUNNING = "running"
@@ -17,23 +18,24 @@ class BulkOperation(models.Model):
         DONE = "done"
 
     id = models.UUIDField(primary_key=True)
-    """Sorts by time, as the ids of jobs do."""
+    """An id that sorts by time, like the ids of jobs."""
     backend = models.CharField(max_length=100)
     operation = models.CharField(max_length=50)
     """Name of the operation, such as ``requeue-letter``."""
     filters = models.JSONField(default=dict)
-    """What finds the targets, as a form gives it; or ``{"ids": [...]}``. For an operation
-    on one target ``{"target": "mail"}``."""
+    """The filters that find the targets, as a form sends them, or ``{"ids": [...]}``. For an
+    operation on one target ``{"target": "mail"}``."""
     options = models.JSONField(default=dict)
     by = models.CharField(max_length=150, default="")
     because = models.CharField(max_length=255, default="")
     state = models.CharField(max_length=7, choices=State.choices, default=State.RUNNING)
     cursor = models.CharField(max_length=200, default="")
-    """How far it has come; only one process can move it on from here."""
+    """Position of the last processed target. A process continues only if no other process has moved
+    it."""
     matched = models.IntegerField(default=0)
-    """How many targets were found when it was started."""
+    """Number of targets that were found when the operation was started."""
     is_counted = models.BooleanField(default=True)
-    """Whether ``matched`` is all of them. False: there may be more."""
+    """Whether ``matched`` is the number of all targets. False: there may be more."""
     done = models.IntegerField(default=0)
     refused = models.IntegerField(default=0)
     started_at = models.DateTimeField(db_default=Now())
@@ -50,15 +52,16 @@ class BulkOperation(models.Model):
 
 
 class BulkItem(models.Model):
-    """One target of a bulk operation: written with what was done to it, in one transaction."""
+    """The outcome for one target of a bulk operation. It is written in the same transaction as the
+    change of the target."""
 
     id = models.BigAutoField(primary_key=True)
     bulk_id = models.UUIDField()
     target = models.UUIDField()
     refusal = models.CharField(max_length=255, default="")
-    """Why nothing was changed; "" = it was."""
+    """Why the target was not changed; "" = it was changed."""
     before = models.JSONField(default=dict)
-    """What the undo needs."""
+    """The previous values, which an undo restores."""
 
     class Meta:
         verbose_name = "target of a bulk operation"

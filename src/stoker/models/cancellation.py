@@ -14,7 +14,7 @@ AT_ONCE = 500
 
 class CancellationQuerySet(models.QuerySet["Cancellation"]):
     def ask(self, job_id: UUID, reason: str) -> None:
-        """Request the cancellation of this job. The first request counts."""
+        """Request the cancellation of this job. If it was requested before, nothing is changed."""
         request = Cancellation(job_id=job_id, reason=stored_text(reason, 255))
         self.bulk_create([request], ignore_conflicts=True)
 

@@ -34,13 +34,13 @@ class Released(NamedTuple):
 
 class ClaimedQuerySet(models.QuerySet["Claimed"]):
     def note_handed_out(self, leases: Sequence[LeaseKey]) -> None:
-        """Record that workers get these jobs now. Stale leases change nothing."""
+        """Record that workers get these jobs now. Rows with other lease ids are not changed."""
         for lease_id in {lease_id for _, lease_id in leases}:
             job_ids = [job_id for job_id, other in leases if other == lease_id]
             self.filter(pk__in=job_ids, lease_id=lease_id).update(is_kept=False)
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Return the jobs that had not started if this is their last attempt."""
+        """Return the jobs with ``is_kept``, which had not started if this is their last attempt."""
         return set(self.filter(pk__in=job_ids, is_kept=True).values_list("pk", flat=True))
 
 
@@ -59,9 +59,9 @@ class Claimed(models.Model):
     crashes = models.SmallIntegerField(default=0)
     guards = models.SmallIntegerField(default=0, db_default=0)
     is_kept = models.BooleanField(default=False, db_default=False)
-    """Whether the cluster has promised to change this before a worker gets the job, if this is its
-    last attempt. So a job that is still kept when its host is lost had not started. A job that is
-    not in its last attempt may have started."""
+    """Whether no worker has the job yet, if this is its last attempt. The cluster sets it to False
+    before it sends such a job to a worker. So if the host is lost while this is True, the job had
+    not started. A job with attempts left may have started."""
 
     objects = ClaimedQuerySet.as_manager()
 

@@ -14,7 +14,7 @@ from stoker.store.written import MICROSECONDS, DatabaseNow, microseconds, moment
 from .claimed import Claimed
 
 LONGEST_HOST = 80
-"""Characters of the host in the id of a worker."""
+"""Maximum number of characters of the host name in the id of a worker."""
 LONGEST_RECYCLE = 1000
 HANDED_OUT_SECONDS = 1.0
 """A cluster starts or releases a claimed job within this time."""
@@ -111,7 +111,7 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
 class ClusterStatus(models.TextChoices):
     RUNNING = "running"
     QUIET = "quiet"
-    """It takes no new jobs, on request; running jobs go on."""
+    """The cluster takes no new jobs, on request; its running jobs continue."""
     STOPPING = "stopping"
 
 
@@ -172,7 +172,7 @@ class Cluster(models.Model):
 
         Args:
             claim: the lease.
-            now: by the database's clock.
+            now: the current time on the database's clock.
         """
         lease_seconds = self.info.get("lease_seconds")
         since = moment((claim.leased_until_us - microseconds(lease_seconds or 0.0)) / MICROSECONDS)

@@ -31,7 +31,7 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
     def upsert(
         self, entries: Iterable[DeadLetter], cooldowns_us: Mapping[str, int] | None = None
     ) -> list[DeadLetter]:
-        """Insert these dead letters, or update those of the same logical jobs with the newest
+        """Insert the dead letters. If a logical job has one already, update it with the newest
         failure.
 
         ``first_failed_at`` and the history of requeues are kept; each failure is counted once.
@@ -110,11 +110,11 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         return bool(changed)
 
     def put_off(self, seen: DeadLetter) -> bool:
-        """Cancel the automatic requeue."""
+        """Cancel the automatic requeue of this dead letter."""
         return bool(self._as_seen(seen).update(requeue_due_us=None))
 
     def due(self) -> DeadLetterQuerySet:
-        """Return the dead letters to requeue automatically, the longest due first."""
+        """Return the dead letters to requeue automatically, in the order of their due times."""
         due = self.filter(state=DeadLetter.State.OPEN, requeue_due_us__lte=DatabaseNow())
         return due.order_by("requeue_due_us")
 
@@ -210,7 +210,8 @@ CLOSED = (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED)
 
 
 def _each_identity_once(entries: Iterable[DeadLetter]) -> dict[str, DeadLetter]:
-    """Merge failures of the same logical job: the later one counts, with the sum of failures."""
+    """Merge failures of the same logical job: keep the last one, with the sum of the failure
+    counts."""
     merged: dict[str, DeadLetter] = {}
     for entry in entries:
         earlier = merged.get(entry.identity)
@@ -237,7 +238,7 @@ NEWEST = {
     "failed_at": "timestamptz",
     "requeue_due_us": "bigint",
 }
-"""Columns that a further failure overwrites -> their type on PostgreSQL."""
+"""Column -> its type on PostgreSQL, for the columns that a further failure overwrites."""
 COLUMNS = {
     "id": "uuid",
     "identity": "varchar",
@@ -248,4 +249,5 @@ COLUMNS = {
     "first_failed_at": "timestamptz",
     **NEWEST,
 }
-"""Columns of a failure. The others start with the defaults of the table."""
+"""Column -> its type on PostgreSQL, for the columns of a failure. The other columns start with the
+defaults of the table."""

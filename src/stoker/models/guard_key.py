@@ -20,7 +20,8 @@ from .ready import Place
 
 
 class KeyNumbers:
-    """What the numbers of a guard key mean."""
+    """Methods that interpret the numbers of a guard key, shared by ``GuardKey`` and
+    ``LockedKey``."""
 
     __slots__ = ()
     places: Any
@@ -60,7 +61,7 @@ class LockedKey(KeyNumbers):
 
 
 def learn(keys: Mapping[UUID, LockedKey], needs: Iterable[StatedNeed]) -> list[LockedKey]:
-    """Take over the numbers of the newest job. Return the keys that changed."""
+    """Copy the limits of the newest jobs to their keys. Return the keys that changed."""
     changed: dict[UUID, LockedKey] = {}
     for need in needs:
         key = keys[need.key_id]
@@ -74,39 +75,39 @@ def learn(keys: Mapping[UUID, LockedKey], needs: Iterable[StatedNeed]) -> list[L
 
 
 class Decisions(NamedTuple):
-    """What a claim has decided about ready jobs, which it has locked together with their keys."""
+    """The decisions of a claim about ready jobs. It has locked the jobs and their keys."""
 
     leased: Sequence[Place]
     """The jobs to lease."""
     blocked: Sequence[tuple[Place, UUID]] = ()
-    """The jobs that wait in the line of a key."""
+    """The jobs that become blocked, each with the key in whose line it waits."""
     deferred: Sequence[tuple[Place, int]] = ()
-    """The jobs that wait until a moment, in microseconds."""
+    """The jobs to defer, each with its due time in microseconds."""
     fences: Mapping[UUID, int] = {}
-    """Need that holds a place now -> its fencing number."""
+    """Need that now holds a place -> its fencing number."""
     keys: Sequence[LockedKey] = ()
     """The keys that were changed."""
 
     @property
     def job_ids(self) -> list[UUID]:
-        """The jobs that leave ready."""
+        """The ids of the jobs that leave the ready table."""
         turned_away = [place for place, _ in (*self.blocked, *self.deferred)]
         return [place.job_id for place in (*self.leased, *turned_away)]
 
 
 class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
     def lock(self, key_ids: Collection[UUID], *, waits: bool = True) -> dict[UUID, GuardKey]:
-        """Lock these keys in the order of their ids. A transaction may do so once.
+        """Lock the given keys in the order of their ids. A transaction may call this only once.
 
         Args:
             key_ids: of the keys.
-            waits: False: skip keys that other transactions have locked.
+            waits: whether to wait for locked keys. False: skip them.
         """
         return {key.pk: key for key in lock_by_key(self, key_ids, waits=waits)} if key_ids else {}
 
     def lock_free(self, key_ids: Collection[UUID]) -> set[UUID]:
         """Lock the keys that exist and are not locked. Return the keys that other transactions have
-        locked or, if the database can tell, are making."""
+        locked or, if the database can find out, are inserting."""
         if not key_ids:
             return set()
         free = {key.id for key in lock_by_key(self, key_ids, "id", waits=False)}
@@ -115,8 +116,8 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         return (known - free) | engine_of(self.db).keys_being_made(self, new)
 
     def lock_or_make(self, needs: Iterable[StatedNeed]) -> dict[UUID, LockedKey]:
-        """Create missing keys, lock all, and give each a new fencing number. A transaction may do
-        so once.
+        """Create missing keys, lock all, and give each a new fencing number. A transaction may call
+        this only once.
 
         A key that was deleted meanwhile continues with a higher number, because numbers start at
         the present time.
@@ -130,7 +131,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         return {row[0]: LockedKey(*row) for row in rows}
 
     def lock_lines(self, key_ids: Collection[UUID]) -> dict[UUID, LockedKey]:
-        """Lock these keys like ``lock``. Return those that may block jobs."""
+        """Lock the given keys like ``lock``. Return those with a line, which may block jobs."""
         if not key_ids:
             return {}
         rows = engine_of(self.db).hold(self, ("id", "kind", "has_line"), key_ids, "UPDATE")
@@ -156,9 +157,9 @@ class GuardKey(KeyNumbers, models.Model):
     places = models.IntegerField(default=1)
     """Number of jobs that may run at once, according to the newest job."""
     places_by = models.UUIDField(null=True)
-    """That newest job."""
+    """Id of the newest job, which ``places`` comes from."""
     places_set = models.IntegerField(null=True)
-    """Override by ``set_limit``."""
+    """Number of places set by ``set_limit``, which overrides ``places``."""
     has_line = models.BooleanField(default=False)
     """Whether the key may block jobs. If not, the blocked table need not be read."""
     period_us = models.BigIntegerField(default=0)

@@ -1,4 +1,4 @@
-"""Jobs: one enqueued call of a task each."""
+"""Jobs: each row is one enqueued call of a task."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .need import NewNeed
 # Not frozen, since there is one for each job: that would make it several times as slow to make.
 @dataclass(slots=True)
 class Message:
-    """One job on its way in: to the store, or to a broker outside it."""
+    """One job to be stored or sent to a broker."""
 
     job_id: UUID
     task: str
@@ -27,7 +27,7 @@ class Message:
     """Seconds since 1970, UTC; None = at once."""
     enqueued_at: float = 0.0
     needs: Sequence[NewNeed] = ()
-    """Its guards: of brokers that have the capability ``guards`` only."""
+    """Guards of the job. Only for brokers with the capability ``guards``."""
     is_fresh: bool = False
     """Whether this id is new, so that the job cannot have been enqueued before."""
     stays_in_store: bool = False
@@ -61,7 +61,7 @@ class Job(models.Model):
     """NULL until the job has ended. Until then its state is the narrow table that contains it."""
     attempts = models.SmallIntegerField(default=0)
     worker_id = models.CharField(max_length=128, default="")
-    """The worker of the last attempt. Attempt has the workers of the others."""
+    """The worker of the last attempt. The workers of earlier attempts are in Attempt."""
     started_at = models.DateTimeField(null=True)
     """Start of the last attempt."""
     finished_at = models.DateTimeField(null=True)
@@ -87,20 +87,20 @@ class Job(models.Model):
 
 @dataclass(slots=True, kw_only=True)
 class JobColumns:
-    """Values for the rows of many jobs, as columns: what was called, how it ended, or both.
+    """Values for the rows of many jobs, as columns: the calls, their outcomes, or both.
 
     Columns that a statement does not write may be empty. An object per job would cost more time
     than writing it.
     """
 
     job_ids: Sequence[str]
-    """The 32 digits of each; each once."""
+    """The 32 hexadecimal digits of each job's id. No id occurs twice."""
     tasks: Sequence[str] = ()
     queues: Sequence[str] = ()
     priorities: Sequence[int] = ()
     packages: Sequence[bytes] = ()
     enqueued_at: Sequence[float | None] = ()
-    """Seconds since 1970, as all moments here."""
+    """Seconds since 1970, like all times here."""
     statuses: Sequence[str | None] = ()
     """Values of ``Job.Status``. None = the job has not ended: the columns below are not written."""
     attempts: Sequence[int] = ()

@@ -1,4 +1,4 @@
-"""Lines that jobs have logged and printed."""
+"""Lines that jobs logged and printed, in chunks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class LogChunk(models.Model):
     job_id = models.UUIDField()
     attempt = models.SmallIntegerField()
     lines = models.TextField()
-    """As ``stoker.logs.lines`` packs them."""
+    """The lines as text, in the format of ``stoker.logs.lines``."""
     keep_until = models.DateTimeField()
 
     objects = LogChunkQuerySet.as_manager()

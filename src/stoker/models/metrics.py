@@ -32,7 +32,7 @@ AT_ONCE = 500
 
 
 class Fold(NamedTuple):
-    """Replace rows of one period by fewer rows of a longer one, after some time."""
+    """Aggregation of old rows: rows of one period become fewer rows of a longer one."""
 
     seconds: int
     into_seconds: int
@@ -72,7 +72,7 @@ class Sums:
 
 
 class TallyRow(Protocol):
-    """A row of the history: a model instance, or selected columns."""
+    """A row of the history: a model instance or a named tuple of some columns."""
 
     start: int
     queue: str
@@ -204,7 +204,7 @@ class Sample(models.Model):
     start = models.BigIntegerField()
     """Seconds since 1970."""
     seconds = models.IntegerField()
-    """Length of the period. If it is more than a minute, the numbers are the maximum of several
+    """Length of the period. If it is longer than a minute, each number is the maximum of several
     samples."""
     queue = models.CharField(max_length=100)
     ready = models.BigIntegerField(default=0)
@@ -212,7 +212,7 @@ class Sample(models.Model):
     blocked = models.BigIntegerField(default=0)
     running = models.BigIntegerField(default=0)
     oldest_ready_seconds = models.FloatField(null=True)
-    """How long the next job had waited; NULL without ready jobs."""
+    """How long the next ready job had waited, in seconds; NULL if no job was ready."""
 
     objects = SampleQuerySet.as_manager()
 
@@ -225,7 +225,7 @@ class Sample(models.Model):
 
 
 def highest(numbers: Iterable[Any]) -> Any:
-    """Return the highest known number, or None without any."""
+    """Return the largest number that is not None, or None if there is none."""
     return max((number for number in numbers if number is not None), default=None)
 
 
@@ -254,7 +254,7 @@ def fold_oldest(rows: TallyQuerySet | SampleQuerySet, fold: Fold, now: float) ->
 
 
 def forget_before(rows: TallyQuerySet | SampleQuerySet, start: float) -> int:
-    """Delete some of the rows that start before that, and add them to the totals. Return the
+    """Delete some of the rows that start before ``start``, and add them to the totals. Return their
     number."""
     due = rows.filter(seconds__in=WIDTHS, start__lt=start).order_by("start", "pk")
     with transaction.atomic(using=rows.db):

@@ -107,7 +107,7 @@ class NeedQuerySet(models.QuerySet["Need"]):
         delete_by_key(self, need_ids)
 
     def firsts(self, key_ids: Collection[UUID]) -> dict[UUID, UUID | None]:
-        """Return key -> the oldest job that has this need."""
+        """Return key -> the oldest job that has a need with this key."""
         if not key_ids:
             return {}
         rows = engine_of(self.db).find_each("need_firsts", key_ids, "stoker_need_order")
@@ -141,7 +141,7 @@ class Need(models.Model):
     retry_us = models.BigIntegerField(default=0)
     halts = models.BooleanField(default=False)
     holds = models.UUIDField(null=True)
-    """The key, while it holds a place, so that an index finds the holders only."""
+    """The key while the need holds a place, else NULL. So an index contains only the holders."""
     fence = models.BigIntegerField(default=0, db_default=0)
     """Fencing number of the last attempt that held the place."""
 

@@ -19,9 +19,9 @@ from .job import Job
 
 LONGEST_MESSAGE = 255
 KEPT_SECONDS = 600.0
-"""How long the last note of a job is kept if nothing else needs it."""
+"""How long a job's last note is kept if nothing else needs it, in seconds."""
 UNKNOWN_SECONDS = 7 * 24 * 3600.0
-"""How long it is kept if the job has no row."""
+"""How long a note is kept if its job has no row, in seconds."""
 
 
 class ProgressReport(NamedTuple):
@@ -42,7 +42,7 @@ class ProgressReport(NamedTuple):
 
 class NoteQuerySet(models.QuerySet["Note"]):
     def holds_lease(self, job_id: UUID, lease_id: int | str) -> bool:
-        """Return whether the attempt with this lease may still write notes."""
+        """Return whether the attempt with this lease may still write notes for the job."""
         return Claimed.objects.using(self.db).filter(pk=job_id, lease_id=lease_id).exists()
 
     def write(self, job_id: UUID, **values: Any) -> None:
@@ -69,7 +69,7 @@ class NoteQuerySet(models.QuerySet["Note"]):
         return ProgressReport(row.done, row.total, row.message)
 
     def hand_on(self, from_job_id: UUID, job_id: UUID) -> None:
-        """Copy the checkpoint to the job that continues this one."""
+        """Copy the checkpoint to another job, which continues this one."""
         data = self.checkpoint_of(from_job_id)
         if data is not None:
             self.write(job_id, checkpoint=data)
@@ -115,7 +115,7 @@ class NoteQuerySet(models.QuerySet["Note"]):
 class Note(models.Model):
     job_id = models.UUIDField(primary_key=True)
     checkpoint = models.BinaryField(null=True)
-    """Serialised like a return value."""
+    """The checkpoint, serialised like a return value."""
     done = models.FloatField(null=True)
     total = models.FloatField(null=True)
     message = models.CharField(max_length=LONGEST_MESSAGE, default="")

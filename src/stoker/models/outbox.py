@@ -1,8 +1,9 @@
 """The outbox: jobs enqueued in a transaction that their broker cannot join.
 
-A row is written in that transaction, on its database, and deleted when the broker has the job.
-Relayed ids are remembered for a while in the queue's database: a relay that died before deleting
-its row is repeated, and must not create a second job if the first one has ended since.
+A row is written in that transaction, on its database, and deleted when the broker has the job. The
+queue's database keeps the ids of relayed jobs for a while. If a process dies between relaying a job
+and deleting its row, the relay is repeated, and must not create a second job even if the first one
+has ended since.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from stoker.store.statements import delete_by_key, with_keys
 
 LOOK_FOR_TABLE_SECONDS = 60.0
 SILENT_SECONDS = 30.0
-"""How long a database that did not answer is not queried again."""
+"""Pause in seconds before a database that did not answer is queried again."""
 RELAYED_SECONDS = 7 * 24 * 3600.0
-"""Relays and deliveries are repeated as soon as any cluster runs, so this must exceed the longest
-time without one."""
+"""How long relayed ids are kept, in seconds. Relays and deliveries are repeated as soon as any
+cluster runs, so this must exceed the longest time without a cluster."""
 
 _has_table: dict[str, bool] = {}
 _looked_at: dict[str, float] = {}

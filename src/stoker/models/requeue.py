@@ -14,8 +14,8 @@ from stoker.store.written import as_uuid
 
 class RequeueQuerySet(models.QuerySet["Requeue"]):
     def identities(self, job_ids: Sequence[str]) -> dict[UUID, str]:
-        """Return job id -> logical job, for jobs that continue one. Each job is given by the 32
-        digits of its id."""
+        """Return job id -> identity of the logical job, for jobs that continue a dead letter. Each
+        job is given by the 32 digits of its id."""
         if not job_ids:
             return {}
         found = engine_of(self.db).find_by_key("requeue_identities", job_ids)

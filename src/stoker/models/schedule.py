@@ -33,12 +33,12 @@ class FiredTick(NamedTuple):
     fired_us: int
     """The moment that fired."""
     missed: int
-    """Number of moments before it that did not fire."""
+    """Number of earlier moments that were missed."""
     seen_us: int
-    """The moment in the row that was due, and its due time."""
+    """Moment and due time in the row when it was read."""
     seen_due_us: int
     moment_us: int | None
-    """The next moment."""
+    """The moment of the next tick; None = the schedule has ended."""
     due_us: int | None
     repeats_left: int
 
@@ -49,33 +49,34 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         return self.filter(cluster=cluster, backend=backend)
 
     def due_within(self, seconds: float, limit: int) -> Compiled:
-        """Return the schedules that are due soon, earliest first: id, due time, and the database's
-        time."""
+        """Return a query for the schedules that are due soon, earliest first. Its columns are id,
+        due time, and the database's time."""
         soon = self.filter(due_us__lte=DatabaseNow() + microseconds(seconds))
         found: Any = soon.order_by("due_us").annotate(now_us=DatabaseNow())
         return Compiled(found.values_list("pk", "due_us", "now_us")[:limit])
 
     def released(self, limit: int) -> Compiled:
-        """Return the ids of schedules with a held tick whose previous job has ended."""
+        """Return a query for the ids of schedules with a held tick whose previous job has ended."""
         alive = Job.objects.using(self.db).filter(pk=OuterRef("last_job_id"), status=None)
         held = self.filter(held_us__isnull=False, is_paused=False).exclude(Exists(alive))
         return Compiled(held.values_list("pk")[:limit])
 
     def hold(self, schedule_id: UUID) -> Schedule | None:
-        """Lock the row and return it with ``now_us``; None if it is gone or locked by another
-        transaction."""
+        """Lock the row and return it with the attribute ``now_us``. Return None if it was deleted
+        or is locked by another transaction."""
         written = Written(connections[self.db]).id(schedule_id)
         for row in self.model._base_manager.using(self.db).raw(_hold_statement(self.db), [written]):
             return row
         return None
 
     def hold_all(self, schedule_ids: Collection[UUID]) -> list[Schedule]:
-        """Lock these rows, except those that are gone or locked by other transactions."""
+        """Lock and return the given rows. Skip rows that were deleted or are locked by other
+        transactions."""
         return lock_by_key(self.model._base_manager.using(self.db).all(), schedule_ids, waits=False)
 
     def advance_all(self, ticks: Sequence[FiredTick]) -> bool:
-        """Write the next moments and the jobs of schedules that fired once each. Return False if
-        one of the rows has changed since it was read."""
+        """Write the next moments and job ids of schedules that fired once each. Return False if a
+        row has changed since it was read."""
         if not ticks:
             return True
         text = statement("schedule_advance", now=engine_of(self.db).now_sql)
@@ -180,7 +181,7 @@ class Schedule(models.Model):
     is_paused = models.BooleanField(default=False)
     paused_us = models.BigIntegerField(null=True, blank=True)
     paused_by = models.CharField(max_length=150, default="", blank=True)
-    """"" with a reason: paused by Stoker itself."""
+    """The user who paused the schedule. "" with a reason: Stoker paused it."""
     paused_because = models.CharField(max_length=500, default="", blank=True)
     problem = models.CharField(max_length=500, default="", blank=True)
     """Why the tick cannot be fired at present."""
@@ -254,7 +255,7 @@ class Schedule(models.Model):
 
     @property
     def is_over(self) -> bool:
-        """Whether no ticks will follow."""
+        """Whether the schedule has no further ticks."""
         return self.moment_us is None and not self.is_paused
 
     @property

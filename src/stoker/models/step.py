@@ -28,11 +28,11 @@ COLUMNS = (
     "state", "is_optional", "is_wanted", "fails_fast", "size", "at_once", "has_more", "has_undo",
     "has_error", "has_added", "added_in",
 )  # fmt: skip
-"""Columns of a new step; the others are NULL until it has ended."""
+"""Columns that are written for a new step. The others are NULL until it has ended."""
 
 
 class StepEnd(NamedTuple):
-    """The end of one step."""
+    """How one step ended."""
 
     step_id: UUID
     state: str
@@ -61,7 +61,7 @@ class StepQuerySet(models.QuerySet["Step"]):
         engine_of(self.db).insert_rows("stoker_step", COLUMNS, values)
 
     def end(self, ends: Sequence[StepEnd]) -> None:
-        """Write the ends of the steps. The caller has locked the workflow."""
+        """Record how the steps ended. The caller has locked the workflow."""
         if ends:
             engine_of(self.db).end_steps(ends)
 
@@ -129,7 +129,7 @@ class Step(models.Model):
     cause = models.UUIDField(null=True)
     """The job that caused the failure."""
     is_optional = models.BooleanField(default=False)
-    """Whether the parent goes on if this step fails."""
+    """Whether the parent continues if this step fails."""
     is_wanted = models.BooleanField(default=False)
     """Whether another step receives its value."""
     fails_fast = models.BooleanField(default=False)
@@ -139,7 +139,7 @@ class Step(models.Model):
     at_once = models.IntegerField(null=True)
     """For a group: maximum number of running members."""
     has_more = models.BooleanField(default=False)
-    """For a group: whether members wait for others to end."""
+    """For a group: whether some members have not started because others must end first."""
     has_undo = models.BooleanField(default=False)
     """Whether the step has an undo step; for a chain, whether one of its steps has."""
     has_error = models.BooleanField(default=False)

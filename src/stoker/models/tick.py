@@ -46,13 +46,14 @@ class Tick(models.Model):
     class Outcome(models.TextChoices):
         FIRED = "fired"
         MANUAL = "manual"
-        """Fired by hand, at a moment outside of the rule."""
+        """A user fired it, at a moment that the rule does not contain."""
         MISSED = "missed"
-        """Was not fired in time. One row stands for ``count`` moments from this one on."""
+        """It was not fired in time. One row stands for ``count`` moments, starting with this
+        one."""
         SKIPPED = "skipped"
-        """The previous job had not ended, or its unique key was taken."""
+        """It was not fired, because the previous job had not ended or its unique key was taken."""
         HELD = "held"
-        """Held back until the previous job ends."""
+        """It waits until the previous job has ended."""
 
     id = models.BigAutoField(primary_key=True)
     schedule_id = models.UUIDField()

@@ -64,7 +64,7 @@ class KeySeen(NamedTuple):
 
 
 class Condition(NamedTuple):
-    """Condition on the job that a key is taken from."""
+    """The condition that the previous job must meet so that its key may be taken."""
 
     sql: str
     is_met: Callable[[KeySeen], bool]
@@ -88,7 +88,7 @@ NO_MATTER_WHAT = Condition("0 = 0", lambda _: True)
 
 class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
     def look(self, key_ids: Collection[UUID]) -> tuple[int, dict[UUID, KeySeen]]:
-        """Read these keys.
+        """Read the given keys.
 
         Returns:
             The database's time, and key -> state for existing keys.
@@ -103,7 +103,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         """Take keys that have no row. Waits for transactions that are inserting one of them.
 
         Returns:
-            Whether all were taken; if not, read them again.
+            Whether all keys were taken. If not, the caller must read them again.
         """
         return engine_of(self.db).take_new_keys(takings)
 
@@ -111,24 +111,24 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         """Take keys from their jobs, if they have not changed since they were read.
 
         Args:
-            condition: checked again by the statement.
+            condition: checked by the statement that takes the keys.
 
         Returns:
-            Whether all were taken; if not, read them again.
+            Whether all keys were taken. If not, the caller must read them again.
         """
         return engine_of(self.db).take_over_keys(self, takings, condition)
 
     def take_and_add(
         self, taking: Taking, condition: Condition, job: Message, identity: str
     ) -> bool:
-        """Take a key and insert its job in one statement, where possible.
+        """Take a key and insert its job in one statement, if that is possible.
 
         Args:
             identity: logical job whose dead letter the new job continues, if there is one.
 
         Returns:
-            Whether it was done. If not, another transaction was faster, or it needs several
-                statements.
+            Whether both were done. If not, another transaction was faster, or several statements
+            are needed.
         """
         letter = {
             "identity": identity,
@@ -179,7 +179,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
             return self._delete(over)
 
     def _delete(self, over: Mapping[UUID, UUID]) -> int:
-        """Delete these keys if they still belong to that job. Keys that are being taken are locked
+        """Delete the keys that still belong to the given jobs. Keys that are being taken are locked
         and skipped."""
         rows = engine_of(self.db).lockable(with_keys(self, over.keys()))
         still = [pk for pk, job_id in rows.values_list("pk", "job_id") if over[pk] == job_id]
@@ -188,8 +188,8 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
 
 
 class UniqueKey(models.Model):
-    """A key, which is taken while its job lives or its period lasts. So a crash cannot leave it
-    taken."""
+    """A unique key. It is taken while its job has not ended or its period lasts, so a crash cannot
+    leave it taken for ever."""
 
     key_id = models.UUIDField(primary_key=True)
     """Hash of scope and text of the key, see ``guards.keys``."""

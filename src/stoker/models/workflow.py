@@ -1,4 +1,4 @@
-"""Workflows: one row each; their parts are in Step.
+"""Workflows: one row each. Their steps are rows of ``Step``.
 
 Steps are advanced under the lock of this row, so that concurrent ends are processed one after the
 other.
@@ -22,7 +22,7 @@ class WorkflowQuerySet(models.QuerySet["Workflow"]):
         return {row.id: row.state for row in lock_by_key(self, ids, "id", "state")}
 
     def end(self, workflow_id: UUID, state: str, reason: str = "") -> None:
-        """Write the end of a workflow."""
+        """Record how a workflow ended."""
         one = self.filter(pk=workflow_id)
         one.update(state=state, finished_at=Now(), reason=reason[:255])
 
@@ -32,7 +32,7 @@ class WorkflowQuerySet(models.QuerySet["Workflow"]):
         one.update(state=Workflow.State.RUNNING, finished_at=None, reason="")
 
     def grow(self, workflow_id: UUID, tasks: int) -> None:
-        """Add to the number of tasks."""
+        """Increase the number of tasks."""
         self.filter(pk=workflow_id).update(tasks=F("tasks") + tasks)
 
 

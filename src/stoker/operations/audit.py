@@ -1,4 +1,4 @@
-"""The history of operations: who did what to how many, when and why."""
+"""The history of operations: user, operation, targets, time and reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COLUMNS = (
     "id",
 )  # fmt: skip
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
-"""Spreadsheets execute fields that begin so."""
+"""Beginnings of texts that spreadsheets execute as formulas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,16 @@ class AuditFilter:
 
 
 class AuditEntry(NamedTuple):
-    """One operation."""
+    """One operation as the audit page shows it."""
 
     row: BulkOperation
     title: str
-    """What the button says, such as ``Pause``."""
+    """The label of the operation's button, such as ``Pause``."""
     kind: str
-    """What it was done to: ``queue``, ``job``, ...; "" = a newer version knows."""
+    """Kind of the target: ``queue``, ``job``, ...; "" = the operation belongs to a newer
+    version."""
     target: str
-    """Name or id of the only target, or what found the targets."""
+    """Name or id of the target; if there are several, the filters that found them."""
     is_bulk: bool
     """Whether it has a page of its own, with its progress."""
 
@@ -91,7 +92,7 @@ def filter_of(given: Mapping[str, str]) -> AuditFilter:
     """Return the filter in a query string.
 
     Raises:
-        ValueError: ``since`` or ``until`` is no moment.
+        ValueError: ``since`` or ``until`` is not a valid moment.
     """
     since, until = (given.get(name, "").strip() for name in ("since", "until"))
     return AuditFilter(

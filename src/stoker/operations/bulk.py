@@ -28,7 +28,7 @@ from .wording import plural
 UNDOABLE = (*waiting_jobs.IN_BULK, dead_letters.REQUEUE)
 MOST_IDS = 1_000
 AT_ONCE_SECONDS = 0.5
-"""How long the request that starts a bulk operation processes it."""
+"""For how long the request that starts a bulk operation processes it."""
 
 # -- start, find ----------------------------------------------------------------------------------
 
@@ -43,7 +43,7 @@ def start(
 
     Args:
         filters: as in the query string of the list, or ``{"ids": [...]}``.
-        options: those of the operation; for a requeue also ``arguments``, see ``changed_call``.
+        options: options of the operation; for a requeue also ``arguments``, see ``changed_call``.
 
     Raises:
         ValueError: a filter or option is missing or wrong.
@@ -175,10 +175,10 @@ def perform(
     filters: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
 ) -> Done:
-    """Store a bulk operation, and process it for a moment, which is enough for small ones.
+    """Store a bulk operation, and process it for a moment. A small one is done then.
 
     Returns:
-        Its progress, with the row as value and the arguments of its undo.
+        The progress of the bulk operation, with its row as ``value`` and the arguments of its undo.
     """
     try:
         row = start(operator, operation, filters, options)
@@ -256,8 +256,8 @@ def _undo(operator: Operator, bulk_id: str) -> Done:
 
 
 VIEW = "stoker.view_bulkoperation"
-"""Pausing, resuming, stopping and undoing a bulk operation also needs the permission for its
-operation."""
+"""The permission to see bulk operations. To pause, resume, stop or undo one, the user also needs
+the permission of its operation."""
 PAUSE = Operation("pause", "bulk", VIEW, _pause, undo="resume")
 RESUME = Operation("resume", "bulk", VIEW, _resume)
 STOP = Operation(

@@ -1,6 +1,7 @@
-"""Process the targets of a bulk operation, batch by batch. One transaction moves the cursor if no
-other process has moved it, changes the targets of a batch and writes one row for each. So a killed
-process leaves no half-processed batch, and no batch is processed twice.
+"""Process the targets of a bulk operation, batch by batch. For each batch, one transaction moves
+the cursor, changes the targets and writes one row for each target. It is rolled back if another
+process has moved the cursor. So a killed process leaves no half-processed batch, and no batch is
+processed twice.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Target(NamedTuple):
 
     id: UUID
     cursor: str
-    """Cursor of the operation after this target."""
+    """The operation's cursor after this target was processed."""
 
 
 class TargetOutcome(NamedTuple):
@@ -70,13 +71,13 @@ class TargetOutcome(NamedTuple):
 
 
 def rows_of_bulk(settings: Settings) -> QuerySet[BulkOperation]:
-    """Return the bulk operations of this backend that this version knows."""
+    """Return the backend's bulk operations, without unknown ones from newer versions."""
     rows = BulkOperation.objects.using(settings.database).filter(filters__target__isnull=True)
     return rows.filter(backend=settings.alias, operation__in=BY_NAME)
 
 
 def count(settings: Settings, row: BulkOperation) -> tuple[int, bool]:
-    """Return the number of targets, and whether all were counted."""
+    """Return the number of targets, and whether that is the number of all targets."""
     until, number, cursor = time.monotonic() + COUNT_SECONDS, 0, ""
     while True:
         found, rest = _next(settings, row, cursor)
@@ -96,7 +97,8 @@ class PreviewRow(NamedTuple):
     before: str
     """Its arguments on one line."""
     after: str = ""
-    """Its arguments after the change, or why they cannot be changed; "" = they are not changed."""
+    """Its arguments after the change, or the reason why they cannot be changed; "" = this operation
+    does not change arguments."""
 
 
 def samples_of(
@@ -156,7 +158,7 @@ def go_on(
 
 
 def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[], None]) -> int:
-    """Process the targets that one search finds. Return the number of batches."""
+    """Process the targets of one bulk operation. Return the number of batches."""
     found, rest = _next(settings, row, row.cursor)
     size = waiting_jobs.AT_A_TIME if BY_NAME[row.operation] in waiting_jobs.IN_BULK else 1
     batches = 0
@@ -191,7 +193,8 @@ def _rows(settings: Settings, row: BulkOperation) -> Any:
 
 
 def _next(settings: Settings, row: BulkOperation, cursor: str) -> tuple[list[Target], str | None]:
-    """Return the next targets, and the cursor after all rows that were read; None = the end."""
+    """Return the next targets, and the cursor after the last row that was read; None = there are no
+    more."""
     if row.undoes is not None:
         items = BulkItem.objects.using(settings.database).filter(bulk_id=row.undoes, refusal="")
         later = items.filter(pk__gt=int(cursor or 0)).order_by("pk")
@@ -313,7 +316,7 @@ def _changed(settings: Settings, letter: DeadLetter, changes: Mapping[str, Any])
     """Return the arguments of a dead letter after the replacements.
 
     Raises:
-        ValueError, PackageError, UnknownTask: they cannot be replaced.
+        ValueError, PackageError, UnknownTask: the arguments cannot be replaced.
     """
     package = sealer_for(settings).open(bytes(letter.package))
     task = task_of(package)

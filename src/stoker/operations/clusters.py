@@ -69,7 +69,7 @@ def get(cluster_id: UUID | str, *, backend: str = "default") -> ClusterState:
     """Return one cluster.
 
     Raises:
-        ClusterNotFound: There is no cluster with this id, or there is none any more.
+        ClusterNotFound: No cluster has this id (any more).
     """
     for cluster in find(backend=backend):
         if cluster.id == str(parse_job_id(str(cluster_id))):
@@ -81,24 +81,24 @@ def quiet(cluster_id: UUID | str, *, backend: str = "default") -> bool:
     """Ask a cluster to take no more jobs: running jobs continue, others go back to their queue.
 
     Returns:
-        False: The cluster was asked to stop before, and is stopping.
+        False if the cluster is already stopping because of an earlier request.
 
     Raises:
-        ClusterNotFound: There is no cluster with this id, or there is none any more.
+        ClusterNotFound: No cluster has this id (any more).
     """
     return _ask(cluster_id, Cluster.Request.QUIET, backend)
 
 
 def resume(cluster_id: UUID | str, *, backend: str = "default") -> bool:
-    """Ask a quiet cluster to take jobs again. See ``quiet`` for what it returns and raises."""
+    """Ask a quiet cluster to take jobs again. Returns and raises the same as ``quiet``."""
     return _ask(cluster_id, Cluster.Request.NONE, backend)
 
 
 def stop(cluster_id: UUID | str, *, backend: str = "default") -> bool:
     """Ask a cluster to stop, as SIGTERM does: running jobs have ``SHUTDOWN_SECONDS`` to finish.
 
-    The process manager that started the cluster may start it again. See ``quiet`` for what this
-    returns and raises.
+    The process manager that started the cluster may start it again. Returns and raises the same as
+    ``quiet``.
     """
     return _ask(cluster_id, Cluster.Request.STOP, backend)
 
@@ -161,7 +161,8 @@ def recycle(cluster_id: UUID | str, worker: int | None = None, *, backend: str =
 
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
-    """Return whether at least one of these clusters works. ``known`` is not empty."""
+    """Return whether at least one of the clusters works, and the reason. ``known`` must not be
+    empty."""
     best = min(known, key=lambda one: (one.state == Cluster.State.STOPPING, one.silent_seconds))
     name = f"Cluster {best.name} on {best.host} (process {best.pid})"
     if best.silent_seconds > max_silence_seconds:

@@ -109,12 +109,12 @@ def facts_of(letter: DeadLetter) -> list[Fact]:
 
 
 def columns(row: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return these columns of a row for JSON."""
+    """Return the named columns of a row as values for JSON."""
     return {name: getattr(row, name) for name in names}
 
 
 def requeue_text(requeue: Requeue) -> str:
-    """Describe a requeue: when, by whom, as which job, and why."""
+    """Describe a requeue: time, person, new job and reason."""
     who = {
         Requeue.By.PERSON: f"by {requeue.by}" if requeue.by else "by hand",
         Requeue.By.POLICY: "by its policy",
@@ -125,7 +125,7 @@ def requeue_text(requeue: Requeue) -> str:
 
 
 def attempt_text(attempt: Attempt) -> str:
-    """Describe an attempt: when it ended, how, and with which error."""
+    """Describe an attempt: end, outcome and error."""
     what = first_line(f"{attempt.exception_class}: {attempt.message}", 200)
     return (
         f"{exactly(attempt.finished_at)}  job {attempt.job_id}, attempt {attempt.number}, "

@@ -1,5 +1,5 @@
-"""Details and arguments of jobs and other objects, with the labels and the order in which every
-interface shows them."""
+"""Details and arguments of jobs and other objects. All interfaces show them with the same labels in
+the same order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.tasks.arguments import ShownCall, shown_call
 from .wording import exactly, first_line, since, value_text
 
 REVEAL = "stoker.reveal_job"
-"""The permission to see arguments that are hidden."""
+"""The permission to see hidden arguments."""
 LARGEST_IN_LISTS_BYTES = 16_384
 """Lists omit the arguments of larger packages."""
 
@@ -31,7 +31,7 @@ class Fact(NamedTuple):
     value: Any
     """A text, a number or a datetime."""
     page: str = ""
-    """The page of the dashboard that the value links to, such as ``job``; "" = none."""
+    """The dashboard page that the value is linked to, such as ``job``; "" = no link."""
     hint: str = ""
     """Explanation of the label."""
 

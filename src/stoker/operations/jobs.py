@@ -49,7 +49,7 @@ class JobRow:
 
     job: Job
     state: str
-    """As in ``JobState``."""
+    """A value of ``JobState``."""
     ran_seconds: float | None
     """Duration of the last attempt in seconds; None = unknown."""
     call: ShownCall | None
@@ -103,8 +103,8 @@ def nodes_of(settings: Settings) -> list[str]:
 
 
 def others_of_id(settings: Settings, text: str) -> tuple[UUID | None, UUID | None]:
-    """Return the dead letter and the workflow with this id. The id of a failed job finds its
-    dead letter. Runs two queries if the text is an id, otherwise none."""
+    """Return the dead letter and the workflow with this id. If it is the id of a failed job, return
+    the job's dead letter. Runs two queries if the text is an id, otherwise none."""
     wanted = parse_job_id(text)
     if wanted is None:
         return None, None
@@ -138,7 +138,7 @@ class JobDetails:
     """The return value as text; None = it is not kept."""
     facts: list[Fact]
     letter: DeadLetter | None
-    """Its dead letter, unless the letter is closed."""
+    """Its dead letter, unless that is closed."""
 
     @property
     def call(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class JobDetails:
 
     @property
     def label(self) -> str:
-        """Return the label that the task's option ``describe`` makes; "" = none."""
+        """Return the label from the task's option ``describe``; "" = none."""
         return "" if self.shown is None else self.shown.label
 
     @property
@@ -197,7 +197,7 @@ def details_of(settings: Settings, job_id: UUID, *, reveal: bool = False) -> Job
 
 
 def value_of(settings: Settings, job_id: UUID, progress: Progress) -> str | None:
-    """Return the result of a job as text, or None if no result is kept."""
+    """Return the job's return value as text, or None if it is not kept."""
     if progress.job is None or progress.job.value is None:
         return None
     try:
@@ -241,10 +241,10 @@ def _letter(alias: str, life: Timeline) -> DeadLetter | None:
 
 
 def job_id_of(text: str) -> UUID:
-    """Return the id that the text spells.
+    """Parse a job id.
 
     Raises:
-        TaskResultDoesNotExist: It is not an id of a job.
+        TaskResultDoesNotExist: The text is not a valid id.
     """
     job_id = parse_job_id(text)
     if job_id is None:

@@ -34,7 +34,8 @@ from stoker.values.ids import new_job_id
 
 logger = logging.getLogger("stoker.operations")
 LIMIT = 1000
-"""Maximum number of jobs or dead letters that one click changes. More would delay the page."""
+"""Maximum number of jobs or dead letters to change in one request. A higher number would delay the
+page."""
 LONGEST_REASON = 255
 LONGEST_NAME = 150
 LONGEST_TARGET = 255
@@ -65,7 +66,7 @@ class Operator:
 
     @property
     def signed(self) -> dict[str, Any]:
-        """Return keyword arguments that say who acts, why, and on which backend."""
+        """Return the keyword arguments ``by``, ``because`` and ``backend`` for a call."""
         return {"by": self.by, "because": self.because, "backend": self.alias}
 
     @property
@@ -83,17 +84,18 @@ class Done:
 
     sentence: str
     is_good: bool = True
-    """False: nothing was changed, and the sentence says why."""
+    """Whether the operation was carried out. False: nothing was changed, and the sentence says
+    why."""
     job_id: str = ""
-    """The job to look at next; "" = none."""
+    """The job whose page to show next; "" = none."""
     undo: Mapping[str, str] = field(default_factory=dict)
     """Arguments for the operation that undoes this one; empty = it cannot be undone."""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Further members of the HTTP API's answer if nothing was changed."""
+    """Further members of the HTTP API's answer to a refused operation."""
     value: Any = None
-    """What the called function returned."""
+    """The return value of the function that the operation called."""
     count: int = 1
-    """How many things were changed."""
+    """Number of changed targets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +103,22 @@ class Operation:
     """An action of an operator on one target."""
 
     word: str
-    """The verb, and the last part of its address in pages, such as ``pause``."""
+    """The verb, which is also the last part of its URL, such as ``pause``."""
     target: str
     """The kind of its target: queue, guard, job, letter, schedule, workflow or cluster."""
     permission: str
     act: Callable[..., Done]
-    """Takes the operator, the target's name or id, and options of this operation."""
+    """The function that performs it. It takes the operator, the target's name or id, and the
+    options of this operation."""
     label: str = ""
     """The text of the button; "" = the verb."""
     question: str = ""
-    """The question of the confirmation page; ``{name}`` stands for the target. "" = no
-    confirmation."""
+    """The text of the confirmation page; ``{name}`` stands for the target. "" = no confirmation."""
     is_grave: bool = False
     undo: str = ""
     """The verb of the operation that undoes this one."""
     things: str = ""
-    """The plural of its target, for operations on many at once."""
+    """The plural of its target, for operations on many targets at once."""
     done: str = ""
     """The past participle, such as ``requeued``."""
     takes: tuple[str, ...] = ()
@@ -179,7 +181,7 @@ class Operation:
             logger.warning("%s %s was not recorded: %s", self.name, target, error)
 
     def log(self, operator: Operator, target: str, done: Done) -> None:
-        """Log who did what to which target, and why."""
+        """Log the user, the operation, the target and the reason."""
         by, because = (
             operator.by or "somebody",
             f" ({operator.because})" if operator.because else "",

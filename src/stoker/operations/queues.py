@@ -26,7 +26,7 @@ def queue_row(queue: QueueDepth) -> Sequence[str]:
 
 
 def pause_in_words(pause: Pause) -> str:
-    """Return ``paused since ..., by ...: ...``."""
+    """Describe a pause as ``paused since ..., by ...: ...``."""
     by = f", by {pause.by}" if pause.by else ""
     because = f": {pause.because}" if pause.because else ""
     return f"paused since {pause.since.isoformat(sep=' ', timespec='seconds')}{by}{because}"

@@ -78,7 +78,7 @@ class RequestContext(ABC):
     def tabs(
         self, states: Iterable[str], current: str, numbers: Mapping[str, str] | None = None
     ) -> list[dict[str, Any]]:
-        """Return a link to this page for each state; "" = all states."""
+        """Return a link to this page for each state; the state "" stands for all."""
         return [
             {
                 "title": state.lower() or "all",

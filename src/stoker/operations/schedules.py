@@ -41,7 +41,7 @@ def page_of(
 
 
 def state_of(row: Schedule) -> str:
-    """Return paused, over or ticking."""
+    """Return "paused", "over" or "ticking"."""
     if row.is_paused:
         return "paused"
     return "over" if row.is_over else "ticking"
@@ -64,7 +64,8 @@ def next_ticks_of(schedule: Schedule | Scheduled, count: int = 5) -> list[dateti
 
 
 def when_of(moment_us: int, row: Schedule) -> datetime:
-    """Return a moment in the schedule's time zone, or in UTC if there is no such zone."""
+    """Return a moment in the schedule's time zone, or in UTC if this host does not know the
+    zone."""
     try:
         return as_moment(moment_us).astimezone(zone_named(row.zone))
     except ValueError:
@@ -74,7 +75,7 @@ def when_of(moment_us: int, row: Schedule) -> datetime:
 def call_of_schedule(
     settings: Settings, row: Schedule, *, reveal: bool = False
 ) -> ShownCall | None:
-    """Return the arguments of its jobs; None = they cannot be read."""
+    """Return the arguments of the schedule's jobs; None = they cannot be read."""
     try:
         when = schedules.scheduled(row.name, backend=settings.alias)
     except (PackageError, ValueError):

@@ -1,4 +1,4 @@
-"""Tracebacks in parts, so that pages can fold the frames of Stoker's own code."""
+"""Split tracebacks into parts, so that pages can fold the frames of Stoker's own code."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ FRAME = re.compile(r'^ +(?:[|+] +)*File "(.+?)", line \d+')
 
 
 class TracePart(NamedTuple):
-    """Some lines of a traceback."""
+    """Consecutive lines of a traceback."""
 
     text: str
     own_frames: int
-    """Number of frames, all of Stoker's own code; 0 = other lines."""
+    """Number of frames of Stoker's own code in this part; 0 = the part has other lines."""
 
 
 def trace_parts(text: str) -> Sequence[TracePart]:
     """Return a traceback in parts: consecutive frames of Stoker's own code are one part.
 
-    If it has no other frames, it is one part, because they are what matters.
+    If all frames are Stoker's own, nothing is folded: the traceback is one part.
     """
     frames = list(_frames(text.splitlines(keepends=True)))
     if all(is_own is not False for is_own, _ in frames):
@@ -37,8 +37,8 @@ def trace_parts(text: str) -> Sequence[TracePart]:
 
 
 def _frames(lines: Sequence[str]) -> Sequence[tuple[bool | None, str]]:
-    """Return each frame with its source lines, and whether it is Stoker's own; None = the lines are
-    no frame."""
+    """Return each frame with its source lines, and whether it is Stoker's own. Other lines have
+    None instead."""
     found: list[tuple[bool | None, str]] = []
     indent = 0
     for line in lines:

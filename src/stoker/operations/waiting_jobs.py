@@ -16,7 +16,7 @@ from .operation import Done, Operation, Operator
 from .wording import exactly
 
 AT_A_TIME = 100
-"""Maximum number of jobs that one transaction changes."""
+"""Maximum number of jobs to change in one transaction."""
 PERMISSION = "stoker.change_job"
 
 
@@ -60,7 +60,7 @@ def _act(operation: Operation, operator: Operator, job_id: str, options: Any) ->
 
 
 def _undo(job_id: str, outcome: Changed) -> dict[str, str]:
-    """Return the form data that restore the previous time of the job."""
+    """Return the form data that restore the job's previous time."""
     return {"job": job_id, "run_after": outcome.due.isoformat() if outcome.due else ""}
 
 

@@ -9,7 +9,7 @@
     timedelta                {"$timedelta": [days, seconds, microseconds]}
     UUID, bytes              {"$uuid": "<32 hex digits>"}, {"$bytes": "<base64>"}
     int of 600 digits        {"$int": "0x..."}
-    {1: 2}, {"$tuple": 3}    {"$dict": [[1, 2]]}: keys that aren't str, or look like a tag
+    {1: 2}, {"$tuple": 3}    {"$dict": [[1, 2]]}: for keys that aren't str, or look like a tag
 
 Plain JSON values are written unchanged. A job is its head (id, task, queue, ...: plain values),
 then args, kwargs and metadata. A value that cannot be written raises an error that says what to
@@ -40,7 +40,7 @@ from django.utils.datastructures import MultiValueDict
 from stoker.exceptions import NotSerializable
 
 MOST_LEVELS = 100
-"""Maximum nesting of values, so that a worker can read everything that a web process can write."""
+"""Maximum nesting of values. With it, a worker can read everything that a web process can write."""
 
 PLAIN_BITS = 2000
 """Longer integers are written in base 16, because Python may refuse to parse that many digits."""
@@ -62,7 +62,8 @@ class NotEncodable(Exception):
         self._steps: list[Any] = []
 
     def within(self, key: Any) -> None:
-        """Add the key or index that holds the refused value or its container."""
+        """Add a key or index to the path: the one at which the refused value was found in its
+        container."""
         self._steps.append(key)
 
     @property
@@ -119,7 +120,7 @@ def write(encoded: Any) -> bytes:
 
 
 def read(data: bytes) -> Any:
-    """Decode a value that ``write`` wrote. Raises the errors of the types' constructors."""
+    """Decode a value that ``write`` wrote. May raise any error of the constructors of the types."""
     text = data.decode("utf-8", "surrogatepass")
     # Compact JSON has these three characters in a row only where a tagged value begins.
     decoder = _TAGGED if '{"$' in text else _UNTAGGED
@@ -158,8 +159,8 @@ def _encode(value: Any, levels: int) -> Any:
 
 
 def _inherited(value: Any) -> Encoder | None:
-    """Return the encoder of a base class, for SafeString, TextChoices, IntEnum, OrderedDict and
-    such."""
+    """Return the encoder of a base class, for types such as SafeString, TextChoices, IntEnum and
+    OrderedDict."""
     for base in type(value).__mro__[1:]:
         if base in _ENCODERS:
             return _ENCODERS[base]
@@ -326,7 +327,7 @@ _PATIENT = json.JSONDecoder(object_hook=_decode_tagged, parse_int=_patient_int)
 
 
 MOST_STEPS = 5
-"""Number of keys shown of the path to a refused value."""
+"""Maximum number of keys that are shown of the path to a refused value."""
 
 Arguments = tuple[list[Any], dict[str, Any], Mapping[str, str]]
 
@@ -363,8 +364,8 @@ def value_as_json(value: Any) -> bytes:
 def _encode_or_name(value: Any, root: str, owner: Callable[[list[Any]], str]) -> Any:
     """Return the value in JSON's own types. Raises NotSerializable.
 
-    ``owner`` receives the path to the refused value, returns the name of its owner, and removes the
-    steps that the name covers.
+    ``owner`` receives the path to the refused value. It returns a name for the argument or value
+    that contains it, and removes the steps of the path that the name includes.
     """
     try:
         return encode(value)

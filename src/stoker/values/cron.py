@@ -247,7 +247,7 @@ class IntervalRule(Rule):
         return instant
 
     def _number_before(self, wall: datetime) -> int:
-        """Return the number of a moment that is certainly not later than the next one."""
+        """Return the number of a moment of the rule that is certainly not after the next moment."""
         if self.unit in CALENDAR_DAYS:
             return (wall - self.anchor).days // (self.count * CALENDAR_DAYS[self.unit]) - 1
         months = (wall.year - self.anchor.year) * 12 + wall.month - self.anchor.month

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 
 def after_fork(renew: Callable[[], object]) -> None:
-    """Call this in each forked child. There is none on Windows."""
+    """Register a function to be called in each forked child. Does nothing on systems that cannot
+    fork."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)

@@ -52,7 +52,7 @@ def written(counts: Mapping[int, int]) -> dict[str, int]:
 
 
 def add_written(total: Counter[int], counts: Mapping[str, int]) -> None:
-    """Add counts from JSON to a total."""
+    """Add counts in the form of ``written`` to a total."""
     for number, count in counts.items():
         key = int(number)
         total[key] = total.get(key, 0) + count

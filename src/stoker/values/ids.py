@@ -13,16 +13,15 @@ from collections.abc import Iterable
 from .forks import after_fork
 
 STEP_BITS = 8
-"""Ids that differ only in these last bits belong to one job: the ids of its needs follow its
-own."""
+"""Number of last bits that may differ between the id of a job and the ids of its needs."""
 RANDOM_PART = (1 << 62) - 1
 STEP = 1 << 61
 """Bit of a job that is a step of a workflow."""
 LINKED = 1 << 60
 """Bit of a job that has hooks or is a hook."""
 UNMARKED_DIGIT = "8"
-"""Hexadecimal digit at index 16 of an id without these bits. They follow the variant of the
-UUID."""
+"""Hexadecimal digit at index 16 of an id without these bits. The first two bits of the digit are
+the variant of the UUID."""
 BELOW_MARKS = LINKED - 1
 _UNKNOWN, _new, _set = uuid.SafeUUID.unknown, object.__new__, object.__setattr__
 _lock = threading.Lock()
@@ -69,7 +68,7 @@ def is_marked(job_id: uuid.UUID) -> bool:
 
 
 def none_is_marked(job_ids: Iterable[str]) -> bool:
-    """Return whether none of these ids of 32 digits has the bit STEP or LINKED."""
+    """Return whether no id has the bit STEP or LINKED. The ids are given as 32 digits."""
     return {job_id[16] for job_id in job_ids} <= {UNMARKED_DIGIT}
 
 
@@ -100,7 +99,8 @@ def seconds_of(job_id: uuid.UUID) -> float:
 
 
 def first_id_at(moment_seconds: float) -> uuid.UUID:
-    """Return the lowest id of that millisecond. An earlier moment than 1970 counts as 1970."""
+    """Return the lowest id that can be made in the millisecond of this moment. An earlier moment
+    than 1970 counts as 1970."""
     return uuid.UUID(int=max(0, int(moment_seconds * 1000)) << 80 & (1 << 128) - 1)
 
 
@@ -118,7 +118,7 @@ def new_lease_id() -> int:
 
 
 def parse_job_id(text: str) -> uuid.UUID | None:
-    """Return the id that ``text`` spells, or None if it is not an id."""
+    """Parse an id. Return None if ``text`` is not an id."""
     try:
         return uuid.UUID(text)
     except (ValueError, AttributeError, TypeError):

@@ -1,4 +1,5 @@
-"""Marks: where a page of a list begins, as text in an address. Moments from outside the project."""
+"""Marks: the position where a page of a list begins, as text for a URL. Also parses moments from
+users."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def key_of(mark: str, kinds: Sequence[type[Any]]) -> tuple[Any, ...]:
     """Return the key that the mark stands for.
 
     Args:
-        kinds: The type of each part: int, datetime or UUID.
+        kinds: The type of each part of the key: int, datetime or UUID.
 
     Raises:
         ValueError: The mark belongs to another list, or a part is out of range.
@@ -49,7 +50,7 @@ def project_moment(value: datetime) -> datetime:
     """Return an aware or a naive moment, as USE_TZ says.
 
     Raises:
-        ValueError: No database keeps so early or late a moment.
+        ValueError: The moment is too early or too late for some database.
     """
     if not FIRST_YEAR <= value.year <= LAST_YEAR:
         raise ValueError(f"write a moment between the years {FIRST_YEAR} and {LAST_YEAR}")
@@ -61,14 +62,14 @@ def project_moment(value: datetime) -> datetime:
 
 
 def moment_from(text: str, *, is_past: bool = False) -> datetime:
-    """Return the moment that the text means.
+    """Parse a moment.
 
     Args:
-        text: A duration from now on, as ``2h``, or a moment, as ``2030-01-31 06:00``.
-        is_past: A duration means so long ago.
+        text: A duration from now, such as ``2h``, or a moment, such as ``2030-01-31 06:00``.
+        is_past: Whether a duration counts back from now.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The text is neither.
     """
     try:
         distance = timedelta(seconds=duration_seconds(text))

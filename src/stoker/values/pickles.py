@@ -1,5 +1,5 @@
-"""Jobs and return values as pickles. A job is its head (id, task, queue, ...: plain values), then
-args, kwargs and metadata, pickled apart."""
+"""Jobs and return values as pickles. A job consists of its head (id, task, queue, ...: plain
+values) and of args, kwargs and metadata. Both are pickled separately."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def value_from_pickle(body: bytes) -> Any:
 def nothing_unpickled() -> Iterator[None]:
     """Raise UnreadablePackage for pickled arguments and values inside the block.
 
-    Unpickling runs code of the project, which pages that only show jobs must not do.
+    Unpickling runs code of the project. Pages that only show jobs must not do that.
     """
     token = _is_unpickled.set(False)
     try:

@@ -12,7 +12,8 @@ _listener: ContextVar[Listener | None] = ContextVar("stoker_long_work", default=
 
 
 def come_so_far(done: int, total: int | None = None) -> None:
-    """Report how much is done, and the total if it is known. Does nothing without a listener."""
+    """Report the number of processed items, and the total if it is known. Does nothing without a
+    listener."""
     listener = _listener.get()
     if listener is not None:
         listener(done, total)
@@ -20,7 +21,7 @@ def come_so_far(done: int, total: int | None = None) -> None:
 
 @contextmanager
 def told_to(listener: Listener) -> Iterator[None]:
-    """Call this listener with the progress of the block."""
+    """Call ``listener`` with the progress that is reported inside the block."""
     token = _listener.set(listener)
     try:
         yield

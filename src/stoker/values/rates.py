@@ -40,23 +40,23 @@ class RateRule:
 
     @property
     def whole(self) -> int:
-        """Maximum weight that can start at once after a quiet time."""
+        """Maximum weight that can start at once if nothing has started for a long time."""
         return self.burst or self.starts if self.starts > 0 else 0
 
 
 def margin_us(rule: RateRule, at_least_us: int = 0) -> int:
-    """Return how long a permit is valid, in microseconds: at most a second.
+    """Return the validity of a permit in microseconds, at most a second.
 
-    It is 1 % of the time in which the whole limit is replenished, or ``at_least_us`` if that is
-    longer.
+    The validity is 1 % of the time in which the whole limit is replenished, but at least
+    ``at_least_us``.
     """
     span_us = rule.period_us * rule.whole // max(1, rule.starts)
     return min(max(SHORTEST_MARGIN_US, span_us // 100, at_least_us), LONGEST_MARGIN_US)
 
 
 def cost(rule: RateRule, weight: int) -> int:
-    """Return the weight that a job uses: at most the whole limit, because it could never start
-    otherwise."""
+    """Return the weight that a job uses. It is at most the whole limit, because otherwise the job
+    could never start."""
     return max(1, min(weight, rule.whole))
 
 
@@ -87,8 +87,8 @@ def take(rule: RateRule, state: Any, now_us: int, weight: int, *, at_least_us: i
 
 
 def next_us(rule: RateRule, state: Any, now_us: int, weight: int = 1) -> int:
-    """Return when this weight may start; ``now_us`` = at once. With a limit of 0: when to check
-    again."""
+    """Return the time at which this weight may start; ``now_us`` = at once. With a limit of 0: the
+    time to check again."""
     if not rule.whole:
         return now_us + rule.period_us
     entries = _read(rule, state, now_us)
@@ -107,8 +107,8 @@ def next_us(rule: RateRule, state: Any, now_us: int, weight: int = 1) -> int:
 
 
 def _read(rule: RateRule, state: Any, now_us: int) -> State:
-    """Return the entries that count now. Moments in the far future, left by a clock that was turned
-    back, are cut to the latest moment of a new permit."""
+    """Return the entries that still count at ``now_us``. Moments in the far future, left by a clock
+    that was turned back, are cut to the latest moment of a new permit."""
     latest_us = now_us + CLOCK_US + LONGEST_MARGIN_US
     if not _is_state(state):
         return [[latest_us, rule.whole]]
@@ -135,8 +135,8 @@ def _weight(entries: State) -> int:
 
 
 def _refill(rule: RateRule, entries: State, now_us: int) -> State:
-    """Merge the past entries into one of missing tokens and the moment since when they are
-    missing."""
+    """Replace the past entries by one, which holds the number of missing tokens and the time since
+    when they are missing."""
     since_us = missing = 0
     to_come = []
     for until_us, weight in entries:
@@ -149,7 +149,7 @@ def _refill(rule: RateRule, entries: State, now_us: int) -> State:
 
 
 def _refilled_at_us(rule: RateRule, entries: State, excess: int) -> int:
-    """Return when this many more tokens have been refilled."""
+    """Return the time at which ``excess`` more tokens have been refilled."""
     since_us = missing = 0
     for until_us, weight in entries:
         if excess <= missing and since_us + _time_us(rule, excess) <= until_us:
@@ -165,13 +165,14 @@ def _refilled_at_us(rule: RateRule, entries: State, excess: int) -> int:
 def _started(
     rule: RateRule, since_us: int, missing: int, until_us: int, weight: int
 ) -> tuple[int, int]:
-    """Return since when tokens are missing after an entry, and how many."""
+    """Return the time since when tokens are missing after an entry, and their number."""
     since_us, missing = _missing(rule, since_us, missing, until_us)
     return since_us, min(missing + weight, rule.burst)
 
 
 def _missing(rule: RateRule, since_us: int, missing: int, now_us: int) -> tuple[int, int]:
-    """Return since when exactly this many tokens are missing at that moment, and how many."""
+    """Return ``since_us`` and ``missing`` as of ``now_us``: the tokens that were refilled meanwhile
+    are no longer missing."""
     came_back = (now_us - since_us) * rule.starts // rule.period_us
     if came_back >= missing:
         return now_us, 0

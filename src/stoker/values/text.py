@@ -10,8 +10,8 @@ UNSAFE = re.compile(
 
 
 def shown_text(text: str) -> str:
-    """Replace control characters and marks for the direction of writing by escapes, so that a text
-    cannot change what is written around it. Tabs and line feeds stay."""
+    """Replace control characters and bidirectional formatting characters by escapes, so that a text
+    cannot change how the text around it is displayed. Tabs and line feeds are kept."""
     if text.isprintable():
         return text
     return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

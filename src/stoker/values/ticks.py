@@ -42,7 +42,8 @@ class Course:
         return None if found is None else self._bounded(as_us(found))
 
     def newest(self, since_us: int, now_us: int) -> int:
-        """Return the last moment that is due, given an earlier one that is due."""
+        """Return the last moment that is due at ``now_us``. ``since_us`` is an earlier moment that
+        is due."""
         sure = self.rule.newest_until(as_moment(now_us - self.jitter_us))
         newest = since_us if sure is None else max(since_us, self._not_over(as_us(sure)))
         while (following := self.after(newest)) is not None and self.due(following) <= now_us:
@@ -79,7 +80,8 @@ class Missed:
 
 @dataclass(frozen=True, slots=True)
 class TickPlan:
-    """The decision about a schedule with a due tick: moments to fire, next moment, missed ticks."""
+    """The decision about a schedule with a due tick: the moments to fire, the next moment, and the
+    missed ticks."""
 
     fire_us: tuple[int, ...]
     next_us: int | None
@@ -124,7 +126,7 @@ def _all(course: Course, cap: int, moment_us: int, newest_us: int) -> TickPlan:
 
 
 def _from(course: Course, number: int, first_us: int, newest_us: int) -> list[int]:
-    """Return up to ``number`` moments from the first one to the newest."""
+    """Return up to ``number`` consecutive moments, from the first one at most to the newest."""
     found = [first_us]
     while len(found) < number and (following := course.after(found[-1])) is not None:
         if following > newest_us:
@@ -149,7 +151,7 @@ def _last(course: Course, number: int, first_us: int, newest_us: int) -> list[in
 
 
 def _count(course: Course, first_us: int, end_us: int) -> int:
-    """Count the moments from the first one to the end, the end excluded."""
+    """Count the moments from ``first_us`` on and before ``end_us``."""
     count, moment = 0, first_us
     while moment < end_us and count < MOST_COUNTED:
         count += 1

@@ -1,4 +1,5 @@
-"""Run all checks of the doctor. This module contains those of guards, clusters and the schema."""
+"""Run all checks of the doctor. This module contains the checks of guards, clusters and the
+schema."""
 
 from __future__ import annotations
 
@@ -255,7 +256,7 @@ UNRELAYED = FindingKind(
     is_fault=False,
 )
 LONG_SECONDS = 300.0
-"""A live cluster would have repaired such a state within this time."""
+"""A state that lasts longer than this is a fault: a live cluster would have repaired it."""
 
 
 class LostClusters(Look):
@@ -313,7 +314,7 @@ UNREADABLE = FindingKind(
 SAMPLED = 200
 """Number of packages to open, per hot table."""
 WRITTEN_BY_HAND = {"stoker_job": ("stoker_job_finished",)}
-"""Indexes that migrations create and models do not declare."""
+"""Table -> indexes that migrations create and models do not declare."""
 
 
 class Migrations(Look):
@@ -382,19 +383,19 @@ LOOKS: tuple[type[Look], ...] = (
     Packages,
 )  # fmt: skip
 OF_ANY_BROKER: tuple[type[Look], ...] = (Indexes, LostClusters, Letters)
-"""The checks for brokers outside the database, which do not have their jobs in the store."""
+"""The checks that also apply to brokers outside the database, whose jobs are not in the store."""
 
 
 @dataclass(slots=True)
 class Finding:
-    """A kind of problem, with the rows that have it."""
+    """A kind of problem, and the rows that have it."""
 
     name: str
     sentence: str
     is_fault: bool
-    """False: a notice, or something that upkeep repairs."""
+    """Whether a guarantee is broken. False: a notice, or a problem that upkeep repairs."""
     remedy: str
-    """What a repair does; "" = no repair is safe."""
+    """Description of the repair; "" = no repair is safe."""
     count: int = 0
     ids: list[str] = field(default_factory=list)
     """Ids of the first 20 rows."""
@@ -413,7 +414,7 @@ class Report:
 
     findings: list[Finding]
     looked_at: int
-    """Number of rows."""
+    """Number of rows that were read."""
     cut_short: list[str]
     """Tables that were not read completely."""
     seconds: float
@@ -429,7 +430,7 @@ def examine(settings: Settings, *, repair: bool = False, most_rows: int = MOST_R
 
     Args:
         settings: the backend's.
-        repair: repair what can be repaired safely.
+        repair: whether to repair the problems that can be repaired safely.
         most_rows: maximum number of rows per table; the report names tables with more.
 
     Raises:

@@ -33,9 +33,9 @@ class FindingKind:
     name: str
     sentence: str
     remedy: str = ""
-    """What a repair does; "" = no repair is safe."""
+    """Description of the repair; "" = no repair is safe."""
     is_fault: bool = True
-    """Whether a guarantee is broken. False: a notice, or something that upkeep repairs."""
+    """Whether a guarantee is broken. False: a notice, or a problem that upkeep repairs."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,8 @@ class Scene:
         return self.settings.database
 
     def pages(self, model: type[models.Model], *names: str) -> Iterator[Sequence[tuple[Any, ...]]]:
-        """Yield a table in pages along its primary key: the key and these fields."""
+        """Yield the rows of a table in pages along its primary key: the key and the named
+        fields."""
         rows = model._default_manager.using(self.alias).order_by("pk").values_list("pk", *names)
         after: Any = None
         seen = 0
@@ -87,7 +88,7 @@ class Look(ABC):
         """Yield the problems page by page: kind, and ids of the rows."""
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
-        """Repair those rows that are still as they were read. Return the number."""
+        """Repair the rows that have not changed since they were read. Return their number."""
         raise NotImplementedError  # each check has its own
 
 
@@ -160,7 +161,8 @@ class Jobs(Look):
 
 
 class Lines(Look):
-    """Check that each row of a hot table belongs to an unfinished job and is the only one."""
+    """Check that each row of a hot table belongs to an unfinished job, and that no job has two such
+    rows."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for name, table in PLACES.items():
@@ -336,7 +338,7 @@ class Letters(Look):
         return dict(jobs.values_list("pk", "status"))
 
     def _still(self, name: str, seen: dict[UUID, Any]) -> list[UUID]:
-        """Return the dead letters that have not changed since they were read."""
+        """Return the ids of the dead letters that have not changed since they were read."""
         if not seen:
             return []
         rows = with_keys(DeadLetter.objects.using(self.alias).unclosed(), seen.keys())
@@ -344,7 +346,7 @@ class Letters(Look):
 
 
 class LeftoverNotes(Look):
-    """Check for rows that are no longer used. They do no harm, but their number grows."""
+    """Find rows that are no longer used. They do no harm, but their number grows."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Requeue, "identity"):

@@ -24,7 +24,7 @@ from stoker.tasks.registry import find_task, task_of
 
 
 class Kind(TextChoices):
-    """What a job waits for; or its state, if it does not wait."""
+    """The kind of obstacle that a job waits for. If it does not wait: its state."""
 
     SUCCESSFUL = "successful"
     """It succeeded. Facts: finished_at, started_at, attempts, worker."""
@@ -52,7 +52,7 @@ class Kind(TextChoices):
     PUT_BACK = "put_back"
     """It was released without having run. Facts: due_at, seconds."""
     LOCK = "lock"
-    """Another job has its lock. Facts: key, holders, before, places."""
+    """Another job holds its lock. Facts: key, holders, before, places."""
     LIMIT = "limit"
     """Its limit is reached. Facts: as of ``lock``."""
     RATE = "rate"
@@ -73,9 +73,9 @@ class Kind(TextChoices):
     """It is ready, behind other jobs. Facts: before, is_exact, waited_seconds, per_second,
     expected_seconds, free_workers."""
     OUTBOX = "outbox"
-    """It has not been relayed to its broker yet. Facts: database, enqueued_at."""
+    """It is still in an outbox, not at its broker. Facts: database, enqueued_at."""
     AT_BROKER = "at_broker"
-    """It is at a broker that cannot say more. Facts: broker."""
+    """It is at a broker that gives no further information. Facts: broker."""
     LOST = "lost"
     """It has a row, but is in no hot table. Facts: none."""
     UNKNOWN = "unknown"
@@ -107,20 +107,21 @@ HELD_UP = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Why a job is not running, as far as the store knows."""
+    """The reason why a job is not running, as far as the store contains it."""
 
     job_id: UUID
     kind: Kind
     sentence: str
     """Explanation for people."""
     advice: str = ""
-    """What to do about it; "" = nothing."""
+    """Advice for the operator; "" = nothing needs to be done."""
     task: str = ""
     """Dotted path; "" = unknown."""
     queue: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Data for programs, as the kind describes: numbers, texts, moments (aware, or as USE_TZ says),
-    None, and lists and dicts of these. Unknown values are None or missing."""
+    """Data for programs, with the names that the ``Kind`` lists. The values are numbers, texts,
+    datetimes (aware or naive as in USE_TZ), None, and lists and dicts of these. Unknown values are
+    None or missing."""
 
 
 def when(one: datetime | None) -> str:
@@ -186,13 +187,13 @@ class Asked:
 
     @cached_property
     def clusters(self) -> tuple[ClusterState, ...]:
-        """Return the clusters, with this job if one of them runs it."""
+        """The backend's clusters. If one of them runs this job, it lists the job."""
         own = {self.job_id: (self.task, self.queue, None)}
         return clusters(self.settings, facts=own)
 
     def is_alive(self, cluster: ClusterState) -> bool:
-        """Return whether the last heartbeat is younger than a lease. Later, other clusters take
-        over."""
+        """Return whether the last heartbeat is younger than a lease. After that, other clusters
+        take over its jobs."""
         return cluster.silent_seconds <= self.settings.lease_seconds
 
     @cached_property

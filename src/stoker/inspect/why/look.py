@@ -234,8 +234,8 @@ REASONS = frozenset(DeadLetter.Reason.values)
 
 
 def _letter_of(asked: Asked) -> DeadLetter | None:
-    """Return the dead letter of the logical job, which a requeue may have assigned to another
-    job."""
+    """Return the dead letter of the logical job, which may belong to another job after a
+    requeue."""
     letters = DeadLetter.objects.using(asked.alias)
     own = letters.filter(job_id=asked.job_id).first()
     if own is not None:

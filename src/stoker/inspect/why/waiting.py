@@ -185,7 +185,7 @@ def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answ
 
 
 def _shown(asked: Asked, job_ids: set[Any]) -> list[dict[str, Any]]:
-    """Return the id, task and state of the first few of these jobs, by id."""
+    """Return the id, task and state of the first few of the given jobs, by id."""
     ids: list[UUID] = sorted(job_ids)[:HOLDERS]
     jobs = Job.objects.using(asked.alias)
     known = {row[0]: row[1:] for row in with_keys(jobs, ids).values_list("pk", "task", "status")}
@@ -206,7 +206,7 @@ def _by(holders: list[dict[str, Any]]) -> str:
 
 
 RATE_SECONDS = 300.0
-"""Period from which the speed of a queue is computed."""
+"""Length of the past period that is used to compute the speed of a queue."""
 
 
 def answer_ready(asked: Asked, row: Ready | None) -> Answer:

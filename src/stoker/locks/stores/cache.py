@@ -70,7 +70,8 @@ class AnyCacheLocks(LockStore):
     def next_fence(self, key: str) -> int:
         """Return the next fencing number. Only the holder calls this.
 
-        A holder that was paused in here may write an old number back; the current time is higher.
+        A holder that was paused between its read and write may write an old number. So the next
+        number is at least the current time.
         """
         last = self.cache.get(FENCE_PREFIX + key) or 0
         fence: int = max(last + 1, time_us())

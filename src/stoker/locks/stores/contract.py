@@ -58,7 +58,8 @@ class LockStore(ABC):
 
     @property
     def is_seen_by_others(self) -> bool:
-        """False inside the transaction of a TestCase, where a lease is neither renewed nor ends."""
+        """Return whether other connections see the lock. False inside the transaction of a
+        TestCase, where a lease is neither renewed nor ends."""
         return True
 
     def give_up_after(self, seconds: int) -> None:

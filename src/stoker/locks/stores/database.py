@@ -131,7 +131,7 @@ class DatabaseCacheLocks(AnyCacheLocks):
         connections[self._database].close_if_unusable_or_obsolete()
 
     def _look(self, key: str) -> tuple[str, bool]:
-        """Return the entry, or "", and whether it has expired."""
+        """Return the entry, or "" if there is none, and whether it has expired."""
         with connections[self._database].cursor() as cursor:
             cursor.execute(
                 self._worded(
@@ -154,7 +154,8 @@ class DatabaseCacheLocks(AnyCacheLocks):
             return False
 
     def _replace(self, claim: LockClaim, value: str, held: str) -> bool:
-        """Replace an entry if it is unchanged. If it was not old, it must also have expired.
+        """Replace an entry if it still has the value ``held``. Unless it is older than
+        ``steal_after``, it must also have expired.
 
         Every acquisition has its own owner, so an equal value means the same acquisition; a renewal
         moves only its expiry.
