@@ -1,6 +1,6 @@
 """Jobs, dead letters, schedules, queues and clusters in Django's admin.
 
-Django loads it if ``django.contrib.admin`` is installed. It saves no rows: it performs the
+Django loads it if ``django.contrib.admin`` is installed. These pages save no rows. They perform the
 operations of ``stoker.operations``, with the same permissions as the API.
 """
 

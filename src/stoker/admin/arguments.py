@@ -35,7 +35,7 @@ def as_text(value: Any) -> str:
 def runner_of(settings: Settings, letter: DeadLetter) -> str:
     """Return the path of the task that takes the arguments.
 
-    The name of a job of a plain function is the function's; another task runs it.
+    A job of a plain function has the function's path as its name, but another task runs it.
     """
     try:
         package = sealer_for(settings).open_without_arguments(bytes(letter.package))
@@ -51,7 +51,7 @@ class Edited:
     args: Sequence[Any] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     problems: Sequence[str] = ()
-    """Sentences; empty = the task takes these arguments."""
+    """One sentence for each problem; empty = the task accepts these arguments."""
 
     @classmethod
     def read(
@@ -64,7 +64,8 @@ class Edited:
             args: A JSON list.
             kwargs: A JSON object.
             added: The name of an argument that Stoker adds; "" = none.
-            before: The arguments before the change, of which the user saw no secrets.
+            before: The arguments before the change. Secrets that the user did not see are restored
+                from them.
         """
         problems: list[str] = []
         read_args = _read(args, list, "Arguments", problems)

@@ -33,7 +33,7 @@ class AdminContext(RequestContext):
     """One request to the admin.
 
     Raises:
-        Http404: There is no backend of the requested name.
+        Http404: No backend has the requested name.
     """
 
     def __init__(self, request: HttpRequest, site_name: str) -> None:
@@ -66,7 +66,8 @@ else:  # at run time it takes no parameter
 
 
 class StoreAdmin(Registered):
-    """Pages about one table of the store. Django itself adds, saves and deletes no row."""
+    """Admin pages for one table of the store. Django's own add, change and delete views are not
+    used."""
 
     view_permission: ClassVar[str]
     plural: ClassVar[str]
@@ -112,7 +113,7 @@ class StoreAdmin(Registered):
         return [path("", every, name=self.url_name("changelist")), *more, *operations, one]
 
     def pages(self) -> Sequence[tuple[str, str, Callable[..., HttpResponseBase]]]:
-        """Return further pages: address, name, view. Each view checks the permission itself."""
+        """Return further pages as (URL, name, view). Each view checks the permission itself."""
         return ()
 
     def url_name(self, name: str) -> str:
@@ -144,11 +145,11 @@ class StoreAdmin(Registered):
     # -- pages ------------------------------------------------------------------------------------
 
     def all(self, visit: AdminContext) -> HttpResponseBase:
-        """Return the page of the list."""
+        """Return the list page."""
         raise NotImplementedError  # each admin has its own
 
     def one(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
-        """Return the page of one thing."""
+        """Return the page of one object."""
         raise NotImplementedError  # each admin that shows single things has its own
 
     def show(
@@ -216,16 +217,18 @@ class StoreAdmin(Registered):
     def confirm(
         self, visit: AdminContext, operation: Operation, title: str, **context: Any
     ) -> HttpResponse:
-        """Return the page that asks before an operation is performed.
+        """Return the confirmation page of an operation.
 
         Args:
-            context: ``question``, ``action``, ``back``; ``fields`` to send, ``items`` to list.
+            context: ``question``, ``action`` and ``back``; ``fields`` for hidden fields; ``items``
+                for a list of targets.
         """
         shown = {"title": title, "label": operation.title, "is_grave": operation.is_grave}
         return self.show(visit, "confirm", {**shown, **context})
 
     def done(self, visit: AdminContext, done: Done, back: str) -> HttpResponseRedirect:
-        """Show the answer on the page of the new job, or on the page where the user was."""
+        """Redirect to the page of the new job or to the previous page, and show the answer
+        there."""
         level = messages.SUCCESS if done.is_good else messages.ERROR
         messages.add_message(visit.request, level, done.sentence)
         return HttpResponseRedirect(visit.at("job_change", done.job_id) if done.job_id else back)
@@ -235,5 +238,5 @@ class StoreAdmin(Registered):
 
 
 def _guarded(request: HttpRequest) -> AbstractContextManager[None]:
-    """Unpickle nothing while a user only looks: that would run code of the project."""
+    """Forbid unpickling during a GET request: it would run code of the project."""
     return nullcontext() if request.method == "POST" else nothing_unpickled()

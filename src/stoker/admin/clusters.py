@@ -1,4 +1,4 @@
-"""Clusters in the admin, with their workers and what each of them runs."""
+"""Clusters in the admin, with their workers and the jobs that these run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Dead letters in the admin: listed, by fault, requeued also with other arguments, discarded."""
+"""Dead letters in the admin: lists, faults, requeues (with changed arguments if wanted) and
+discards."""
 
 from __future__ import annotations
 
@@ -32,18 +33,18 @@ MOST_FAULTS = 100
 STATES = ("unclosed", "open", "requeued", "resolved", "discarded", "all")
 FILTERS = ("task", "queue", "reason", "fingerprint", "key", "text")
 BY_STATE = {"open": (REQUEUE, DISCARD), "requeued": (UNDO,)}
-"""The operations on one dead letter that its state allows."""
+"""State -> operations that are possible on a dead letter in that state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The dead letters that an operation on many is about."""
+    """The dead letters that a user has selected for an operation."""
 
     ids: Sequence[str]
-    """The ticked ones; empty with ``is_all``."""
+    """Ids of the ticked dead letters; empty with ``is_all``."""
     filters: Mapping[str, str]
     is_all: bool
-    """Whether all open ones are meant that the filters find."""
+    """Whether all open dead letters that match the filters are selected."""
 
     @classmethod
     def read(cls, post: QueryDict) -> Chosen:
@@ -70,7 +71,7 @@ class Chosen:
         return f" ({which}; the oldest first)"
 
     def count(self, visit: AdminContext, operation: Operation) -> int:
-        """Return how many there are. Raise ValueError for impossible filters."""
+        """Return the number of selected dead letters. Raises ValueError if a filter is invalid."""
         if not self.is_all:
             return len(self.ids)
         if operation.name not in BY_NAME:
@@ -125,7 +126,7 @@ class DeadLetterAdmin(StoreAdmin):
         return self.show(visit, "letters", context)
 
     def faults(self, visit: AdminContext) -> HttpResponseBase:
-        """Return the dead letters by fault."""
+        """Return the page that groups dead letters by fault."""
         visit.require(self.view_permission)
         faults = operations.faults_of(visit.settings, {}, MOST_FAULTS)
         rows = [
@@ -211,7 +212,8 @@ class DeadLetterAdmin(StoreAdmin):
     # -- many -------------------------------------------------------------------------------------
 
     def together(self, visit: AdminContext) -> HttpResponseBase:
-        """Perform an operation on ticked or filtered dead letters once the user confirmed it."""
+        """Perform an operation on ticked or filtered dead letters after the user has confirmed
+        it."""
         back, post = visit.at("deadletter_changelist"), visit.request.POST
         operation = next((one for one in self.operations if one.word == post.get("verb")), None)
         if operation is None:
@@ -266,7 +268,7 @@ def _call(visit: AdminContext, story: Story) -> ShownCall | None:
 
 
 def _written(visit: AdminContext, story: Story) -> dict[str, str]:
-    """Return the form as it is shown first: the arguments and the queue of the failed job."""
+    """Return the initial values of the form: the arguments and the queue of the failed job."""
     call = _call(visit, story)
     return {
         "args": as_text([] if call is None else call.args),
@@ -276,7 +278,7 @@ def _written(visit: AdminContext, story: Story) -> dict[str, str]:
 
 
 def _changes(edited: Edited, written: dict[str, str], before: dict[str, str]) -> dict[str, Any]:
-    """Return the changed arguments only: the others stay as they were sealed."""
+    """Return only the changed arguments. The others are taken from the package."""
     is_same = {name: written[name].split() == before[name].split() for name in before}
     return {
         "args": None if is_same["args"] and before["args"] else edited.args,

@@ -102,7 +102,8 @@ class JobAdmin(StoreAdmin):
         return self.show(visit, "job", context)
 
     def why(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
-        """Return why the job is not running: a part of its page, which a script fetches."""
+        """Return the part of a job's page that explains why the job is not running. A script
+        fetches it."""
         visit.require(self.view_permission)
         context = {
             "title": "Why it is not running",
@@ -114,7 +115,7 @@ class JobAdmin(StoreAdmin):
     # -- many -------------------------------------------------------------------------------------
 
     def together(self, visit: AdminContext) -> HttpResponseBase:
-        """Perform an operation on the ticked jobs once the user has confirmed it."""
+        """Perform an operation on the ticked jobs after the user has confirmed it."""
         post = visit.request.POST
         ids = [text for text in post.getlist("ids") if parse_job_id(text)][:LIMIT]
         operation = next((one for one in self.operations if one.word == post.get("verb")), None)
@@ -146,7 +147,8 @@ def _page(visit: AdminContext, wanted: JobFilter) -> tuple[JobPage, str]:
 
 
 def _address_of(visit: AdminContext, text: str, task: str) -> str | None:
-    """Return the page of the job or dead letter that the text names by id or unique key."""
+    """Return the URL of the job or dead letter whose id or unique key is the text; None = there is
+    none."""
     if text.startswith(KEY):
         key_ids = key_ids_of(visit.database, text.removeprefix(KEY).strip(), task)
         keys = UniqueKey.objects.using(visit.database).filter(pk__in=key_ids)
@@ -164,11 +166,11 @@ def _address_of(visit: AdminContext, text: str, task: str) -> str | None:
 def key_ids_of(alias: str, text: str, task: str) -> list[UUID]:
     """Return the ids of the unique keys with this text.
 
-    Without a task, keys that all tasks share are found, and keys of recently run tasks.
+    Without a task, return the ids of shared keys and of keys of recently run tasks.
 
     Args:
-        text: The key as the task's template gives it: "feed:7" for ``Unique("feed:{feed}")``.
-        task: The dotted path of the task; "" = not known.
+        text: The key as built from the task's template: "feed:7" for ``Unique("feed:{feed}")``.
+        task: The dotted path of the task; "" = unknown.
     """
     if task:
         return ids_of_unique_text(text, [task])

@@ -1,4 +1,4 @@
-"""Queues in the admin: how many jobs wait, for how long, and how fast they end."""
+"""Queues in the admin: number of waiting jobs, their waiting time, and jobs finished per second."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class QueueAdmin(StoreAdmin):
         return self.show(visit, "queues", {"rows": rows, "over": "5 minutes"})
 
     def one(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
-        """Return the list: it has one line for a queue, and no queue has a page of its own."""
+        """Return the list page, because queues have no page of their own."""
         return self.all(visit)
 
     def _row(self, visit: AdminContext, queue: QueueDepth) -> dict[str, Any]:

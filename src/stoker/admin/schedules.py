@@ -33,7 +33,7 @@ TERMS = ("misfire", "overlap", "queue_name", "priority", "repeats", "start", "en
 
 
 class ScheduleForm(forms.Form):
-    """The fields of one schedule. ``when`` is set once they are valid."""
+    """A form for one schedule. ``when`` is set after successful validation."""
 
     name = forms.CharField(max_length=255)
     task = forms.CharField(
@@ -144,10 +144,10 @@ KEPT = ("jitter", "misfire_cap", "grace", "moment_as")
 
 
 def initial_of(row: Schedule, call: ShownCall | None) -> dict[str, Any]:
-    """Return the initial values of the form of this schedule.
+    """Return the initial values of the form for this schedule.
 
     Args:
-        call: Its arguments, as the user may see them.
+        call: The schedule's arguments, in the form that the user may see.
     """
     naive = {
         name: None if us is None else as_moment(us).astimezone(zone_named(row.zone))
@@ -190,7 +190,8 @@ def _made(found: dict[str, Any], **terms: Any) -> Scheduled:
 
 
 def _naive(moment: datetime | None) -> datetime | None:
-    """Return the time as it was written: in the schedule's time zone, not in the project's."""
+    """Return the local time that the user entered, as a naive datetime. It is meant in the
+    schedule's time zone, not in the project's."""
     if moment is None or timezone.is_naive(moment):
         return moment
     return timezone.localtime(moment).replace(tzinfo=None)
@@ -274,7 +275,7 @@ class ScheduleAdmin(StoreAdmin):
         return self._form(visit, form, f"Change {row.name}", back, row.name)
 
     def preview(self, visit: AdminContext) -> HttpResponseBase:
-        """Describe the schedule in the form in words, while a user fills it in."""
+        """Describe the schedule in words while a user fills in the form."""
         if not visit.may("stoker.change_schedule"):
             visit.require("stoker.add_schedule")
         name = visit.request.GET.get("name", "")
@@ -293,7 +294,7 @@ class ScheduleAdmin(StoreAdmin):
         return JsonResponse(preview)
 
     def _form_to_change(self, visit: AdminContext, name: str) -> ScheduleForm:
-        """Return the form that changes a schedule: its name stays.
+        """Return the form that changes an existing schedule. Its name cannot be changed.
 
         Raises:
             PackageError, ValueError: Its arguments or its rule cannot be read.
@@ -319,7 +320,8 @@ def _call(visit: AdminContext, row: Schedule) -> ShownCall | None:
 
 
 def _saved(form: ScheduleForm, save: Callable[[], Any]) -> bool:
-    """Save, and return whether that worked; if not, the form shows why."""
+    """Save the form and return True. If saving fails, add the error to the form and return
+    False."""
     try:
         save()
     except (StokerError, ValueError, TypeError) as error:

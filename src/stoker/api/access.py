@@ -35,7 +35,7 @@ METHODS_WITHOUT_BODY = ("GET", "HEAD", "OPTIONS", "TRACE")
 
 
 class StrictParser(Parser):
-    """A parser for strict JSON without characters that no database stores."""
+    """Parses strict JSON, and refuses characters that no database stores."""
 
     def parse_body(self, request: HttpRequest) -> Any:
         # Sent in chunks to an ASGI server, it does not say before how long it is.
@@ -49,7 +49,7 @@ class StrictParser(Parser):
 
 
 def enclosed(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """Return the view with the checks and headers of all views."""
+    """Return the view with the checks and headers that all views of the API have."""
 
     @wraps(view)
     def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
@@ -96,7 +96,7 @@ def not_found(_request: HttpRequest, **_: Any) -> HttpResponse:
 def _as_get(
     view: Callable[..., HttpResponseBase], request: HttpRequest, *args: Any, **kwargs: Any
 ) -> HttpResponseBase:
-    """Call the view of GET for HEAD: servers leave out the content."""
+    """Call the GET view for a HEAD request. The server leaves out the content."""
     if request.method != "HEAD":
         return view(request, *args, **kwargs)
     request.method = "GET"
@@ -188,7 +188,7 @@ class TokenUser(AuthBase):
 
 
 def permitted(user: Any, permissions: Sequence[str]) -> Any:
-    """Return the user if they have all permissions.
+    """Return the user if it has all permissions.
 
     Raises:
         CallRefused: the user lacks one of the permissions.
@@ -206,7 +206,7 @@ def operator_of(request: HttpRequest, backend: str | None, because: str = "") ->
 
 
 def may_reveal(request: HttpRequest) -> bool:
-    """Return whether the caller sees arguments that are hidden."""
+    """Return whether the caller may see hidden arguments."""
     return bool(request.auth.has_perm(REVEAL))  # type: ignore[attr-defined] # ninja sets it
 
 
@@ -214,7 +214,7 @@ def perform(operation: Operation, operator: Operator, name: Any, **options: Any)
     """Perform an operation.
 
     Raises:
-        CallRefused: Nothing was changed.
+        CallRefused: The operation was refused, and nothing was changed.
     """
     done = operation.perform(operator, name, **options)
     if not done.is_good:
@@ -232,17 +232,17 @@ PROBLEMS_OF_OPEN = (400, 404, 422)
 
 
 class Open(Enum):
-    """Takes the place of permissions."""
+    """Used instead of permissions, for routes without authentication."""
 
     TO_ALL = "to all"
-    """No authentication, for the probes of platforms."""
+    """No authentication, for health probes of hosting platforms."""
 
 
 class Routes(Router):
-    """The routes of one kind of thing. Every route declares its ``permissions``."""
+    """The routes of one kind of object. Every route declares its ``permissions``."""
 
     def show(self, path: str, permission: str, shape: Any) -> Callable[[View], View]:
-        """Declare a route that changes nothing."""
+        """Declare a route that only reads."""
         return self.route("GET", path, permissions=(permission,), answers={200: shape})
 
     def change(
@@ -257,7 +257,7 @@ class Routes(Router):
         """Declare a route that performs an operation; 409 = nothing was changed.
 
         Args:
-            operation: The operation, or the permission of a change that no page offers.
+            operation: The operation; or a permission, if the route is not one of the operations.
         """
         needed = operation if isinstance(operation, str) else operation.permission
         answers = {200: shape, 409: ...} if may_conflict else {200: shape}

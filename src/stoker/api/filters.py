@@ -15,19 +15,19 @@ from .values import Moment, Name, Strict, Why
 
 LONGEST_PAGE = 200
 LONGEST_THROTTLE_SECONDS = 30.0
-"""How long one call may take on purpose."""
+"""Maximum time in seconds for the deliberate pauses of one call."""
 LONGEST_DELAY_SECONDS = 10 * 365 * 86400
 LONGEST_AGE_SECONDS = 100 * 365 * 86400
 
 
 class Body(Shape):
-    """A request: unknown fields are refused."""
+    """The body of a request. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 
 class ReasonBody(Body):
-    """Why an operation is performed."""
+    """The reason for an operation."""
 
     because: Why = ""
 
@@ -39,9 +39,9 @@ class Clearing(ReasonBody):
     """Which waiting jobs to cancel."""
 
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100
-    """Maximum number of jobs; no more than `MAX_BULK` (1000)."""
+    """Maximum number of jobs. It must not exceed `MAX_BULK` (1000)."""
     dry_run: Annotated[bool, Strict] = False
-    """Only count them; change nothing."""
+    """Only count the jobs; change nothing."""
 
 
 class JobQuery(Body):
@@ -57,7 +57,7 @@ class JobQuery(Body):
     node: Name = ""
     """The host on which the last attempt ran, or runs."""
     since: Moment | None = None
-    """Earliest time of the enqueue. With a state of ended jobs: earliest time of the end."""
+    """Earliest time of the enqueue. For jobs that have ended: earliest time of the end."""
     until: Moment | None = None
     limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50
     after: Annotated[str, Field(max_length=500)] | None = None
@@ -103,7 +103,7 @@ class LetterSelection(Body):
 
 
 class LetterQuery(LetterSelection):
-    """Filters of a query."""
+    """Filters for dead letters in a query string."""
 
     state: Literal["open", "requeued", "resolved", "discarded", "unclosed", "closed", "all"] = (
         "unclosed"
@@ -114,7 +114,7 @@ class LetterQuery(LetterSelection):
 
 
 class LetterPageQuery(LetterQuery):
-    """Filters of a page."""
+    """Filters for a page of dead letters."""
 
     limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50
     after: Annotated[str, Field(max_length=500)] | None = None
@@ -122,7 +122,7 @@ class LetterPageQuery(LetterQuery):
 
 
 class LetterStatsQuery(LetterQuery):
-    """Filters of statistics."""
+    """Filters for statistics of dead letters."""
 
     groups: Annotated[int, Field(ge=0, le=LONGEST_PAGE)] = 10
     """Maximum number of faults."""
@@ -132,7 +132,7 @@ class Placement(Body):
     """Queue and start time of a requeued job."""
 
     queue: Annotated[str, Field(min_length=1, max_length=100)] | None = None
-    """Default: the queue it was in."""
+    """Default: the previous queue."""
     run_after: Moment | None = None
     run_after_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
 
@@ -146,9 +146,9 @@ class Requeueing(Placement, ReasonBody):
     """How to requeue one dead letter."""
 
     args: Annotated[list[Any], Field(max_length=1000)] | None = None
-    """Replace the old arguments."""
+    """Arguments that replace the old ones."""
     kwargs: dict[str, Any] | None = None
-    """Replace the old arguments by name."""
+    """Arguments by name that replace the old ones."""
 
 
 class DiscardingMany(ReasonBody):
@@ -158,17 +158,18 @@ class DiscardingMany(ReasonBody):
     all: Annotated[bool, Strict] = False
     """Required to change dead letters without a filter."""
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100
-    """Maximum number of dead letters; no more than `MAX_BULK` (1000)."""
+    """Maximum number of dead letters. It must not exceed `MAX_BULK` (1000)."""
     dry_run: Annotated[bool, Strict] = False
-    """Only count them; change nothing."""
+    """Only count the dead letters; change nothing."""
     pause_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_THROTTLE_SECONDS)] = 0.0
-    """Seconds between two of them. Times `limit`, 30 seconds at most."""
+    """Pause in seconds after each dead letter. `pause_seconds` times `limit` must not exceed 30
+    seconds."""
 
     def selection(self) -> dict[str, Any]:
         """Return the arguments for `stoker.dead_letters`.
 
         Raises:
-            CallRefused: There are too many, it would take too long, or no filter is given.
+            CallRefused: `limit` is too high, the pauses would take too long, or no filter is given.
         """
         refuse_beyond_cap(self.limit)
         filters = self.filters.given()
@@ -192,17 +193,18 @@ class Purging(Body):
     """Which dead letters to delete."""
 
     older_than_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_AGE_SECONDS)]
-    """Seconds since they were closed; for open ones, since they failed last."""
+    """Minimum number of seconds since they were closed or, for open ones, since their last
+    failure."""
     state: Literal["closed", "resolved", "discarded", "open", "all"] = "closed"
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 1000
     dry_run: Annotated[bool, Strict] = False
 
 
 def moment_of(run_after: Any, run_after_seconds: float | None) -> Any:
-    """Return the one of both that is given.
+    """Return the start time of a job from two fields. At most one of them may be given.
 
     Raises:
-        CallRefused: Both are given.
+        CallRefused: Both fields are given.
     """
     if run_after is not None and run_after_seconds is not None:
         raise CallRefused(422, "Send run_after or run_after_seconds, not both.")
@@ -210,7 +212,7 @@ def moment_of(run_after: Any, run_after_seconds: float | None) -> Any:
 
 
 def refuse_beyond_cap(limit: int) -> None:
-    """Raise CallRefused if this is more than one call may change."""
+    """Raise CallRefused if the limit is higher than one call may change."""
     most = api_settings().max_bulk
     if limit > most:
         raise CallRefused(422, f"limit: one call changes at most {most}; call again for the rest.")

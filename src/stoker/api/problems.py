@@ -50,7 +50,8 @@ class FieldProblem(Schema):
 
 
 class Problem(Schema):
-    """An error. ``type`` is always "about:blank": ``status`` and ``detail`` say what happened."""
+    """An error response. ``type`` is always "about:blank": ``status`` and ``detail`` describe the
+    error."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -124,11 +125,11 @@ SENTENCES: dict[type[Exception], tuple[int, str]] = {
     OperationalError: (503, "The store is out of reach: try again later."),
     InterfaceError: (503, "The store is out of reach: try again later."),
 }
-"""Errors with another message for the caller."""
+"""Error class -> HTTP status and message, for errors whose own message is not sent."""
 
 
 def install(api: NinjaAPI) -> None:
-    """Return all errors of this API as problems."""
+    """Register handlers that return all errors of this API as problems."""
     for kind, status in STATUSES.items():
         api.add_exception_handler(kind, _own_sentence(status))
     for kind, (status, sentence) in SENTENCES.items():
@@ -175,7 +176,7 @@ def _invalid(_request: HttpRequest, error: Any) -> HttpResponse:
 
 
 def _unexpected(request: HttpRequest, error: Any) -> HttpResponse:
-    """Log an error of the server and signal it; in development, let Django show it."""
+    """Log an unexpected error and send Django's signal for it. With DEBUG, let Django show it."""
     if django_settings.DEBUG:
         raise error
     got_request_exception.send(sender=None, request=request)
@@ -192,7 +193,8 @@ def _unexpected(request: HttpRequest, error: Any) -> HttpResponse:
 
 
 def _without_its_name(place: Sequence[Any]) -> Sequence[Any]:
-    """Remove the name of the parameter that takes the body: it is "body", too."""
+    """Remove the name of the body parameter from a path, because the path begins with "body"
+    already."""
     return place[1:] if tuple(place[:2]) == ("body", "body") else place
 
 

@@ -1,4 +1,4 @@
-"""Shapes of answers, besides the dataclasses of ``stoker.inspect``."""
+"""Shapes of answers that are not dataclasses of ``stoker.inspect``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Shape(Schema):
 
 
 class StatusShape(Shape):
-    """Everything at a glance, as `manage.py stoker info --json` writes it."""
+    """The status of everything, as in `manage.py stoker info --json`."""
 
     backend: str
     cluster: str
@@ -62,7 +62,7 @@ class AttemptShape(Shape):
 
 
 class ProgressShape(Shape):
-    """The progress that a job reported last."""
+    """The progress that a job last reported."""
 
     done: float
     total: float | None
@@ -77,17 +77,17 @@ class WhyShape(Shape):
     """The reason why it waits, or its state."""
     sentence: str
     advice: str
-    """What to do about it; "" = nothing needs to be done."""
+    """What an operator can do about it; "" = nothing."""
     needs_somebody: bool
-    """Whether it will not run without an action."""
+    """Whether the job will not run without an action of an operator."""
     task: str
     queue: str
     facts: dict[str, Any]
-    """Depending on the kind: see the guide `why-not-running`."""
+    """Details that depend on the kind: see the guide `why-not-running`."""
 
 
 class JobShape(Shape):
-    """One job, as it is now."""
+    """One job in its current state."""
 
     id: UUID
     task: str
@@ -100,10 +100,10 @@ class JobShape(Shape):
     enqueued_at: datetime | None
     run_after: datetime | None
     started_at: datetime | None
-    """When the first attempt began; null = not known."""
+    """Start of the first attempt; null = unknown."""
     finished_at: datetime | None
     label: str
-    """The label by the task's option `describe`; empty = none."""
+    """The label from the task's option `describe`; empty = none."""
     args: list[Any] | None
     """null = its package cannot be opened here. Secrets are `[withheld]` without the permission
     `stoker.reveal_job`."""
@@ -111,7 +111,7 @@ class JobShape(Shape):
     return_value: Any
     """The return value; null = none yet. Values that JSON cannot represent are text."""
     reason: str
-    """Why it failed or was cancelled, in one line."""
+    """Reason of the failure or cancellation, in one line."""
     errors: list[AttemptShape]
     """The attempts that did not succeed, in order."""
     progress: ProgressShape | None
@@ -131,15 +131,15 @@ class JobRowShape(Shape):
     enqueued_at: datetime
     run_after: datetime | None
     started_at: datetime | None
-    """When the last attempt began; null = not known."""
+    """Start of the last attempt; null = unknown."""
     finished_at: datetime | None
     worker_id: str
     reason: str
-    """Why it failed or was cancelled, in one line."""
+    """Reason of the failure or cancellation, in one line."""
     label: str
-    """The label by the task's option `describe`; empty = none."""
+    """The label from the task's option `describe`; empty = none."""
     args: list[Any] | None
-    """null = its package is large, or cannot be opened here."""
+    """null = the package is large, or cannot be opened here."""
     kwargs: dict[str, Any] | None
 
 
@@ -149,18 +149,19 @@ class LogLineShape(Shape):
     at: datetime
     attempt: int
     level: str
-    """DEBUG, INFO, WARNING, ERROR or CRITICAL; empty = it was printed."""
+    """DEBUG, INFO, WARNING, ERROR or CRITICAL; empty = the line was printed."""
     source: str
     """Name of the logger; `stdout` or `stderr` if the line was printed."""
     text: str
 
 
 class LogPageShape(Shape):
-    """Some lines of a job, in the order in which they were written."""
+    """A page of a job's log lines, oldest first."""
 
     lines: list[LogLineShape]
     next: str | None
-    """For `after`, also if there are no more lines yet; null = there are no lines at all."""
+    """Pass it as `after` to get later lines, which may be added while the job runs; null = there
+    are no lines at all."""
     has_more: bool
     """Whether there are more lines now."""
     is_over: bool
@@ -168,13 +169,14 @@ class LogPageShape(Shape):
 
 
 class JobPageShape(Shape):
-    """Some jobs, in an order that depends on the state; of all jobs the newest first."""
+    """A page of jobs. The order depends on the state; without a state, the newest jobs come
+    first."""
 
     jobs: list[JobRowShape]
     next: str | None
-    """For `after`; null on the last page."""
+    """Pass it as `after` to get the next page; null on the last page."""
     is_cut: bool
-    """Only part of the jobs was searched: ask for the next page to search further back."""
+    """Whether only a part of the jobs was searched. The next page searches older ones."""
 
 
 class LetterShape(Shape):
@@ -207,7 +209,7 @@ class LetterShape(Shape):
     last_requeued_by: str
     last_requeued_because: str
     successor_id: UUID | None
-    """The job that it was requeued as."""
+    """The job that was enqueued by the requeue."""
     closed_at: datetime | None
     closed_by: str
     closed_because: str
@@ -224,14 +226,14 @@ class RequeueShape(Shape):
     job_id: UUID
     from_job_id: UUID
     kind: str
-    """person, policy, or successor: a newer job of its key was enqueued."""
+    """person, policy, or successor (a newer job with the same unique key was enqueued)."""
     by: str
     because: str
     requeued_at: datetime
 
 
 class StoryShape(Shape):
-    """All that is known of one dead letter."""
+    """A dead letter with its attempts and requeues."""
 
     letter: LetterShape
     traceback: str
@@ -243,13 +245,13 @@ class StoryShape(Shape):
 
 
 class LetterPageShape(Shape):
-    """Some dead letters, the newest first."""
+    """A page of dead letters, the newest first."""
 
     letters: list[LetterShape]
     next: str | None
-    """For `after`; null on the last page."""
+    """Pass it as `after` to get the next page; null on the last page."""
     is_cut: bool
-    """Only part of the dead letters was searched: ask for the next page to search further back."""
+    """Whether only a part of the dead letters was searched. The next page searches older ones."""
 
 
 class AnswerShape(Shape):
@@ -272,12 +274,12 @@ class BulkOperationShape(Shape):
     """running, paused, stopped or done."""
     filters: dict[str, Any]
     matched: int
-    """How many targets were found at the start."""
+    """Number of targets that were found at the start."""
     is_counted: bool
     """false = there may be more targets."""
     done: int
     refused: int
-    """How many targets were left as they were."""
+    """Number of targets that were not changed."""
     by: str
     because: str
     started_at: datetime
@@ -287,11 +289,11 @@ class BulkOperationShape(Shape):
 
 
 class BulkOperationPageShape(Shape):
-    """Some bulk operations, the newest first."""
+    """A page of bulk operations, the newest first."""
 
     operations: list[BulkOperationShape]
     next: str | None
-    """For `after`; null on the last page."""
+    """Pass it as `after` to get the next page; null on the last page."""
 
 
 class BulkShape(Shape):
@@ -301,7 +303,7 @@ class BulkShape(Shape):
     """Number of dead letters that the filters found, up to the limit."""
     done: int
     others: list[AnswerShape]
-    """The dead letters that were not changed, and why."""
+    """The dead letters that were not changed, with the reasons."""
     dry_run: bool
 
 
@@ -312,7 +314,7 @@ class ExposedTask(Shape):
     queue: str
     priority: int
     parameters: Mapping[str, str]
-    """Name -> how it is written in Python, in order."""
+    """Parameter name -> its Python source, in order."""
     description: str
 
 

@@ -29,7 +29,7 @@ FILES = {
     "swagger-ui-bundle.js": "text/javascript; charset=utf-8",
     "swagger-ui-init.js": "text/javascript; charset=utf-8",
 }
-"""The files of the page, with their types."""
+"""The files of the documentation page -> their content types."""
 PROBLEM = "#/components/schemas/Problem"
 
 
@@ -50,7 +50,7 @@ PAGE = """\
 </body>
 </html>
 """
-"""The page of the documentation. All that it loads is at addresses beside its own."""
+"""HTML of the documentation page. It loads files only from URLs next to its own."""
 
 
 class Document:
@@ -60,13 +60,13 @@ class Document:
         self._api = api
 
     def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the document."""
+        """Return the OpenAPI document as JSON."""
         refuse_strangers(request)
         prefix = request.path.removesuffix("openapi.json")
         return JsonResponse(document_of(self._api, prefix))
 
     def show_page(self, request: HttpRequest) -> HttpResponse:
-        """Return the page."""
+        """Return the documentation page."""
         if not api_settings().docs:
             return problem(404, "There is no page of documentation: see DOCS of STOKER_API.")
         refuse_strangers(request)
@@ -80,7 +80,7 @@ class Document:
         return HttpResponse(page)
 
     def show_file(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Return a file of the page, from the package django-ninja."""
+        """Return a file of the documentation page, from the package django-ninja."""
         if not api_settings().docs or name not in FILES:
             return problem(404, "There is no such file.")
         content = files("ninja").joinpath("static", "ninja", name).read_bytes()
@@ -102,7 +102,7 @@ def refuse_strangers(request: HttpRequest) -> None:
 
 
 def document_of(api: NinjaAPI, prefix: str) -> dict[str, Any]:
-    """Return the OpenAPI document of the API at this address."""
+    """Return the OpenAPI document of the API that is mounted at this prefix."""
     document: dict[str, Any] = api.get_openapi_schema(path_prefix=prefix)
     for methods in document["paths"].values():
         for operation in methods.values():
@@ -112,7 +112,7 @@ def document_of(api: NinjaAPI, prefix: str) -> dict[str, Any]:
 
 
 def _name_problems(answer: dict[str, Any]) -> None:
-    """Give errors their own media type."""
+    """Set the media type ``application/problem+json`` for errors in the document."""
     content = answer.get("content", {})
     shape = content.get("application/json", {}).get("schema", {})
     if shape.get("$ref") == PROBLEM:
@@ -131,7 +131,7 @@ AREAS = (
     "clusters",
     "bulk",
 )
-"""The first parts of all addresses."""
+"""The first path segments of all URLs of the API."""
 
 api = NinjaAPI(
     title="Stoker",

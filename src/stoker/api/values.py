@@ -27,7 +27,7 @@ def _only_text(value: Any) -> Any:
 
 
 Moment = Annotated[datetime, BeforeValidator(_only_text), AfterValidator(project_moment)]
-"""ISO 8601; without a zone, in the project's."""
+"""ISO 8601. A moment without a zone is in the project's time zone."""
 
 Backend = Annotated[
     str | None,
@@ -42,7 +42,7 @@ Strict = Field(strict=True)
 
 
 def unnamed_backend() -> str | None:
-    """Return the backend of requests that name none; None = they must name one."""
+    """Return the backend for requests that name none. None: a request must name one."""
     known = own_backends()
     if "default" in known:
         return "default"
@@ -53,7 +53,7 @@ def settings_of(backend: str | None) -> Settings:
     """Return the settings of a backend.
 
     Raises:
-        CallRefused: There is no backend of Stoker's with this name, or none was named.
+        CallRefused: No backend of Stoker's has this name, or the request must name one.
     """
     known = own_backends()
     if backend is None:
@@ -71,7 +71,7 @@ def settings_of(backend: str | None) -> Settings:
 
 
 def cursor_of(mark: str | None) -> str | None:
-    """Return a signed cursor for the next page: opaque to clients, who cannot make one."""
+    """Return a signed cursor for the next page. Clients can neither read nor create one."""
     if mark is None:
         return None
     return (
@@ -80,10 +80,10 @@ def cursor_of(mark: str | None) -> str | None:
 
 
 def mark_of(cursor: str | None) -> str | None:
-    """Return where a page begins.
+    """Return the mark of a page from a signed cursor.
 
     Raises:
-        CallRefused: The cursor is not one of ours.
+        CallRefused: The signature of the cursor is wrong.
     """
     if cursor is None:
         return None
@@ -97,7 +97,7 @@ def mark_of(cursor: str | None) -> str | None:
 
 
 def plain(value: Any) -> Any:
-    """Return a value for JSON; values that JSON cannot represent become text."""
+    """Return a value that can be written as JSON. Values that JSON cannot represent become text."""
     if value is None or isinstance(value, bool | str):
         return _text(value) if isinstance(value, str) else value
     if isinstance(value, int):
@@ -120,5 +120,5 @@ def plain(value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    """Replace halves of surrogate pairs, which JSON forbids, by question marks."""
+    """Replace lone surrogates, which JSON forbids, by question marks."""
     return text.encode("utf-8", "replace").decode()

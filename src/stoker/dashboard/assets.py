@@ -1,6 +1,6 @@
 """The style sheet and the script, served from the package.
 
-Their addresses change with their content, so browsers may cache them for ever.
+Their URLs change with their content, so browsers may cache them for ever.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TYPES = {
 
 @login_not_required
 def show(_request: HttpRequest, version: str, name: str) -> HttpResponse:
-    """Return one of the files."""
+    """Return the file of that name."""
     if name not in TYPES:
         raise Http404(name)
     response = HttpResponse(content(name), content_type=TYPES[name])
@@ -41,5 +41,5 @@ def content(name: str) -> bytes:
 
 @cache
 def version_of(name: str) -> str:
-    """Return a word that changes with the content."""
+    """Return a text that changes with the content of the file."""
     return hashlib.sha256(content(name)).hexdigest()[:12]

@@ -1,4 +1,4 @@
-"""Calendars of ticks: how many were fired, skipped or missed in each day or hour."""
+"""Calendars that show the number of fired, skipped and missed ticks in each day or hour."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ class Cell:
 
     @property
     def shown(self) -> str:
-        """Return the number of all ticks."""
+        """Return the number of all ticks as text."""
         return f"{sum(self.counts.values()):,}" if self.counts else ""
 
     @property
     def fired(self) -> str:
-        """Return the number of fired ticks."""
+        """Return the number of fired ticks as text."""
         return f"{self.counts['fired']:,}" if "fired" in self.counts else ""
 
     @property
     def sentence(self) -> str:
-        """Return all numbers as a sentence."""
+        """Describe all numbers in one sentence."""
         told = [
             f"{self.counts[kind]:,} {text}" for kind, text in WORDS.items() if kind in self.counts
         ]
@@ -88,7 +88,7 @@ class Calendar:
 
 
 def days_of(alias: str, rows: Sequence[Schedule]) -> Calendar:
-    """Count the ticks of these schedules on each of the last days. One query."""
+    """Count the ticks of the given schedules on each of the last days, with one query."""
     today = _midnight()
     days = [today - timedelta(days=number) for number in reversed(range(DAYS))]
     counted = _counted(alias, [row.pk for row in rows], days[0], DAY_US)
@@ -98,7 +98,7 @@ def days_of(alias: str, rows: Sequence[Schedule]) -> Calendar:
 
 
 def hours_of(alias: str, row: Schedule) -> list[dict[str, Any]]:
-    """Count the ticks of one schedule in each hour of the last and next days. One query."""
+    """Count the ticks of one schedule in each hour of the last and next days, with one query."""
     today = _midnight()
     first = today - timedelta(days=DAYS - 1)
     counted = _counted(alias, [row.pk], first, HOUR_US)

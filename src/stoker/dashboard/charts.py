@@ -1,7 +1,7 @@
-"""Charts as bars and lines with their places, which templates draw as SVG.
+"""Charts as bars and lines with coordinates, which templates draw as SVG.
 
-All are drawn in a box of ``WIDTH`` by ``HEIGHT``, which the style sheet stretches. Below each chart
-a table has the same numbers.
+All charts are drawn in a box of ``WIDTH`` by ``HEIGHT``, which the style sheet stretches. A table
+below each chart contains the same numbers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from .spans import DAY, Span
 
 WIDTH, HEIGHT = 600.0, 120.0
 GAP = 0.18
-"""The part of a bar's column that is left free."""
+"""Share of a bar's column that is left free."""
 OUTCOMES = (("good", "successful"), ("bad", "failed"), ("held", "cancelled"))
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One colour of a bar."""
+    """The part of a bar that has one colour."""
 
     kind: str
     x: float
@@ -36,10 +36,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """One point of the history."""
+    """The bar of one point of the history."""
 
     x: float
-    """The left edge of its column, which shows the sentence."""
+    """Left edge of the bar's column. The whole column shows the sentence as a tooltip."""
     width: float
     sentence: str
     parts: tuple[Part, ...] = ()
@@ -59,26 +59,26 @@ class Chart:
 
     title: str
     about: str
-    """The quantity."""
+    """The quantity that the chart shows."""
     summary: str
     """The result in one sentence."""
     top: str
-    """The value of the upper edge."""
+    """Label of the upper edge: the largest value."""
     first: str
-    """The time of the left edge; the right edge is now."""
+    """Label of the left edge: the earliest time. The right edge is now."""
     bars: tuple[Bar, ...] = ()
     lines: tuple[ChartLine, ...] = ()
     keys: tuple[tuple[str, str], ...] = ()
     """Class and name of each colour."""
     columns: tuple[str, ...] = ()
     rows: Sequence[tuple[str, ...]] = ()
-    """The table."""
+    """Rows of the table below the chart."""
     width: float = WIDTH
     height: float = HEIGHT
 
 
 def throughput_chart(points: Sequence[Point], span: Span) -> Chart:
-    """Return the number of ended jobs, by outcome."""
+    """Return the chart of the number of ended jobs, by outcome."""
     top = max((point.figures.finished for point in points), default=0)
     bars, rows = [], []
     for column, point in enumerate(points):
@@ -116,7 +116,7 @@ def throughput_chart(points: Sequence[Point], span: Span) -> Chart:
 
 
 def latency_chart(points: Sequence[Point], span: Span) -> Chart:
-    """Return how long attempts ran."""
+    """Return the chart of the run times of attempts."""
     about = "How long attempts ran, successful or not"
     return _times_chart(
         points, span, "Run time", about, lambda one: (one.figures.run.p50, one.figures.run.p95)
@@ -124,7 +124,7 @@ def latency_chart(points: Sequence[Point], span: Span) -> Chart:
 
 
 def wait_chart(points: Sequence[Point], span: Span) -> Chart:
-    """Return how long jobs waited."""
+    """Return the chart of the waiting times of jobs."""
     about = "From the moment when a job could start until a worker began"
     return _times_chart(
         points, span, "Wait", about, lambda one: (one.figures.wait.p50, one.figures.wait.p95)
@@ -212,7 +212,7 @@ def _part(kind: str, column: int, columns: int, y: float, height: float) -> Part
 
 
 def _path(values: Sequence[float | None], top: float) -> str:
-    """Return a path through the middle of each column."""
+    """Return an SVG path through the middle of each column."""
     step = WIDTH / max(1, len(values))
     parts, is_begun = [], False
     for column, value in enumerate(values):
@@ -227,7 +227,7 @@ def _path(values: Sequence[float | None], top: float) -> str:
 
 
 def _area(values: Sequence[float | None], top: float) -> str:
-    """Return the area below the line."""
+    """Return the SVG path of the area below the line."""
     step = WIDTH / max(1, len(values))
     known = [(column + 0.5, value) for column, value in enumerate(values) if value is not None]
     if not known:

@@ -1,4 +1,4 @@
-"""The request of a user of the dashboard, and the sections that this user may see."""
+"""The request of a user to the dashboard, and the sections that this user may see."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class Section:
     """One entry of the navigation."""
 
     key: str
-    """The key that leads there, after ``g``."""
+    """The key that opens the section when it is pressed after ``g``."""
     name: str
-    """The name of its page."""
+    """The name of the section's first page."""
     title: str
     permission: str
     pages: tuple[str, ...] = ()
-    """The names of further pages that belong to it."""
+    """The names of the section's further pages."""
 
 
 SECTIONS = (
@@ -50,7 +50,7 @@ class DashboardContext(RequestContext):
 
     @cached_property
     def allowed(self) -> dict[str, bool]:
-        """Return the permissions, for templates: ``visit.allowed.cancel_job``."""
+        """Return the user's permissions for templates, as in ``visit.allowed.cancel_job``."""
         return _Allowed(self)
 
     def path_of(self, name: str, args: Sequence[Any]) -> str:
@@ -80,7 +80,8 @@ class DashboardContext(RequestContext):
 
 
 class _Allowed(dict[str, bool]):
-    """Permission without ``stoker.`` -> whether the user has it, looked up when it is needed."""
+    """Permission without ``stoker.`` -> whether the user has it. Each is checked on first
+    access."""
 
     def __init__(self, context: DashboardContext) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The history of metrics for pages, cached for seconds.
+"""The history of metrics for pages, cached for some seconds.
 
 Pages are fetched again whenever something has changed. The sums of a week take long to add up and
 hardly change within seconds.

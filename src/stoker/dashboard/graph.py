@@ -1,7 +1,7 @@
-"""A workflow as boxes and arrows with their places, which a template draws as SVG.
+"""A workflow as boxes and arrows with coordinates, which a template draws as SVG.
 
-A chain goes from left to right, a group from top to bottom in its own frame. Of a large group some
-members are drawn, failed ones first, and the others are counted.
+A chain goes from left to right, a group from top to bottom in its own frame. If a group is large,
+only some members are drawn, failed ones first, and the others are counted.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ FRAME, HEAD = 12.0, 20.0
 MOST_MEMBERS = 8
 LONGEST_LABEL = 25
 WORTH = ("FAILED", "CANCELLED", "ENQUEUED", "STARTED", "UNDOING", "PENDING", "HELD", "SUCCESSFUL")
-"""States in the order in which members are drawn."""
+"""States of members; those of the first state are drawn first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A task, or a number of members of a group."""
+    """A box for one task, or for a number of members of a group."""
 
     x: float
     y: float
@@ -51,7 +51,7 @@ class Frame:
 
 @dataclass(slots=True)
 class Graph:
-    """The whole drawing."""
+    """A complete drawing."""
 
     width: float = 0.0
     height: float = 0.0
@@ -95,7 +95,7 @@ class _Drawing:
         return self._graph
 
     def _draw(self, step: Step, x: float, y: float) -> _Size:
-        """Draw a step with all below it. Return its size."""
+        """Draw a step with all steps below it. Return the size of the drawing."""
         members = [one for one in self._below.get(step.pk, []) if one.role == Step.Role.STEP]
         company = [one for one in self._below.get(step.pk, []) if one.role != Step.Role.STEP]
         if step.kind == Step.Kind.TASK:
@@ -120,7 +120,7 @@ class _Drawing:
         return _Size(max(BOX, GAP_ACROSS + added.width), LINE + GAP_DOWN + added.height)
 
     def _draw_chain(self, members: Sequence[Step], x: float, y: float) -> _Size:
-        """One after another, with arrows."""
+        """Draw the steps of a chain from left to right, with arrows. Return the size."""
         across, height = 0.0, LINE
         for number, step in enumerate(members):
             if number:
@@ -135,7 +135,7 @@ class _Drawing:
         return _Size(max(across, BOX if not members else 0), height)
 
     def _draw_group(self, step: Step, members: Sequence[Step], x: float, y: float) -> _Size:
-        """One below another, in a frame."""
+        """Draw the members of a group from top to bottom, in a frame. Return the size."""
         counted = self._counts.get(step.pk) or Counter(one.state for one in members)
         total = sum(counted.values())
         first = sorted(members, key=lambda one: (WORTH.index(one.state), one.position))

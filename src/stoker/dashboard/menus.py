@@ -1,4 +1,4 @@
-"""The menus of filters: tasks, queues, nodes, times."""
+"""The menus that filter lists: tasks, queues, nodes, times."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The parts of a page that change while it is open, for scripts that show it.
+"""The parts of a page that may change while it is open, for the script that updates them.
 
-A script sends a digest of each part that it has, and receives only the parts that differ. Relative
-times and CSRF tokens are ignored.
+The script sends a digest of each part that it has, and receives only the parts that differ.
+Relative times and CSRF tokens are ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPENING = re.compile(r'<(\w+) [^>]*?\bid="([\w-]+)"[^>]*?\bdata-live\b[^>]*>')
 AGES = re.compile(r"(<time [^>]*>)[^<]*")
 TOKENS = re.compile(r'(name="csrfmiddlewaretoken" value=)"[^"]*"')
 NEW = re.compile(r' data-new="(\d+)"')
-"""How many rows are newer than the first that the script shows."""
+"""Finds the number of rows that are newer than the first row that the script shows."""
 DIGITS = 8
 LEAST_BYTES = 500
 """Smaller answers are not compressed."""
@@ -41,7 +41,7 @@ def parts_of(page: str) -> dict[str, str]:
 
 
 def digest_of(part: str) -> str:
-    """Return a digest of what a part shows."""
+    """Return a digest of the visible content of a part."""
     text = NEW.sub("", TOKENS.sub(r"\1", AGES.sub(r"\1", part)))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
@@ -49,8 +49,8 @@ def digest_of(part: str) -> str:
 def changes(request: HttpRequest, page: str, status: int) -> HttpResponse:
     """Return the parts of the page that the script does not have, as JSON.
 
-    ``parts`` has the digest of each part, and the element if the script has another. ``new`` is the
-    number of newer rows; null = the server does not count them.
+    ``parts`` contains the digest of each part, and its HTML if the script has another version.
+    ``new`` is the number of newer rows; null = the server does not count them.
     """
     known = dict(one.split("=", 1) for one in request.headers[LIVE].split(",") if "=" in one)
     parts = {}

@@ -17,7 +17,7 @@ CHOICES = {"hour": (HOUR, 60), "day": (DAY, 1800), "week": (7 * DAY, 3 * HOUR)}
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A period until now."""
+    """A period that ends now."""
 
     name: str
     since: datetime
@@ -27,7 +27,7 @@ class Span:
 
     @property
     def words(self) -> str:
-        """Return "in the last hour"."""
+        """Describe the period, such as "in the last hour"."""
         return f"in the last {self.name}"
 
     @property
@@ -36,7 +36,7 @@ class Span:
 
 
 def span_of(visit: DashboardContext, default: str = "hour") -> Span:
-    """Return the requested period."""
+    """Return the period that the request asks for."""
     name = visit.request.GET.get("last", default)
     name = name if name in CHOICES else default
     length, step = CHOICES[name]

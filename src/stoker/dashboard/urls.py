@@ -1,4 +1,4 @@
-"""``path("stoker/", include("stoker.dashboard.urls"))``: all of the dashboard."""
+"""The URLs of the dashboard: ``path("stoker/", include("stoker.dashboard.urls"))``."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ ON_MANY = {
     "undo-letter": dead_letters.undo_requeues,
     **{one.name: bulk.control for one in BULK},
 }
-"""Operations whose form may name more than one target."""
+"""Operation name -> function, for operations whose form may name several targets."""
 ELSEWHERE = ("delete-schedule", EDIT.name)
-"""Operations of the admin, which has their forms."""
+"""Operations that only the admin offers, because it has forms for them."""
 
 urlpatterns = [
     path("", overview.show, name="overview"),

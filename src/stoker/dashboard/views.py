@@ -1,4 +1,4 @@
-"""Views of the dashboard: pages and operations, for the users who have the permission."""
+"""Views of the dashboard: pages and operations, with a check of permissions."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ NOBODY = (
 NOTICE = "stoker_notice"
 NOTICE_SECONDS = 120
 LONGEST_NOTICE = 800
-"""Maximum number of characters: a cookie takes at most 4 KB."""
+"""Maximum number of characters of a message, because a cookie holds at most 4 KB."""
 
 
 class PageRefused(Exception):
-    """The response is a page with this sentence."""
+    """Raised to answer with an error page that shows this sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)
@@ -60,14 +60,14 @@ class PageContent:
     """A template with its context."""
 
     template: str
-    """Its name, such as "jobs"."""
+    """Name of the template, such as "jobs"."""
     context: dict[str, Any]
 
 
 def page(
     permission: str,
 ) -> Callable[[Callable[..., PageContent]], Callable[..., HttpResponseBase]]:
-    """Make a function a view for the users who have this permission."""
+    """Decorate a function as a view for users who have this permission."""
 
     def decorate(view: Callable[..., PageContent]) -> Callable[..., HttpResponseBase]:
         def answer(visit: DashboardContext, *args: Any, **kwargs: Any) -> HttpResponse:
@@ -124,7 +124,8 @@ def perform_on_target(visit: DashboardContext, operation: Operation) -> Done:
 def rendered(
     visit: DashboardContext, template: str, context: dict[str, Any], status: int = 200
 ) -> HttpResponse:
-    """Return a page, with the answer to the last operation; to a script the changed parts of it."""
+    """Return a page, with the answer to the last operation. If a script asks, return only the
+    changed parts."""
     is_whole = LIVE not in visit.request.headers
     notice = _notice(visit.request) if is_whole else None
     text = render_to_string(
@@ -199,7 +200,7 @@ def _to_login(visit: DashboardContext) -> HttpResponse:
 
 
 def entered(request: HttpRequest) -> DashboardContext:
-    """Return the context of a request.
+    """Return the dashboard context of a request.
 
     Raises:
         ConfigurationError: ``TASKS`` has no backend of Stoker's.
@@ -212,7 +213,8 @@ def entered(request: HttpRequest) -> DashboardContext:
 
 
 def _refuse(visit: DashboardContext, methods: tuple[str, ...], permission: str) -> None:
-    """Raise PageRefused for a wrong method, backend or character, and without the permission."""
+    """Raise PageRefused for a wrong method, an unknown backend, an invalid character or a missing
+    permission."""
     request = visit.request
     if request.method not in methods:
         raise PageRefused(405, f"This address takes {' and '.join(methods)}.")
@@ -241,7 +243,7 @@ def _notice(request: HttpRequest) -> dict[str, Any] | None:
 
 
 def _way_back(visit: DashboardContext) -> str:
-    """Return the page from which the form was sent, if it is a page of the dashboard."""
+    """Return the URL of the page that contained the form, if it is a page of the dashboard."""
     back = visit.request.POST.get("back", "")
     own = visit.request.resolver_match
     try:

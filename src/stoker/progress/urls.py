@@ -1,4 +1,5 @@
-"""``path("progress/", include("stoker.progress.urls"))``: what ``{% job_progress %}`` fetches."""
+"""URLs that ``{% job_progress %}`` fetches. Include them with ``path("progress/",
+include("stoker.progress.urls"))``."""
 
 from __future__ import annotations
 

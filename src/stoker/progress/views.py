@@ -1,7 +1,7 @@
-"""The state and progress of one job, at a signed address.
+"""A view that shows the state and progress of one job at a signed URL.
 
-A page shows it with ``{% job_progress result %}``. The address in the page names the job and, if a
-user was signed in, the user. No other user can read it, and it shows no other job.
+A page shows it with ``{% job_progress result %}``. The URL contains the job and, if a user was
+signed in, the user. It shows no other job, and only that user can read it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stoker.store.engines.sessions import explained
 APP = "stoker-progress"
 SALT = "stoker.progress"
 ADDRESS_AGE = timedelta(days=7)
-"""An address that is older shows nothing. A page that is loaded again gets a new one."""
+"""URLs older than this show nothing. Reloading the page that contains the tag creates a new one."""
 FINISHED = frozenset((JobState.SUCCESSFUL, JobState.FAILED, JobState.CANCELLED))
 FINISHED_EVENT = "stoker:finished"
 """The event that htmx sends to the page when the job has ended."""
@@ -41,18 +41,18 @@ Seen = tuple[JobState | None, ProgressReport | None]
 
 
 class Subject(NamedTuple):
-    """The job that a URL shows, and the user who may see it."""
+    """The job that a URL shows, and the user that may see it."""
 
     backend: str
     job_id: str
     user: str
-    """Primary key of the only user that may read it; "" = all users with the address."""
+    """Primary key of the only user with access; "" = every user with the URL."""
     every: float
     """Seconds between two requests of the page."""
 
 
 def address_of(subject: Subject) -> str:
-    """Return the signed address.
+    """Return the signed URL.
 
     Raises:
         ImproperlyConfigured: the project's URLs do not include ``stoker.progress.urls``.
@@ -109,7 +109,7 @@ def _percent(state: JobState | None, report: ProgressReport | None) -> int | Non
 
 @require_safe
 def show(request: HttpRequest, token: str) -> HttpResponse:
-    """Return the progress: for htmx as a part of a page, for a browser as a complete page."""
+    """Show the progress of a job: an HTML fragment for htmx, a complete page for a browser."""
     is_part = "HX-Request" in request.headers
     subject = _opened(token)
     is_allowed = subject is not None and subject.user in ("", name_of_user(request))

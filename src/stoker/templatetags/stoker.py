@@ -20,7 +20,7 @@ def job_progress(
     every: float = 1,
     backend: str = "default",
 ) -> dict[str, Any]:
-    """The state and progress of a job, which htmx keeps up to date until the job has ended.
+    """Show the state and progress of a job. htmx updates them until the job has ended.
 
     Args:
         result: what ``enqueue`` or ``get_result`` returned, or the id of a job.

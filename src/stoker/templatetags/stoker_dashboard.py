@@ -46,14 +46,15 @@ register.filter("trace_parts", trace_parts)
 
 @register.filter
 def plural(count: int, names: str) -> str:
-    """``{{ 2|plural:"job" }}``, ``{{ 2|plural:"entry,entries" }}``."""
+    """Format a count with its noun: ``{{ 2|plural:"job" }}``, ``{{ 2|plural:"entry,entries"
+    }}``."""
     one, _, many = names.partition(",")
     return words.plural(count, one, many)
 
 
 @register.filter
 def short_task(path: str) -> SafeString:
-    """A task's dotted path with a bold last part."""
+    """Return a task's dotted path as HTML with a bold last part."""
     module, _, name = path.rpartition(".")
     if not module:
         return format_html("{}", name)
@@ -62,7 +63,7 @@ def short_task(path: str) -> SafeString:
 
 @register.filter
 def moment(at: datetime | None) -> SafeString:
-    """How long ago; the tooltip has the exact time."""
+    """Return how long ago a moment was, as HTML. The tooltip shows the exact time."""
     if at is None:
         return format_html("{}", words.UNKNOWN)
     aware = at if timezone.is_aware(at) else timezone.make_aware(at)  # for scripts
@@ -76,7 +77,7 @@ def moment(at: datetime | None) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def at(context: dict[str, Any], page: str, *args: Any, **query: Any) -> str:
-    """The address of a page for the backend that is looked at: ``{% at "job" job.id %}``."""
+    """Return the URL of a page for the current backend: ``{% at "job" job.id %}``."""
     return str(context["visit"].at(page, *args, **query))
 
 
@@ -84,7 +85,8 @@ def at(context: dict[str, Any], page: str, *args: Any, **query: Any) -> str:
 def ask(
     context: dict[str, Any], name: str, target: Any, key: str = "", kind: str = ""
 ) -> dict[str, Any]:
-    """The button of an operation; with a key it asks first: ``{% ask "pause-queue" "mail" %}``."""
+    """Show the button of an operation: ``{% ask "pause-queue" "mail" %}``. With ``key``, the button
+    opens a confirmation first."""
     operation, visit = OPERATIONS[name], context["visit"]
     return {
         "operation": operation,
@@ -100,7 +102,7 @@ def ask(
 
 @register.simple_tag(takes_context=True)
 def fact_value(context: dict[str, Any], fact: Fact) -> SafeString:
-    """The value of a fact, as a link if a page shows more of it."""
+    """Return the value of a fact as HTML, as a link if the fact names a page."""
     value = fact.value
     if isinstance(value, datetime):
         return format_html(
@@ -116,7 +118,7 @@ def fact_value(context: dict[str, Any], fact: Fact) -> SafeString:
 
 @register.simple_tag(takes_context=True)
 def asset(context: dict[str, Any], name: str) -> str:
-    """The address of a static file of the dashboard."""
+    """Return the URL of a static file of the dashboard."""
     match = context["visit"].request.resolver_match
     plain = "".join(name)  # a path takes no string that is marked as safe
     return reverse(
@@ -128,7 +130,7 @@ def asset(context: dict[str, Any], name: str) -> str:
 
 @register.filter
 def code_marked(text: str) -> SafeString:
-    """A text with the parts between backticks as code."""
+    """Return a text as HTML with the parts between backticks as code."""
     parts = enumerate(text.split("`"))
     return format_html_join("", "{}", ((_code(part) if n % 2 else part,) for n, part in parts))
 
@@ -139,23 +141,23 @@ def _code(text: str) -> SafeString:
 
 @register.filter
 def last_part(path: str) -> str:
-    """The name of a class or task, without its module."""
+    """Return the name of a class or task without its module."""
     return path.rpartition(".")[2]
 
 
 @register.filter
 def add_up(number: float, more: int) -> str:
-    """A sum as SVG writes it, in every language of the site."""
+    """Return the sum of two numbers in the format of SVG, whatever the language of the site."""
     return f"{number + more:.0f}"
 
 
 @register.filter
 def key(values: dict[str, Any], name: str) -> Any:
-    """The value of a dict for a key in a variable."""
+    """Return the value of a dict for a key that is held in a variable."""
     return values.get(name)
 
 
 @register.filter
 def split(text: str) -> list[str]:
-    """The words of a text."""
+    """Split a text into words."""
     return text.split()

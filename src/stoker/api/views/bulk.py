@@ -24,11 +24,11 @@ routes = Routes(tags=["bulk operations"])
 
 
 class BulkFilters(Body):
-    """What finds the targets; of dead letters only open ones. A filter that is left out matches
-    all."""
+    """Filters that find the targets. Only open dead letters are found. A filter that is left out
+    matches all."""
 
     q: Annotated[str, Field(max_length=200)] = ""
-    """A text, see the search of the list."""
+    """A text that is searched as in the list of jobs or dead letters."""
     state: Literal["", "READY", "DEFERRED", "BLOCKED", "RUNNING"] = ""
     """For jobs."""
     task: Name = ""
@@ -37,7 +37,7 @@ class BulkFilters(Body):
     since: Moment | None = None
     until: Moment | None = None
     reason: Annotated[str, Field(max_length=20)] = ""
-    """For dead letters, as `fingerprint`."""
+    """For dead letters, like `fingerprint`."""
     fingerprint: Annotated[str, Field(max_length=64)] = ""
 
     def given(self) -> dict[str, str]:
@@ -48,7 +48,7 @@ class BulkFilters(Body):
 
 
 class BulkRequest(ReasonBody):
-    """An operation on many."""
+    """A bulk operation to start."""
 
     operation: Literal[tuple(BY_NAME)]  # type: ignore[valid-type] # as they are declared
     filters: BulkFilters = BulkFilters()
@@ -105,8 +105,8 @@ def list_bulk_operations(
     },
 )
 def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backend = None) -> Any:
-    """Start an operation on many. It goes on in the background. The permission for the operation is
-    needed, too. 200: a dry run."""
+    """Start an operation on many jobs or dead letters, which continues in the background. The
+    permission for the operation is needed, too. 200: a dry run."""
     operation: Operation = BY_NAME[body.operation]
     _require(request, operation)
     operator = operator_of(request, backend, body.because)
@@ -125,7 +125,7 @@ def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backe
 
 @routes.show("/bulk/{bulk_id}", bulk.VIEW, BulkOperationShape)
 def get_bulk_operation(request: HttpRequest, bulk_id: UUID, backend: Backend = None) -> Any:
-    """Show how far a bulk operation is."""
+    """Show the progress of a bulk operation."""
     return bulk.get(settings_of(backend), bulk_id)
 
 
@@ -133,7 +133,7 @@ def get_bulk_operation(request: HttpRequest, bulk_id: UUID, backend: Backend = N
 def pause_bulk_operation(
     request: HttpRequest, bulk_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Hold a bulk operation until it is resumed. 409: it does not run."""
+    """Pause a bulk operation until it is resumed. 409: it does not run."""
     return _changed(request, bulk.PAUSE, bulk_id, body, backend)
 
 
@@ -141,7 +141,7 @@ def pause_bulk_operation(
 def resume_bulk_operation(
     request: HttpRequest, bulk_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Let a paused bulk operation go on. 409: it is not paused."""
+    """Continue a paused bulk operation. 409: it is not paused."""
     return _changed(request, bulk.RESUME, bulk_id, body, backend)
 
 
@@ -149,7 +149,7 @@ def resume_bulk_operation(
 def stop_bulk_operation(
     request: HttpRequest, bulk_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """End a bulk operation: what is done stays. 409: it has ended."""
+    """Stop a bulk operation. Changes that were made are kept. 409: it has ended."""
     return _changed(request, bulk.STOP, bulk_id, body, backend)
 
 
@@ -157,8 +157,8 @@ def stop_bulk_operation(
 def undo_bulk_operation(
     request: HttpRequest, bulk_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Undo a bulk operation that has ended: the answer is a new one. 409: it has no undo, or was
-    undone before."""
+    """Undo a bulk operation that has ended. The answer is a new bulk operation. 409: it has no
+    undo, or was undone before."""
     return _changed(request, bulk.UNDO, bulk_id, body, backend)
 
 

@@ -35,13 +35,13 @@ class Recycling(ReasonBody):
 
 @routes.show("/clusters", "stoker.view_cluster", ClusterList)
 def list_clusters(request: HttpRequest, backend: Backend = None) -> Any:
-    """The clusters with their workers, and what each of them runs."""
+    """List the clusters, with their workers and the running jobs of each."""
     return {"clusters": clusters.find(backend=settings_of(backend).alias)}
 
 
 @routes.show("/clusters/{cluster_id}", "stoker.view_cluster", ClusterState)
 def get_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None) -> Any:
-    """One cluster with its workers."""
+    """Show one cluster with its workers."""
     return clusters.get(cluster_id, backend=settings_of(backend).alias)
 
 

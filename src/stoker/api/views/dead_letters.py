@@ -38,7 +38,7 @@ AS_IT_WAS = Requeueing()
 def list_dead_letters(
     request: HttpRequest, wanted: Query[LetterPageQuery], backend: Backend = None
 ) -> Any:
-    """A page of dead letters, the newest first."""
+    """List a page of dead letters, the newest first."""
     alias, after = settings_of(backend).alias, mark_of(wanted.after)
     try:
         page = dead_letters.find(limit=wanted.limit, after=after, backend=alias, **wanted.given())
@@ -65,7 +65,7 @@ def count_dead_letters(
 def requeue_dead_letters(
     request: HttpRequest, body: RequeueingMany, backend: Backend = None
 ) -> BulkShape:
-    """Requeue the open dead letters that the filters find, the oldest first."""
+    """Requeue the open dead letters that match the filters, the oldest first."""
     operator = operator_of(request, backend, body.because)
     bulk = dead_letters.requeue_many(**body.selection(), **body.placement(), **operator.signed)
     record_many(REQUEUE, operator, body.filters.given(), bulk)
@@ -81,7 +81,7 @@ def requeue_dead_letters(
 def discard_dead_letters(
     request: HttpRequest, body: DiscardingMany, backend: Backend = None
 ) -> BulkShape:
-    """Close the open dead letters that the filters find."""
+    """Close the open dead letters that match the filters."""
     operator = operator_of(request, backend, body.because)
     bulk = dead_letters.discard_many(**body.selection(), **operator.signed)
     record_many(DISCARD, operator, body.filters.given(), bulk)
@@ -109,8 +109,8 @@ def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = N
 
 @routes.show("/dead-letters/{letter_id}", "stoker.view_deadletter", StoryShape)
 def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = None) -> Any:
-    """Show one dead letter, by its id or that of the job that failed last, with the error of every
-    attempt and all requeues."""
+    """Show one dead letter, with the error of every attempt and all requeues. The id is that of the
+    dead letter or of the job that failed last."""
     settings = settings_of(backend)
     story = dead_letters.get(letter_id, backend=settings.alias)
     call = opened_call(settings, bytes(story.letter.package), reveal=may_reveal(request))
@@ -134,8 +134,8 @@ def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = No
 def requeue_dead_letter(
     request: HttpRequest, letter_id: UUID, body: Requeueing = AS_IT_WAS, backend: Backend = None
 ) -> Any:
-    """Requeue one dead letter. 409: there is a newer job of its key, it is requeued already, or it
-    is closed; `fate`, `job_id` and `detail` say which."""
+    """Requeue one dead letter. 409: a newer job has its unique key, it was requeued before, or it
+    is closed; see `fate`, `job_id` and `detail`."""
     operator = operator_of(request, backend, body.because)
     options = {"args": body.args, "kwargs": body.kwargs, **body.placement()}
     return _answer(perform(REQUEUE, operator, letter_id, **options).value)
@@ -151,8 +151,8 @@ def requeue_dead_letter(
 def undo_requeue_of_dead_letter(
     request: HttpRequest, letter_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Undo a requeue: the new job is cancelled, and the dead letter is open again. 409: the job has
-    begun, or there is none."""
+    """Undo a requeue: cancel the new job and reopen the dead letter. 409: the job has started, or
+    there is no requeue."""
     return _answer(perform(UNDO, operator_of(request, backend, body.because), letter_id).value)
 
 
@@ -166,7 +166,7 @@ def undo_requeue_of_dead_letter(
 def discard_dead_letter(
     request: HttpRequest, letter_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Close one dead letter: nothing is to be done about it. 409: it is closed or requeued."""
+    """Close one dead letter without requeueing it. 409: it is closed or requeued."""
     return _answer(perform(DISCARD, operator_of(request, backend, body.because), letter_id).value)
 
 

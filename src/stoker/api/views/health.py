@@ -1,4 +1,4 @@
-"""Health: for probes of platforms and monitors. And the status of everything at one glance."""
+"""Health checks for platforms and monitors, and the status of everything."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class Readiness(Shape):
     ready: bool
     """The store is reachable and migrated."""
     because: str
-    """Why not."""
+    """Reason why it is not ready."""
     clusters: Literal["alive", "none", "unknown"]
-    """Whether a cluster on any host does its work, as `stoker health --any-host` says. It does not
-    decide over `ready`."""
+    """Whether a cluster on any host works, as in `stoker health --any-host`. It has no influence on
+    `ready`."""
 
 
 class ClustersHealth(Shape):
-    """What `manage.py stoker health --any-host` says."""
+    """The result of `manage.py stoker health --any-host`."""
 
     healthy: bool
     because: str
@@ -49,7 +49,7 @@ class ClustersHealth(Shape):
 
 @routes.route("GET", "/health/live", permissions=Open.TO_ALL, answers={200: Live})
 def live(request: HttpRequest) -> Live:
-    """Check that this web process responds. It asks no database."""
+    """Check that this web process responds. Runs no database query."""
     return Live()
 
 
@@ -57,7 +57,7 @@ def live(request: HttpRequest) -> Live:
     "GET", "/health/ready", permissions=Open.TO_ALL, answers={200: Readiness, 503: Readiness}
 )
 def ready(request: HttpRequest, backend: Backend = None) -> Status[Readiness]:
-    """Whether the store can be reached and has its tables: 503 if not."""
+    """Check that the store can be reached and has its tables; 503 if not."""
     settings = settings_of(backend)
     try:
         is_migrated = not unapplied_migrations(settings.database)
@@ -79,7 +79,7 @@ def ready(request: HttpRequest, backend: Backend = None) -> Status[Readiness]:
     answers={200: ClustersHealth, 503: ClustersHealth},
 )
 def clusters_health(request: HttpRequest, backend: Backend = None) -> Status[ClustersHealth]:
-    """Whether a cluster does its work, on any host: 503 if none does."""
+    """Check that a cluster works, on any host; 503 if none does."""
     settings = settings_of(backend)
     health = health_of_clusters(settings)
     shape = ClustersHealth(healthy=health.is_good, because=health.sentence)
@@ -93,8 +93,8 @@ def clusters_health(request: HttpRequest, backend: Backend = None) -> Status[Clu
     answers={200: StatusShape},
 )
 def status(request: HttpRequest, backend: Backend = None) -> Any:
-    """Queues, clusters and what their workers run, dead letters, guards: what `manage.py stoker
-    info --json` says."""
+    """Show queues, clusters with their workers and running jobs, dead letters and guards, as
+    `manage.py stoker info --json` does."""
     settings = settings_of(backend)
     return {**asdict(overview(settings)), "guards": asdict(crowded(settings))}
 

@@ -1,4 +1,4 @@
-"""Jobs: enqueue, show, explain, cancel; and the check of their arguments."""
+"""Jobs: enqueue, show, explain, cancel; and check the arguments of calls."""
 
 from __future__ import annotations
 
@@ -65,10 +65,11 @@ from stoker.why import Kind, why
 def checked_call(
     task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments, converted as the annotations say: a text to a datetime, say.
+    """Return the arguments, converted to the types of their annotations: for example a text to a
+    datetime.
 
     Raises:
-        CallRefused: The task does not take them; all errors are listed.
+        CallRefused: The task does not accept the arguments; all errors are listed.
     """
     signature = signature_of(task)
     try:
@@ -101,7 +102,7 @@ def checked_call(
 
 
 def signature_of(task: Any) -> Signature:
-    """Return the signature of its enqueue."""
+    """Return the signature of the task's ``enqueue``."""
     signature = signature_of_call(task.func, task.takes_context)
     if signature is None:  # not known: any arguments
         return Signature(
@@ -115,7 +116,8 @@ def signature_of(task: Any) -> Signature:
 
 @lru_cache(maxsize=1024)
 def adapters_of(function: Any, takes_context: bool) -> Mapping[str, TypeAdapter[Any]]:
-    """Return parameter -> adapter that checks its values, for annotations that pydantic knows."""
+    """Return parameter -> adapter that checks its values, for annotations that pydantic
+    supports."""
     try:
         hints = get_type_hints(function, include_extras=True)
     except (NameError, TypeError, AttributeError):  # imported for type checkers only
@@ -172,7 +174,7 @@ class JobRequest(Body):
 
 
 class Rescheduling(ReasonBody):
-    """When a job starts; without a moment at once."""
+    """The new start time of a job; without a time, it starts at once."""
 
     run_after: Moment | None = None
     run_after_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
@@ -186,18 +188,18 @@ class Prioritising(ReasonBody):
 
 
 class Moving(ReasonBody):
-    """Another queue."""
+    """The new queue of a job."""
 
     queue: Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class Editing(ReasonBody):
-    """Other arguments."""
+    """The new arguments of a job."""
 
     args: Annotated[list[Any], Field(max_length=1000)] | None = None
-    """Default: as they were."""
+    """Default: unchanged."""
     kwargs: dict[str, Any] | None = None
-    """Default: as they were."""
+    """Default: unchanged."""
 
 
 class EnqueuedJob(Shape):
@@ -207,7 +209,8 @@ class EnqueuedJob(Shape):
     task: str
     state: str
     was_duplicate: bool
-    """No job was enqueued: this one has the unique key or the Idempotency-Key already."""
+    """Whether no new job was enqueued, because this job has the same unique key or
+    Idempotency-Key."""
 
 
 @routes.show("/tasks", "stoker.add_job", TaskList)
@@ -253,7 +256,8 @@ def enqueue_job(
         ),
     ] = None,
 ) -> Any:
-    """Enqueue a call of an exposed task. 200 instead of 201: the job exists already."""
+    """Enqueue a call of an exposed task. The status is 200 instead of 201 if the job exists
+    already."""
     task = varied(exposed_task(body.task), body, backend)
     if idempotency_key is not None:
         task = at_most_once(task, body.task, f"{request.auth.pk}:{idempotency_key}")  # type: ignore[attr-defined] # ninja sets it
@@ -317,7 +321,8 @@ def why_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
 def cancel_job(
     request: HttpRequest, job_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Cancel a waiting job, or tell a running one to end: that takes a moment. 409: it ended."""
+    """Cancel a waiting job, or ask a running one to end, which takes a moment. 409: it has
+    ended."""
     operator = operator_of(request, backend, body.because)
     perform(CANCEL, operator, str(job_id))
     return shape_of(operator.settings, job_id, reveal=may_reveal(request))
@@ -335,7 +340,7 @@ def run_job_now(
 def hold_job(
     request: HttpRequest, job_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Keep a waiting job from starting until it is run or rescheduled. 409: it does not wait."""
+    """Hold a waiting job until it is run now or rescheduled. 409: it does not wait."""
     return _changed(request, HOLD, job_id, body, backend)
 
 
@@ -349,7 +354,7 @@ def hold_job(
 def reschedule_job(
     request: HttpRequest, job_id: UUID, body: Rescheduling, backend: Backend = None
 ) -> Any:
-    """Give a waiting job another earliest start. 409: it does not wait."""
+    """Change the earliest start of a waiting job. 409: it does not wait."""
     start = moment_of(body.run_after, body.run_after_seconds)
     text = "" if start is None else start.isoformat() if body.run_after else str(start)
     return _changed(request, RESCHEDULE, job_id, body, backend, run_after=text)
@@ -361,20 +366,20 @@ def reschedule_job(
 def prioritise_job(
     request: HttpRequest, job_id: UUID, body: Prioritising, backend: Backend = None
 ) -> Any:
-    """Give a waiting job another priority. 409: it does not wait."""
+    """Change the priority of a waiting job. 409: it does not wait."""
     return _changed(request, PRIORITISE, job_id, body, backend, priority=str(body.priority))
 
 
 @routes.change("/jobs/{job_id}/move", MOVE, JobShape, may_conflict=True, example={"queue": "slow"})
 def move_job(request: HttpRequest, job_id: UUID, body: Moving, backend: Backend = None) -> Any:
-    """Move a waiting job to another queue. 409: it does not wait, or there is no such queue."""
+    """Move a waiting job to another queue. 409: it does not wait, or the queue does not exist."""
     return _changed(request, MOVE, job_id, body, backend, queue=body.queue)
 
 
 @routes.change("/jobs/{job_id}/edit", EDIT, JobShape, may_conflict=True, example={"args": [7]})
 def edit_job(request: HttpRequest, job_id: UUID, body: Editing, backend: Backend = None) -> Any:
-    """Replace the arguments of a waiting job. 409: it does not wait, or its task does not take
-    them."""
+    """Replace the arguments of a waiting job. 409: it does not wait, or its task does not accept
+    the arguments."""
     return _changed(request, EDIT, job_id, body, backend, args=body.args, kwargs=body.kwargs)
 
 
@@ -395,7 +400,7 @@ def _changed(
 
 
 def address_of(request: HttpRequest, result: Result[Any]) -> str:
-    """Return the address of the enqueued job."""
+    """Return the URL of the enqueued job."""
     address = f"{request.path.rstrip('/')}/{result.id}"
     if result.backend == unnamed_backend():
         return address
@@ -424,13 +429,13 @@ def at_most_once(task: Any, name: str, key: str) -> Any:
 
 
 def shape_of(settings: Settings, job_id: UUID, *, reveal: bool) -> JobShape:
-    """Return the job as it is now.
+    """Return the current state of a job.
 
     Args:
         reveal: Hide no secrets among the arguments.
 
     Raises:
-        TaskResultDoesNotExist: There is no such job.
+        TaskResultDoesNotExist: No job has this id (any more).
     """
     progress = progress_of_one(settings, job_id)
     job, package = progress.job, package_of(settings, progress.job)

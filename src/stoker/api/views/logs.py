@@ -1,4 +1,4 @@
-"""What jobs logged and printed."""
+"""The lines that jobs logged and printed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ routes = Routes(tags=["jobs"])
 def list_log_lines(
     request: HttpRequest, job_id: UUID, wanted: Query[LogQuery], backend: Backend = None
 ) -> Any:
-    """Show what a job logged and printed, if the setting `LOGS` keeps it. For new lines of a
-    running job, ask again with `next` as `after`."""
+    """List the lines that a job logged and printed, if the setting `LOGS` is on. To get new lines
+    of a running job, ask again with `next` as `after`."""
     settings, after = settings_of(backend), mark_of(wanted.after)
     is_over = has_ended(settings, job_id)
     try:

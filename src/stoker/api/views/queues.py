@@ -24,18 +24,18 @@ SOME = Clearing()
 
 
 class ClearedShape(Shape):
-    """The number of cancelled jobs."""
+    """The result of clearing a queue."""
 
     matched: int
     """Number of jobs that waited, up to the limit."""
     done: int
-    """Number of jobs that were cancelled. The others began before."""
+    """Number of jobs that were cancelled. The others had started before."""
     dry_run: bool
 
 
 @routes.show("/queues", "stoker.view_job", QueueList)
 def list_queues(request: HttpRequest, backend: Backend = None) -> Any:
-    """List the queues: number of jobs in each state; whether it is paused, and by whom."""
+    """List the queues, each with its number of jobs by state and its pause."""
     return {"queues": queues.list(backend=settings_of(backend).alias)}
 
 
@@ -48,7 +48,7 @@ def list_queues(request: HttpRequest, backend: Backend = None) -> Any:
 def pause_queue(
     request: HttpRequest, queue: QueueName, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Let no cluster start jobs of this queue until it is resumed. Running jobs continue."""
+    """Pause a queue: no cluster starts its jobs until it is resumed. Running jobs continue."""
     operator = operator_of(request, backend, body.because)
     PAUSE.perform(operator, queue)
     return queues.get(queue, backend=operator.alias)
@@ -56,7 +56,7 @@ def pause_queue(
 
 @routes.change("/queues/{path:queue}/resume", RESUME, QueueDepth)
 def resume_queue(request: HttpRequest, queue: QueueName, backend: Backend = None) -> Any:
-    """Let the jobs of this queue be started again."""
+    """Resume a queue: its jobs are started again."""
     operator = operator_of(request, backend)
     RESUME.perform(operator, queue)
     return queues.get(queue, backend=operator.alias)
@@ -81,5 +81,5 @@ def clear_queue(
 # Last: a name may have slashes in it, and end as the addresses above.
 @routes.show("/queues/{path:queue}", "stoker.view_job", QueueDepth)
 def get_queue(request: HttpRequest, queue: QueueName, backend: Backend = None) -> Any:
-    """One queue."""
+    """Show one queue."""
     return queues.get(queue, backend=settings_of(backend).alias)

@@ -31,7 +31,7 @@ class ScheduleShape(Shape):
 
     name: str
     source: str
-    """code, settings or row: where it is declared."""
+    """Place of its declaration: code, settings, or row (the database)."""
     task: str
     queue: str
     """Empty = the task's."""
@@ -50,9 +50,9 @@ class ScheduleShape(Shape):
     paused_by: str
     paused_because: str
     problem: str
-    """Why its last tick could not be fired."""
+    """Reason why its last tick could not be fired."""
     next_moment: datetime | None
-    """null = no further tick, or paused."""
+    """null = no further tick, or the schedule is paused."""
     last_moment: datetime | None
     last_job_id: UUID | None
     fired_count: int
@@ -60,11 +60,11 @@ class ScheduleShape(Shape):
 
 
 class SchedulePage(Shape):
-    """Some schedules, by name."""
+    """A page of schedules, by name."""
 
     schedules: list[ScheduleShape]
     next: str | None
-    """For `after`; null on the last page."""
+    """Pass it as `after` to get the next page; null on the last page."""
 
 
 class ScheduledJob(Shape):
@@ -80,7 +80,7 @@ def list_schedules(
     after: Annotated[str, Field(max_length=2000)] | None = None,
     backend: Backend = None,
 ) -> Any:
-    """A page of schedules, by name."""
+    """List a page of schedules, by name."""
     rows, mark = page_of(settings_of(backend), limit, mark_of(after) or "")
     return SchedulePage(schedules=[shape_of(row) for row in rows], next=cursor_of(mark))
 
@@ -92,7 +92,8 @@ def list_schedules(
     answers={201: ScheduledJob},
 )
 def run_schedule(request: HttpRequest, schedule: ScheduleName, backend: Backend = None) -> Any:
-    """Enqueue its job now, paused or not. The next tick does not change."""
+    """Enqueue the schedule's job now, even if the schedule is paused. The next tick is not
+    affected."""
     done = RUN.perform(operator_of(request, backend), schedule)
     return Status(201, ScheduledJob(job_id=UUID(done.job_id)))
 
@@ -109,7 +110,7 @@ def pause_schedule(
     body: ReasonBody = NO_REASON,
     backend: Backend = None,
 ) -> ScheduleShape:
-    """Fire no tick until it is resumed. Ticks that fall due meanwhile are skipped."""
+    """Pause a schedule: it fires no ticks until it is resumed. Ticks in between are skipped."""
     return shape_of(PAUSE.perform(operator_of(request, backend, body.because), schedule).value)
 
 
@@ -117,7 +118,7 @@ def pause_schedule(
 def resume_schedule(
     request: HttpRequest, schedule: ScheduleName, backend: Backend = None
 ) -> ScheduleShape:
-    """Resume it, from its next tick on. 409: its rule cannot be read."""
+    """Resume a schedule from its next tick on. 409: its rule cannot be read."""
     try:
         return shape_of(RESUME.perform(operator_of(request, backend), schedule).value)
     except ValueError as error:
@@ -129,12 +130,12 @@ def resume_schedule(
 def get_schedule(
     request: HttpRequest, schedule: ScheduleName, backend: Backend = None
 ) -> ScheduleShape:
-    """One schedule."""
+    """Show one schedule."""
     return shape_of(schedules.get(schedule, backend=settings_of(backend).alias))
 
 
 def shape_of(row: Schedule) -> ScheduleShape:
-    """Return a schedule for JSON; its rule may be unreadable."""
+    """Return a schedule as its answer. The rule may be unreadable."""
     try:
         rule = row.words
     except ValueError:

@@ -41,16 +41,16 @@ class WorkflowShape(Shape):
     made_at: datetime
     finished_at: datetime | None
     reason: str
-    """Why it failed or was cancelled."""
+    """Reason of the failure or cancellation."""
     progress: WorkflowProgress
 
 
 class WorkflowPage(Shape):
-    """Some workflows, the newest first."""
+    """A page of workflows, the newest first."""
 
     workflows: list[WorkflowShape]
     next: str | None
-    """For `after`; null on the last page."""
+    """Pass it as `after` to get the next page; null on the last page."""
 
 
 class WorkflowStory(Shape):
@@ -58,7 +58,7 @@ class WorkflowStory(Shape):
 
     workflow: WorkflowShape
     steps: list[WorkflowStep]
-    """At most 1000, in the order in which they were added."""
+    """At most 1000 steps, sorted by creation."""
     has_more: bool
     """Whether there are more steps."""
 
@@ -71,7 +71,7 @@ def get_workflows(
     after: Annotated[str, Field(max_length=2000)] | None = None,
     backend: Backend = None,
 ) -> Any:
-    """A page of workflows, the newest first."""
+    """List a page of workflows, the newest first."""
     settings, mark = settings_of(backend), mark_of(after)
     try:
         found = list_workflows(settings, state, mark, limit + 1)
@@ -92,7 +92,8 @@ def show_workflow(request: HttpRequest, workflow_id: UUID, backend: Backend = No
 def cancel_workflow(
     request: HttpRequest, workflow_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Cancel a workflow: no further step starts, running jobs must end. 409: it has ended."""
+    """Cancel a workflow: no further step starts, and running jobs are asked to end. 409: it has
+    ended."""
     return _changed(request, CANCEL, workflow_id, body, backend)
 
 

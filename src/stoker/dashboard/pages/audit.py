@@ -1,4 +1,4 @@
-"""The history of operations: who did what to how many, when and why; with an export."""
+"""The history of operations: user, operation, targets, time and reason; with an export."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FILTERS = ("by", "operation", "q", "since", "until")
 PAGES = {
     "job": "job", "letter": "dead-letter", "workflow": "workflow", "guard": "guard", "bulk": "bulk",
 }  # fmt: skip
-"""Kind of target -> the page that shows it by its id."""
+"""Kind of target -> the page that shows the target with this id."""
 
 
 @page(bulk.VIEW)
@@ -96,7 +96,7 @@ def _shown(visit: DashboardContext, entry: AuditEntry) -> dict[str, Any]:
 
 
 def _address(visit: DashboardContext, entry: AuditEntry) -> str:
-    """Return the page of what was changed; "" = there is none."""
+    """Return the URL of the page of the changed target; "" = there is none."""
     if entry.is_bulk:
         return visit.at("bulk", entry.row.pk)
     if entry.kind == "queue" and entry.row.done:

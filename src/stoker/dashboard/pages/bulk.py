@@ -24,7 +24,7 @@ REFUSALS = 50
 SAMPLES = 5
 KINDS = {"job": bulk_walk.ON_JOBS, "letter": bulk_walk.ON_LETTERS}
 ANY = {"job": CANCEL, "letter": REQUEUE}
-"""An operation without options, to find the targets."""
+"""Kind of target -> an operation without options, which is used to find the targets."""
 VIEW = {"job": "stoker.view_job", "letter": "stoker.view_deadletter"}
 FILTERS = (
     "state", "q", "task", "queue", "node", "since", "until", "fingerprint", "reason",
@@ -63,7 +63,7 @@ def show_one(visit: DashboardContext, bulk_id: UUID) -> PageContent:
 
 @page(bulk.VIEW)
 def show_new(visit: DashboardContext) -> PageContent:
-    """Return the operations that can be performed on all that match, with a preview."""
+    """Return the operations that can be performed on all matching targets, with a preview."""
     given = visit.request.GET
     kind = given.get("kind", "job")
     if kind not in KINDS:
@@ -137,8 +137,8 @@ def undo_in_bulk(visit: DashboardContext, operation: Operation) -> Done:
 
 
 def all_address(visit: DashboardContext, kind: str, operations: Sequence[Operation]) -> str:
-    """Return the URL of the page for bulk operations on all rows that the current filters find;
-    "" = the user may perform none."""
+    """Return the URL of the page for bulk operations on all rows that match the current filters; ""
+    = the user may perform no operation."""
     if not visit.may(bulk.VIEW) or not any(visit.may(one.permission) for one in operations):
         return ""
     given = visit.request.GET
@@ -154,7 +154,7 @@ def _options(operation: Operation, given: Mapping[str, str]) -> dict[str, Any]:
     """Return the options in the form.
 
     Raises:
-        ValueError: the new arguments are no JSON object.
+        ValueError: the new arguments are not a JSON object.
     """
     # The filter of the list is named queue, too.
     names = {one: "to" if one == "queue" else one for one in operation.takes}

@@ -1,4 +1,4 @@
-"""Clusters, with what each worker runs."""
+"""Clusters, with the running jobs of each worker."""
 
 from __future__ import annotations
 

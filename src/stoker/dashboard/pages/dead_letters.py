@@ -1,4 +1,4 @@
-"""Dead letters: by fault and one by one."""
+"""Dead letters: grouped by fault, and single ones."""
 
 from __future__ import annotations
 
@@ -116,7 +116,8 @@ def _fault(visit: DashboardContext, group: Any) -> dict[str, Any]:
 
 
 def _fault_of(visit: DashboardContext) -> dict[str, Any]:
-    """Return the filters of the form; raise PageRefused without any: all must not be a mistake."""
+    """Return the filters of the form. Raise PageRefused if there are none, so that a mistake cannot
+    change all dead letters."""
     filters = {name: visit.request.POST.get(name, "")[:255] for name in GROUPED}
     filters = {name: value for name, value in filters.items() if value}
     if not filters:

@@ -1,4 +1,4 @@
-"""Guards: the keys in use, which jobs hold them, and which jobs wait."""
+"""Guards: the keys in use, the jobs that hold them, and the jobs that wait for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.store.counting import Number
 ON_A_PAGE = 50
 JOBS = 50
 HOLDERS = 3
-"""Jobs that the list shows for each key."""
+"""Number of holders that the list shows for each key."""
 UNIQUE = "unique"
 LONGEST_TEXT = 255
 
@@ -55,7 +55,7 @@ def show(visit: DashboardContext) -> PageContent:
 
 @page("stoker.view_job")
 def show_one(visit: DashboardContext, guard_id: UUID) -> PageContent:
-    """Return one key: the jobs that hold it, and those that wait for it."""
+    """Return one key, with the jobs that hold it and the jobs that wait for it."""
     one = guards.key(visit.settings, guard_id)
     held, waiting = guards.jobs_at(visit.settings, one, JOBS)
     rows = rows_of(visit.settings, [*held, *waiting], reveal=visit.may(REVEAL))

@@ -19,7 +19,7 @@ WAITING = (JobState.READY, JobState.DEFERRED, JobState.BLOCKED)
 
 @page("stoker.view_job")
 def show(visit: DashboardContext, job_id: UUID) -> PageContent:
-    """Return the job as it is now."""
+    """Return the current state of the job."""
     details = details_of(visit.settings, job_id, reveal=visit.may(REVEAL))
     errors = [one for one in details.life.moments if one.attempt is not None]
     moments = [

@@ -20,14 +20,14 @@ from stoker.values.ids import parse_job_id
 
 ON_A_PAGE = 50
 FIRST = "X-Stoker-First"
-"""The request header with the id of the first row that a script shows."""
+"""The request header with the id of the first row that the script shows."""
 LETTERS = 5
-"""How many dead letters a search for jobs shows as well."""
+"""Maximum number of dead letters that a search for jobs shows in addition."""
 
 
 @page("stoker.view_job")
 def show(visit: DashboardContext) -> PageContent:
-    """Return a page of the list."""
+    """Return a page of the list of jobs."""
     given = visit.request.GET
     with explained(visit.database):
         try:
@@ -59,7 +59,8 @@ def show(visit: DashboardContext) -> PageContent:
 
 
 def _held(visit: DashboardContext, search: JobSearch) -> tuple[JobPage, int] | None:
-    """Return the rows that a script shows and does not want to move, and how many are newer."""
+    """Return the page of jobs that the script shows already, and the number of newer jobs. So the
+    rows do not move while a user reads them."""
     first_id = parse_job_id(visit.request.headers.get(FIRST, ""))
     if first_id is None or visit.request.GET.get("after"):
         return None
@@ -78,7 +79,7 @@ def perform_on_jobs(visit: DashboardContext, operation: Operation) -> Done:
 
 
 def _others(visit: DashboardContext, text: str) -> dict[str, Any]:
-    """Return the dead letters and the workflow that the text finds."""
+    """Return the dead letter and the workflow whose id is the text."""
     letter_id, workflow_id = others_of_id(visit.settings, text)
     may_see = visit.may("stoker.view_deadletter")
     wanted = {"text": text, "state": "all"}

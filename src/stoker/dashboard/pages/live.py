@@ -1,7 +1,7 @@
 """A digest that changes when the content of the pages changes, so that scripts fetch them again.
 
-With ASGI browsers receive it by server-sent events, otherwise they poll every two seconds. It costs
-a dozen look-ups by index, once a second for all browsers that this process serves.
+With ASGI, browsers receive it by server-sent events; otherwise they poll every two seconds. It
+costs a dozen index look-ups per second, however many browsers this process serves.
 """
 
 from __future__ import annotations
@@ -31,16 +31,17 @@ from stoker.store.engines.sessions import explained
 
 PULSE_SECONDS = 1.0
 STREAM_SECONDS = 300.0
-"""Maximum duration of a stream. Then the browser connects again, and its session is checked."""
+"""Maximum duration of a stream. After that the browser connects again, and its session is checked
+again."""
 RETRY_MS = 2000
 LOGS = ", (SELECT max(id) FROM stoker_logchunk)"
 UNKNOWN = "unknown"
-"""The word while the store is out of reach: the page that is fetched then says so."""
+"""The digest while the store is unreachable. Scripts then fetch the page, which shows the error."""
 
 
 @dataclass
 class _LastPulse:
-    """The last word of one backend, for all threads."""
+    """The last digest of one backend, shared by all threads."""
 
     word: str = ""
     until: float = 0.0
@@ -53,7 +54,7 @@ def _seen(_alias: str) -> _LastPulse:
 
 
 def pulse(settings: Settings) -> str:
-    """Return a word that changes with jobs, queues, clusters and schedules."""
+    """Return a digest that changes with jobs, queues, clusters and schedules."""
     seen = _seen(settings.alias)
     with seen.lock:
         if time.monotonic() >= seen.until:
@@ -74,7 +75,7 @@ def _look(settings: Settings) -> str:
 
 @login_not_required
 def live(request: HttpRequest) -> HttpResponseBase:
-    """Return the word, or a stream of events with each new word."""
+    """Return the digest, or a stream of events with each new digest."""
     visit = entered(request)
     try:
         refusal = _refusal(visit)
@@ -94,7 +95,7 @@ def live(request: HttpRequest) -> HttpResponseBase:
 
 
 def _refusal(visit: DashboardContext) -> str:
-    """Return why the user may not have the word; "" = the user may."""
+    """Return why the user may not read the digest; "" = the user may."""
     user = getattr(visit.request, "user", None)
     if user is None or not user.is_authenticated or not user.is_active:
         return "Sign in first."
@@ -120,7 +121,7 @@ async def _events(alias: str) -> AsyncIterator[str]:
 
 
 def _pulse_and_close(alias: str) -> str:
-    """Return the word, and close the connection: a stream lasts for minutes."""
+    """Return the digest and close the database connection, because a stream lasts for minutes."""
     settings = settings_for(alias)
     try:
         return pulse(settings)

@@ -1,4 +1,4 @@
-"""Queues: how many jobs are in which state, and how many ended."""
+"""Queues: number of jobs in each state, and number of ended jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules: the next ticks, the last ones, and a calendar of both."""
+"""Schedules: their next and last ticks, and a calendar of both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TICKS = 30
 
 @page("stoker.view_schedule")
 def show(visit: DashboardContext) -> PageContent:
-    """Return schedules by name, with the ticks of each of the last days."""
+    """Return a page of schedules by name, with the number of ticks on each of the last days."""
     rows, after = page_of(visit.settings, ON_A_PAGE, visit.request.GET.get("after", "")[:255])
     with explained(visit.database):
         days = days_of(visit.database, rows)

@@ -21,7 +21,7 @@ NEWEST = 15
 
 @page("stoker.view_job")
 def show(visit: DashboardContext) -> PageContent:
-    """Return the tasks of which an attempt was recorded in the period."""
+    """Return the tasks that have recorded attempts in the period."""
     span = span_of(visit)
     rows = figures.of_tasks(visit, span)
     return PageContent("tasks", {"span": span, "rows": rows})
@@ -68,5 +68,5 @@ def _options(name: str) -> list[tuple[str, str]]:
 
 
 def _written(value: Any) -> str:
-    """Return a value as text; a function by its name."""
+    """Return a value as text. A function is shown by its name."""
     return str(getattr(value, "__qualname__", None) or value)

@@ -1,4 +1,4 @@
-"""Workflows: how far each is, and a drawing of its steps."""
+"""Workflows: the progress of each, and a drawing of its steps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stoker.values.ids import parse_job_id
 
 ON_A_PAGE = 30
 MOST_DRAWN = 600
-"""Maximum number of steps to draw: the groups of a larger workflow are counted."""
+"""Maximum number of steps to draw. In a larger workflow, members of groups are counted instead."""
 NOT_BEGUN = (Step.State.PENDING, Step.State.HELD)
 
 
@@ -92,7 +92,7 @@ def _id_of(text: str) -> UUID:
 def _task_counts(
     visit: DashboardContext, workflow_ids: Sequence[UUID]
 ) -> dict[UUID, dict[str, int]]:
-    """Return workflow -> state -> number of its tasks that have begun. One query, by index."""
+    """Return workflow -> state -> number of its tasks that have started. Runs one indexed query."""
     steps = _steps(visit).filter(workflow_id__in=workflow_ids, kind=Step.Kind.TASK)
     begun = [state for state in Step.State.values if state not in NOT_BEGUN]
     grouped = steps.filter(state__in=begun).order_by().values_list("workflow_id", "state")
@@ -103,7 +103,7 @@ def _task_counts(
 
 
 def _progress(row: Workflow, counts: dict[str, int]) -> dict[str, Any]:
-    """Return how many tasks of the workflow are in which state."""
+    """Return the number of the workflow's tasks in each state."""
     states = Step.State
     # A task that added steps is STARTED until these end, but its own job is done.
     done = sum(counts.get(one, 0) for one in (states.SUCCESSFUL, states.STARTED, states.UNDOING))
@@ -117,7 +117,7 @@ def _progress(row: Workflow, counts: dict[str, int]) -> dict[str, Any]:
 
 
 def _group_counts(visit: DashboardContext, read: Sequence[Step]) -> dict[UUID, dict[str, int]]:
-    """Return group -> state -> number of its members. One query."""
+    """Return group -> state -> number of its members. Runs one query."""
     groups = {one.pk for one in read if one.kind in GROUPS} | {one.workflow_id for one in read}
     members = _steps(visit).filter(parent_id__in=groups, role=Step.Role.STEP)
     counts: dict[UUID, dict[str, int]] = {}
@@ -128,7 +128,7 @@ def _group_counts(visit: DashboardContext, read: Sequence[Step]) -> dict[UUID, d
 
 
 def _with_outer(visit: DashboardContext, workflow_id: UUID, read: Sequence[Step]) -> list[Step]:
-    """Return these steps and all their parents, which may have been created after them."""
+    """Return the given steps and all their parents, which may have been created after them."""
     known = {one.pk: one for one in read}
     missing = {one.parent_id for one in read if one.parent_id is not None} - set(known)
     while missing:
