@@ -1,7 +1,7 @@
 """Stoker: background jobs for Django that are never lost, never doubled, never early.
 
-The public names. They are loaded on first use, so that ``import stoker`` is cheap and works before
-Django is set up.
+This module contains the public names. They are loaded on first use, so that ``import stoker`` is
+cheap and works before Django is set up.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ _HOMES = {
     "set_limit": "guards.limits",
     "task": "tasks.decorator",
 }
-"""Name -> the module that it is from."""
+"""Public name -> the module that defines it."""
 
 __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - the names are strings, from the table above
 

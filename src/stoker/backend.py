@@ -1,4 +1,4 @@
-"""The class that ``TASKS`` names: Django's door into Stoker."""
+"""The backend class that ``TASKS`` names."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ LONGEST_QUEUE_NAME = 100
 class StokerBackend(BaseTaskBackend):
     """The backend for ``TASKS`` that keeps jobs in Stoker's store.
 
-    Creating it loads no models and opens no connection, because Django creates one in every thread,
-    and the first while it imports the project's tasks. Methods import what needs models, after the
-    settings were checked.
+    Creating a backend loads no models and opens no connection, because Django creates one in every
+    thread, and the first one while it imports the project's tasks. Methods import modules that need
+    models only after the settings were checked.
     """
 
     task_class = Task
@@ -139,7 +139,7 @@ class StokerBackend(BaseTaskBackend):
         """Return the result of one job.
 
         Raises:
-            TaskResultDoesNotExist: no job with that id exists (any more), or this is not an id.
+            TaskResultDoesNotExist: no job with that id exists (any more), or the text is not an id.
         """
         settings = self.settings
         from stoker.jobs.results import fetch

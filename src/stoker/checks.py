@@ -56,8 +56,8 @@ from stoker.store.unapplied import unapplied_migrations
 from stoker.tasks.decorator import own_backends
 
 PAGES = ("mongodb", "disque", "ironmq", "sqs")
-"""Prefixes of schemes that have their own page in the documentation; the others share Redis's
-page."""
+"""Prefixes of URL schemes that have their own page in the documentation. All others link to the
+page about Redis."""
 
 
 def check_broker(settings: Settings) -> Iterator[CheckMessage]:
@@ -122,7 +122,8 @@ def check_caches(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def _redis_database(url: str, options: Mapping[str, Any]) -> tuple[str, int, str] | None:
-    """Return host or path, port and number, or None if the URL is not a single Redis server."""
+    """Return the server (host or socket path), port and database number, or None if the URL is not
+    that of a single Redis server."""
     try:
         parts = urlsplit(url)
         port = parts.port or 6379
@@ -166,7 +167,7 @@ def check_backend(alias: str, params: Mapping[str, Any]) -> list[CheckMessage]:
 def check_databases(
     app_configs: Any = None, databases: Sequence[str] | None = None, **_: Any
 ) -> list[CheckMessage]:
-    """Check the databases that the command names, by querying them."""
+    """Check the databases that ``manage.py check --database`` names, by querying them."""
     found: list[CheckMessage] = []
     if sys.argv[1:2] == ["migrate"]:  # whoever migrates need not be told to
         return found
@@ -192,7 +193,7 @@ def check_api(**_: Any) -> list[CheckMessage]:
 
 
 def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
-    """Check the schedules of code and settings."""
+    """Check the schedules that code and settings declare."""
     found: list[CheckMessage] = []
     for alias, backend in own_backends().items():
         if problems(alias, backend._params) or not apps.is_installed("stoker"):
@@ -265,7 +266,7 @@ def _isolation(alias: str) -> Iterator[CheckMessage]:
 
 
 def _neighbours(settings: Settings) -> Iterator[CheckMessage]:
-    """Check that backends with common queues can open each other's packages. Each pair is reported
+    """Check that backends that share queues can open each other's packages. Each pair is reported
     once."""
     for alias, backend in own_backends().items():
         if alias == settings.alias:

@@ -56,7 +56,8 @@ else:
 
 
 def is_task(thing: Any) -> bool:
-    """Return whether ``thing`` is a task of either API. Django 6 with ``django-tasks`` has both."""
+    """Return whether ``thing`` is a task of either API. Django 6 with ``django-tasks`` installed
+    has both."""
     return isinstance(thing, DjangoTask) or _is_backport_task(thing)
 
 

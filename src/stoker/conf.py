@@ -43,7 +43,8 @@ from stoker.tasks.dead_letters import DeadLetters, letter_policies
 from stoker.tasks.schedules import Scheduled, schedules_by_name
 
 DISTINGUISHING = ("BROKER", "CLUSTER")
-"""Options that are hashed, besides the alias: caches compute the hash for each job."""
+"""Options that are part of the hash, besides the alias. The others are left out, because caches
+compute the hash for each job."""
 
 
 def option(key: str, default: Any, check: Check, doc: str) -> Any:

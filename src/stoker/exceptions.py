@@ -224,14 +224,15 @@ class JobCancelled(JobFailed):
 
 
 class TaskSignal(StokerError):
-    """Base class of exceptions by which a task decides the outcome of its job."""
+    """Base class of the exceptions that a task raises to set the outcome of its job."""
 
 
 class Retry(TaskSignal):
     """Raised inside a task: this attempt failed, try again.
 
     Args:
-        delay: seconds or a timedelta until the next attempt; None = as ``backoff`` says.
+        delay: seconds or a timedelta until the next attempt; None = the delay that ``backoff``
+            returns.
         reason: stored as the error message of the attempt.
 
     The last attempt cannot be retried: the job then fails as after any other error.

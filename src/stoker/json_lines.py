@@ -14,7 +14,7 @@ OF_JOB = {
     "stoker_attempt": "attempt",
     "stoker_event": "event",
 }
-"""Attribute of a record -> key. Empty attributes are left out."""
+"""Attribute of a log record -> key in JSON. Empty attributes are left out."""
 KNOWN = {
     *vars(logging.LogRecord("", 0, "", 0, "", (), None)),
     *OF_JOB,
@@ -22,7 +22,7 @@ KNOWN = {
     "message",
     "taskName",
 }
-"""Attributes of every record. All others come from ``extra``."""
+"""Attributes that every log record has. All others come from ``extra``."""
 
 
 class JsonLines(logging.Formatter):

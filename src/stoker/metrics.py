@@ -6,9 +6,9 @@
     history(settings, now - timedelta(hours=1), now, 60)      a point for every minute
     by_task(settings, now - timedelta(days=1), now)           a row for every task
 
-The numbers are what monitors recorded: each writes its sums every few seconds. They are not exact:
-if a monitor is killed, its last few seconds are missing. They are kept for ``KEEP_METRICS``; older
-numbers are stored in coarser steps (see ``finest_step``).
+The numbers come from the monitors, each of which writes its sums every few seconds. They are not
+exact: if a monitor is killed, its last few seconds are missing. They are kept for ``KEEP_METRICS``;
+older numbers are stored in coarser steps (see ``finest_step``).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def history(
 
 
 def by_task(settings: Settings, since: datetime, until: datetime) -> tuple[TaskFigures, ...]:
-    """Return the tasks with attempts in a period, those with the longest total run time first.
+    """Return the tasks with attempts in a period, sorted by total run time, the longest first.
 
     Raises: as ``history``.
     """
@@ -125,7 +125,7 @@ def by_queue(settings: Settings, since: datetime, until: datetime) -> tuple[Queu
 
 
 def totals(settings: Settings) -> tuple[Total, ...]:
-    """Return totals for counters; they never decrease. Raises: as ``history``."""
+    """Return all-time totals, for counters, because they never decrease. Raises: as ``history``."""
     with explained(settings.database):
         rows = Tally.objects.using(settings.database).totals()
         return tuple(Total(place.queue, place.task, **numbers) for place, numbers in rows)

@@ -1,4 +1,5 @@
-"""pytest fixtures, available when Stoker is installed. Stoker is imported when one is used.
+"""pytest fixtures, available when Stoker is installed. Stoker is imported only when a fixture is
+used.
 
 They need access to the database: mark the test with ``pytest.mark.django_db``, or request
 pytest-django's ``db`` or ``transactional_db``.

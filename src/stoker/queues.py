@@ -61,7 +61,7 @@ def list(*, backend: str = "default") -> tuple[QueueDepth, ...]:  # noqa: A001 -
 
 
 def get(queue: str, *, backend: str = "default") -> QueueDepth:
-    """Return one queue. Raises QueueNotFound, and as ``list``."""
+    """Return one queue. Raises QueueNotFound, and the errors of ``list``."""
     for one in list(backend=backend):
         if one.name == queue:
             return one
@@ -79,7 +79,7 @@ def pause(queue: str, *, by: str = "", because: str = "", backend: str = "defaul
         because: reason, cut to 255 characters.
 
     Returns:
-        The pause in force.
+        The pause that applies now.
 
     Raises:
         QueueNotFound: ``QUEUES`` does not name it, and it contains no job.
@@ -178,7 +178,7 @@ def _batches(settings: Settings, queue: str) -> Iterator[Batch]:
 
 
 def _refuse_impossible(queue: str) -> None:
-    """Raise QueueNotFound if no queue can have this name."""
+    """Raise QueueNotFound if the name cannot be the name of a queue."""
     if not 0 < len(queue) <= LONGEST_NAME or "\x00" in queue:
         raise QueueNotFound(
             f"There is no queue {queue!r}: a name has 1 to 100 characters, none of them NUL."

@@ -131,7 +131,7 @@ def compression(value: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """How long and how many results are kept. None = without limit; 0 = none."""
+    """Retention of results: how long, and how many are kept. None = without limit; 0 = none."""
 
     successful_seconds: float | None = 7 * 86400.0
     successful_count: int | None = None
@@ -158,7 +158,7 @@ def retention(value: Any) -> Retention:
 
 @dataclass(frozen=True, slots=True)
 class LetterRetention:
-    """How long dead letters are kept. None = without limit."""
+    """Retention of dead letters: how long they are kept. None = without limit."""
 
     closed_seconds: float | None = 30 * 86400.0
     open_seconds: float | None = None
@@ -175,14 +175,14 @@ def letter_retention(value: Any) -> LetterRetention:
 
 @dataclass(frozen=True, slots=True)
 class LogKeeping:
-    """Which lines of jobs are kept, how many, and how long."""
+    """Retention of log lines: which lines, how many, and how long."""
 
     level: str = "INFO"
     keep_seconds: float = 7 * 86400.0
     max_lines: int = 1000
-    """Maximum number of lines of an attempt."""
+    """Maximum number of lines per attempt."""
     max_bytes: int = 1 << 18
-    """Maximum size of the lines of an attempt."""
+    """Maximum total size of the lines of one attempt, in bytes."""
 
 
 LOG_CHECKS: Mapping[str, Check] = {
@@ -265,7 +265,8 @@ class ApiSettings:
     )  # fmt: skip
 
     def find_user_of(self, token: str) -> Any:
-        """Return the user of this token, or None if it is unknown or tokens are disabled.
+        """Return the user that this token belongs to, or None if it is unknown or tokens are
+        disabled.
 
         Raises:
             ConfigurationError: ``TOKEN_USER`` does not name a function.
@@ -280,7 +281,7 @@ def api_option_fields() -> dict[str, Field[Any]]:
 
 @cache
 def api_settings() -> ApiSettings:
-    """Return the settings in force.
+    """Return the settings in ``STOKER_API`` and their defaults.
 
     Raises:
         ConfigurationError: a setting is unknown or wrong; the message names the first one.

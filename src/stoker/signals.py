@@ -12,9 +12,9 @@ from typing import Any
 from django.dispatch import Signal
 
 pre_enqueue = Signal()
-"""Sent before a job is sealed. ``task``, ``args``, ``kwargs``: the call, read-only; ``job_id``: a
-UUID, which remains unused if the call is a duplicate; ``metadata``: a dict of strings that travels
-with the job and may be extended, for example by a trace id."""
+"""Sent before a job is sealed. ``task``, ``args``, ``kwargs``: the call, read-only. ``job_id``: a
+UUID, which remains unused if the call is a duplicate. ``metadata``: a dict of strings, stored in
+the job's package; receivers may add entries, for example a trace id."""
 
 post_spawn = Signal()
 """Sent in each process of a cluster, after Django was set up. ``role``: pusher, monitor, scheduler
@@ -34,8 +34,8 @@ result; ``outcome``: a class of stoker.jobs.outcomes."""
 
 post_execute = Signal()
 """Sent in the monitor after the end of a job was committed. ``task_result``: the job's result;
-``outcome``: that of its last attempt. Receivers run one after the other, in a separate thread. For
-long or important work use a job; see ``on_finish``."""
+``outcome``: the outcome of its last attempt. Receivers run one after the other, in a separate
+thread. For long or important work use a job; see ``on_finish``."""
 
 dead_lettered = Signal()
 """Sent in the monitor after a job that used up its attempts was recorded as a dead letter, and
@@ -81,6 +81,6 @@ def call_project(what: str, call: Call) -> None:
 
 
 def call_project_with(call_later: Callable[[str, Call], None] | None) -> None:
-    """Set how this process calls code of the project; None = at once."""
+    """Set how this process calls code of the project. None: at once, in the same thread."""
     global _call_later
     _call_later = call_later

@@ -1,1 +1,1 @@
-"""Old names on the new verbs: what projects of other task queues need to move over."""
+"""Other task queues' APIs on top of Stoker, for projects that migrate from them."""

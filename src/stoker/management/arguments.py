@@ -1,4 +1,4 @@
-"""Types of arguments for argparse, and values as text."""
+"""Types of arguments for argparse, and conversion of values to text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.values.durations import PROBLEM, duration_seconds
 
 
 def json_or_text(text: str) -> Any:
-    """Return the value if the text is JSON, else the text."""
+    """Parse the text as JSON. If it is not JSON, return the text itself."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except ValueError:
@@ -32,7 +32,7 @@ JSON_KINDS: dict[type[Any], str] = {
 
 
 def json_of(kind: type[Any]) -> Callable[[str], Any]:
-    """Return an argparse type: JSON of that kind."""
+    """Return an argparse type that parses JSON and accepts only values of this type."""
 
     def checked(text: str) -> Any:
         try:
@@ -47,7 +47,8 @@ def json_of(kind: type[Any]) -> Callable[[str], Any]:
 
 
 def moment(text: str) -> datetime:
-    """An argparse type: a duration from now, or ISO 8601 (without a zone: the project's)."""
+    """Parse a moment, as an argparse type: a duration from now, or ISO 8601. A moment without a
+    zone is in the project's time zone."""
     try:
         return timezone.now() + timedelta(seconds=duration_seconds(text))
     except (ValueError, OverflowError):
@@ -55,10 +56,10 @@ def moment(text: str) -> datetime:
 
 
 def iso_moment(text: str, otherwise: str) -> datetime:
-    """Return a moment in ISO 8601; without a zone, in the project's.
+    """Parse a moment in ISO 8601. A moment without a zone is in the project's time zone.
 
     Args:
-        otherwise: What else the text might have been, for the message.
+        otherwise: Other formats that the argument accepts, for the error message.
     """
     try:
         parsed = parse_datetime(text)
@@ -98,7 +99,8 @@ def _no_constant(name: str) -> Any:
 
 
 def past_moment(text: str) -> datetime:
-    """An argparse type: an age, or ISO 8601 (without a zone: the project's)."""
+    """Parse a moment in the past, as an argparse type: an age, or ISO 8601. A moment without a zone
+    is in the project's time zone."""
     try:
         return timezone.now() - timedelta(seconds=duration_seconds(text))
     except (ValueError, OverflowError):
@@ -106,7 +108,7 @@ def past_moment(text: str) -> datetime:
 
 
 def duration(text: str) -> timedelta:
-    """An argparse type: a duration."""
+    """Parse a duration, as an argparse type."""
     try:
         return timedelta(seconds=duration_seconds(text))
     except (ValueError, OverflowError):
@@ -114,14 +116,14 @@ def duration(text: str) -> timedelta:
 
 
 def positive(text: str) -> int:
-    """An argparse type: a whole number above 0."""
+    """Parse a whole number above 0, as an argparse type."""
     if not text.isascii() or not text.isdigit() or not 0 < int(text) < 2**31:
         raise argparse.ArgumentTypeError(f"{text!r} must be a whole number above 0")
     return int(text)
 
 
 def positive_seconds(text: str) -> float:
-    """An argparse type: a number of seconds above 0."""
+    """Parse a number of seconds above 0, as an argparse type."""
     try:
         seconds = float(text)
     except ValueError:
@@ -132,7 +134,7 @@ def positive_seconds(text: str) -> float:
 
 
 def setting(key: str, convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return an argparse type: the values that the setting of that name takes."""
+    """Return an argparse type that accepts the values of the setting ``key``."""
 
     def checked(text: str) -> Any:
         try:

@@ -44,10 +44,10 @@ def as_plain(row: BulkOperation) -> dict[str, Any]:
 
 
 class StartBulk(Subcommand):
-    """Start an operation on all jobs or dead letters that match.
+    """Start an operation on all matching jobs or dead letters.
 
-    Start an operation on all jobs, or open dead letters, that the filters find. Clusters go on with
-    it in the background; with --wait this command does. Without a filter, --all is needed.
+    Start an operation on all jobs, or open dead letters, that match the filters. Clusters process
+    it in the background; with --wait this command does. Without a filter, --all is required.
 
     --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
     filters, started_at, ended_at, undoes.
@@ -114,7 +114,7 @@ class StartBulk(Subcommand):
 class ListBulk(Subcommand):
     """List bulk operations, the newest first.
 
-    List the bulk operations of the last 90 days: who did what to how many, and why.
+    List the bulk operations of the last 90 days: operation, user, number of targets and reason.
 
     --json writes one object: operations[] (as `bulk show`), next (for --after; null on the last
     page).
@@ -141,9 +141,9 @@ class ListBulk(Subcommand):
 
 
 class ShowBulk(Subcommand):
-    """Show how far a bulk operation is.
+    """Show the progress of a bulk operation.
 
-    Show a bulk operation: how many targets are done, and how many were left as they were.
+    Show a bulk operation, with the number of changed and unchanged targets.
 
     --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
     filters, started_at, ended_at, undoes.
@@ -180,9 +180,9 @@ class _ChangeBulk(Subcommand):
 
 
 class PauseBulk(_ChangeBulk):
-    """Hold a bulk operation.
+    """Pause a bulk operation.
 
-    Hold a bulk operation until it is resumed. What is done stays.
+    Pause a bulk operation until it is resumed. Changes that were made are kept.
 
     --json writes one object: is_done, sentence.
 
@@ -195,9 +195,9 @@ class PauseBulk(_ChangeBulk):
 
 
 class ResumeBulk(_ChangeBulk):
-    """Let a paused bulk operation go on.
+    """Resume a paused bulk operation.
 
-    Let a paused bulk operation go on from where it is.
+    Continue a paused bulk operation where it stopped.
 
     --json writes one object: is_done, sentence.
 
@@ -210,9 +210,10 @@ class ResumeBulk(_ChangeBulk):
 
 
 class StopBulk(_ChangeBulk):
-    """End a bulk operation.
+    """Stop a bulk operation.
 
-    End a bulk operation. Jobs that it has changed stay changed; it changes no more of them.
+    Stop a bulk operation. Targets that it has changed stay changed, and no further ones are
+    changed.
 
     --json writes one object: is_done, sentence.
 
@@ -243,8 +244,8 @@ class UndoBulk(_ChangeBulk):
 class BulkCommand(SubcommandGroup):
     """Operate on many jobs or dead letters.
 
-    Start operations on all jobs or dead letters that match, see how far they are, pause, resume,
-    stop and undo them.
+    Start operations on all matching jobs or dead letters, show their progress, pause, resume, stop
+    and undo them.
 
     Examples:
       manage.py stoker bulk start hold-job --task shop.tasks.charge

@@ -137,7 +137,7 @@ class StopClusters(_AskClusters):
     """Ask clusters to stop.
 
     Ask clusters to stop, as SIGTERM does: running jobs have SHUTDOWN_SECONDS to finish. The process
-    manager that started a cluster may start it again; this command does not prevent that.
+    manager that started a cluster may start it again; this command cannot prevent that.
 
     --json writes one object: clusters[] {id, is_done, sentence}.
 

@@ -1,4 +1,4 @@
-"""``manage.py stoker completion``: a script with which a shell completes the subcommands."""
+"""``manage.py stoker completion``: write a shell script that completes the subcommands."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _words_of(parser: argparse.ArgumentParser) -> str:
 
 
 def _values_of(found: Parsers) -> Iterator[str]:
-    """Return a case for each option that takes one of a few values."""
+    """Yield a ``case`` for each option that takes one of a few values."""
     for path, parser in found:
         for one in parser._actions:
             if one.option_strings and one.choices and one.help is not argparse.SUPPRESS:

@@ -90,8 +90,8 @@ class ListLetters(Subcommand):
 
     List open and requeued dead letters: id, time and number of failures, task, error.
 
-    --json writes one object: letters[] (all that is known of each but for package and traceback),
-    count, next (for --after; null on the last page).
+    --json writes one object: letters[] (all fields of each except package and traceback), count,
+    next (for --after; null on the last page).
 
     Examples:
       manage.py stoker dead list
@@ -234,7 +234,7 @@ class _ChangeLetters(Subcommand):
     operation: ClassVar[Operation]
 
     def tell(self, bulk: Bulk, options: dict[str, Any]) -> ExitCode:
-        """Write how many dead letters were changed, and why the others were not."""
+        """Write the number of changed dead letters, and why the others were not changed."""
         names = ("job_id", "because")
         others = [
             {"id": one.dead_letter_id, "fate": one.fate.value, **operations.columns(one, names)}
@@ -335,10 +335,11 @@ class _ChangeSome(_ChangeLetters):
 
     @abstractmethod
     def many(self, options: dict[str, Any], **selection: Any) -> Bulk:
-        """Perform the operation on all dead letters that the filters find."""
+        """Perform the operation on all dead letters that match the filters."""
 
     def refuse_unclear(self, options: dict[str, Any], filters: dict[str, Any]) -> None:
-        """Raise CommandError unless exactly one way to choose dead letters is given."""
+        """Raise CommandError unless the dead letters are chosen in exactly one way: ids, filters or
+        --all."""
         ways = sum([bool(options["ids"]), bool(filters), options["all"]])
         if ways == 0:
             names = ", ".join(one.flags[0] for one in FILTERS)
@@ -479,8 +480,8 @@ class PurgeLetters(Subcommand):
 class DeadLettersCommand(SubcommandGroup):
     """Find dead letters, requeue or discard them.
 
-    A dead letter is kept of each job that failed for good: one for each logical job, however often
-    it is requeued. Fix the cause and requeue it, or discard it if nothing is to be done.
+    A dead letter is kept for each job that failed for good: one for each logical job, however often
+    it is requeued. Fix the cause and requeue it, or discard it if no action is needed.
 
     Examples:
       manage.py stoker dead list

@@ -1,4 +1,4 @@
-"""``manage.py stoker doctor``: whether the store is as it should be."""
+"""``manage.py stoker doctor``: check and repair the rows of the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .subcommand import BACKEND, JSON, ExitCode, Subcommand, option
 
 
 class DoctorCommand(Subcommand):
-    """Find and repair rows that break a promise.
+    """Find and repair rows that break an invariant.
 
     Read the store, page by page, and report rows that break an invariant: jobs that are in no state
     or in two, leases without a cluster, keys without a holder, dead letters with a wrong state,

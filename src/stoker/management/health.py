@@ -1,4 +1,4 @@
-"""``manage.py stoker health``: whether a cluster works."""
+"""``manage.py stoker health``: check whether a cluster works."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class HealthCommand(Subcommand):
 
 
 class HealthVerdict(NamedTuple):
-    """The exit code, and one sentence that says why."""
+    """The exit code, and one sentence with the reason."""
 
     code: ExitCode
     sentence: str
@@ -128,7 +128,7 @@ def look(
 def judge_loops(
     boards: Mapping[str, Mapping[str, float]], max_silence_seconds: float, alias: str = "default"
 ) -> HealthVerdict:
-    """Return whether at least one cluster has only loops that turn."""
+    """Return whether all loops of at least one cluster have turned recently."""
     if not boards:
         sentence = f"No process of a cluster of the backend {alias!r} is on this host."
         return HealthVerdict(ExitCode.NO, sentence)
@@ -144,6 +144,6 @@ def judge_loops(
 
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> HealthVerdict:
-    """Return whether at least one cluster does its work."""
+    """Return whether at least one cluster works."""
     health = judge_clusters(known, max_silence_seconds)
     return HealthVerdict(ExitCode.DONE if health.is_good else ExitCode.NO, health.sentence)

@@ -58,7 +58,7 @@ MOMENT = ("at", "text", "until", "seconds", "number", "worker_id", "by", "job_id
 ERROR = ("number", "kind", "exception_class", "message", "traceback")
 FOLLOW_SECONDS = 0.5
 LAST_LINES_SECONDS = 1.5
-"""How long the last lines may come after the end of a job: they are written after it."""
+"""Seconds to wait for the last lines after the end of a job, because they are written later."""
 ID = option("id", metavar="ID", help="The job's id: a UUID.")
 IDS = option("ids", nargs="+", metavar="ID", help="Ids of jobs.")
 
@@ -177,10 +177,10 @@ def _row_lines(row: JobRow) -> Iterator[str]:
 
 
 class ShowJob(Subcommand):
-    """Show one job: its call, its life, its errors.
+    """Show one job: its call, its timeline, its errors.
 
-    Show a job: task, arguments, result, and its life from the enqueue to its end,
-    with the traceback of each failed attempt. `stoker why ID` says why it is not running.
+    Show a job: task, arguments, result, and the events from its enqueue to its end, with the
+    traceback of each failed attempt. `stoker why ID` says why it is not running.
 
     --json writes one object: job (as in `jobs list`; without ran_seconds), state, args, kwargs
     (each value as text; null if the package cannot be opened), value (as text, or null), life[]
@@ -304,9 +304,9 @@ class RunJobsAgain(_ChangeJobs):
 class ShowLog(Subcommand):
     """Show what a job logged and printed.
 
-    Show what a job logged and printed, attempt by attempt. Lines are kept if the setting LOGS says
-    so. A line says when it was written, its level, its logger (stdout or stderr if it was printed)
-    and its text.
+    Show what a job logged and printed, attempt by attempt. Lines are kept if the setting LOGS is
+    on. Each line has its time, its level, its logger (stdout or stderr if it was printed) and its
+    text.
 
     --follow goes on with new lines, which come within two seconds, until the job has ended.
 

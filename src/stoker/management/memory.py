@@ -1,4 +1,4 @@
-"""``manage.py stoker memory``: how much memory the clusters of this host take."""
+"""``manage.py stoker memory``: show how much memory the clusters of this host use."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class ProcessMemory:
     """One process of a cluster."""
 
     role: str
-    """sentinel, pusher, monitor, scheduler, ``worker N``; or the name of a program that a task has
-    started."""
+    """sentinel, pusher, monitor, scheduler or ``worker N``. For a process that a task has started:
+    the name of its program."""
     pid: int
     proportional_bytes: int | None
     """PSS: memory that several processes share is divided among them, so that these numbers can be
-    added up. None where the system does not tell (only Linux does)."""
+    added up. None if the system does not report it (only Linux does)."""
     resident_bytes: int
     """RSS: shared memory is counted for each process."""
 
@@ -46,7 +46,8 @@ class ClusterMemory:
 
     @property
     def total_bytes(self) -> int:
-        """The sum of the proportional sizes, or of the resident sizes if those are not known."""
+        """The sum of the proportional sizes, or of the resident sizes if the proportional ones are
+        unknown."""
         return sum(
             one.resident_bytes if one.proportional_bytes is None else one.proportional_bytes
             for one in self.processes
@@ -54,9 +55,9 @@ class ClusterMemory:
 
 
 class MemoryCommand(Subcommand):
-    """Show how much memory the clusters of this host take.
+    """Show how much memory the clusters of this host use.
 
-    Show how much memory each process of the clusters on this host takes. Needs the package psutil:
+    Show how much memory each process of the clusters on this host uses. Needs the package psutil:
     pip install 'django-stoker[memory]'.
 
     The processes of a cluster share most of their memory, so the proportional size (PSS) is shown:
@@ -95,7 +96,7 @@ class MemoryCommand(Subcommand):
 
 
 def memory_of(cluster: ClusterState) -> ClusterMemory:
-    """Return the memory of the processes of a cluster; no process if it has just ended."""
+    """Return the memory of the processes of a cluster. The list is empty if it has just ended."""
     import psutil
 
     numbers = {worker.pid: worker.number for worker in cluster.workers}

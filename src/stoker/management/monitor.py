@@ -1,4 +1,4 @@
-"""``manage.py stoker monitor``: clusters, queues and workers, live."""
+"""``manage.py stoker monitor``: show clusters, queues and workers live."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 PERIOD_SECONDS = 60
 
 Rows = tuple[str, Sequence[str], list[Sequence[str]]]
-"""Title, columns, rows."""
+"""Title, column names and rows of a table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How many jobs of one queue ended in the last minute."""
+    """Number of jobs of one queue that ended in the last minute, and their times."""
 
     queue: str
     finished: int
@@ -61,7 +61,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class SeenBackend:
-    """One backend at one moment."""
+    """One backend, as read at one moment."""
 
     name: str
     queues: tuple[QueueDepth, ...]
@@ -110,7 +110,7 @@ class SeenBackend:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """All shown backends at one moment."""
+    """All shown backends, as read at one moment."""
 
     taken_at: datetime
     backends: tuple[SeenBackend, ...]
@@ -122,7 +122,7 @@ WORKER_COLUMNS = ("worker", "process", "jobs done", "runs", "for")
 
 
 def look(settings: Iterable[Settings]) -> Seen:
-    """Read these backends.
+    """Read the state of the backends.
 
     Raises:
         BrokerUnavailable, NotMigrated: The store cannot be read.
@@ -174,7 +174,7 @@ STYLES = {"running": "green", "quiet": "yellow", "stopping": "yellow"}
 
 
 def watch(settings: Sequence[Settings], interval_seconds: float) -> None:
-    """Show these backends until q is pressed, or why the store cannot be read."""
+    """Show the backends until q is pressed. If the store cannot be read, show the reason."""
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
@@ -188,7 +188,7 @@ def watch(settings: Sequence[Settings], interval_seconds: float) -> None:
 
 
 def screen_of(seen: Seen) -> RenderableType:
-    """Return the screen."""
+    """Return the contents of the screen."""
     from rich.console import Group
     from rich.text import Text
 
@@ -224,7 +224,7 @@ def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 @contextmanager
 def keys() -> Iterator[None]:
-    """Read keys as they are pressed, without Enter."""
+    """Let keys be read as they are pressed, without Enter, inside the block."""
     import termios
     import tty
 
@@ -238,7 +238,7 @@ def keys() -> Iterator[None]:
 
 
 def is_quit_within(seconds: float) -> bool:
-    """Wait for a key. Return whether it was q, or the terminal is closed."""
+    """Wait for a key. Return whether q was pressed or the terminal was closed."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         ready, _, _ = select.select([sys.stdin], [], [], left)
@@ -304,7 +304,8 @@ class MonitorCommand(Subcommand):
             time.sleep(options["interval"])
 
     def _has_screen(self) -> bool:
-        """Return whether there are a terminal and rich. Windows has no terminal of this kind."""
+        """Return whether there is a terminal and rich is installed. False on Windows, which lacks
+        the needed terminal functions."""
         if find_spec("termios") is None:
             return False
         if not (sys.stdin.isatty() and self.command.stdout.isatty()):

@@ -23,12 +23,12 @@ QUEUE = option("queue", metavar="QUEUE", help="The name of the queue.")
 
 
 class PauseQueue(Subcommand):
-    """Let no cluster start jobs of a queue.
+    """Pause a queue: no cluster starts its jobs.
 
-    Let no cluster start jobs of this queue until `stoker resume`, within a second and also after a
-    restart. Running jobs continue; claimed jobs that have not started are released, and the
-    attempt does not count. Jobs may still be enqueued. `stoker info` shows paused queues. A queue
-    that is paused already stays as it is; the answer says since when.
+    Pause a queue until `stoker resume`: within a second, no cluster starts its jobs, even after a
+    restart. Running jobs continue; claimed jobs that have not started are released, and the attempt
+    does not count. Jobs may still be enqueued. `stoker info` shows paused queues. If the queue is
+    paused already, nothing is changed; the answer says since when.
 
     --json writes one object: queue, paused {since, by, because}.
 
@@ -47,9 +47,9 @@ class PauseQueue(Subcommand):
 
 
 class ResumeQueue(Subcommand):
-    """Let the jobs of a paused queue start again.
+    """Resume a paused queue.
 
-    Let the jobs of a paused queue start again, on every cluster that serves it, within a second.
+    Resume a paused queue: within a second, every cluster that serves it starts its jobs again.
 
     --json writes one object: queue, was_paused (true, false).
 
@@ -71,8 +71,8 @@ class ClearQueue(Subcommand):
     """Cancel the jobs that wait in a queue.
 
     Cancel the jobs that wait in a queue, including deferred and blocked jobs. Each is kept as
-    CANCELLED, with who did it and why. Running jobs continue. Jobs that are enqueued meanwhile may
-    be cancelled, too: pause the queue first.
+    CANCELLED, with the user and the reason. Running jobs continue. Jobs that are enqueued meanwhile
+    may be cancelled, too: pause the queue first.
 
     --json writes one object: queue, matched, done, dry_run.
 

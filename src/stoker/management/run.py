@@ -1,4 +1,4 @@
-"""``manage.py stoker run``: a cluster, until it is stopped."""
+"""``manage.py stoker run``: run a cluster until it is stopped."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
     from stoker.brokers.dispatch import Dispatch
 
 START_SECONDS = 30.0
-"""How long the child may take to start, over and above the deadline of the database."""
+"""How many seconds longer than the database's deadline the child process may take to start."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreCheck:
-    """Whether a cluster can work with the store."""
+    """The result of checking whether a cluster can work with the store."""
 
     is_fit: bool = True
-    """False: no cluster can work before something is changed."""
+    """False: no cluster can work until an operator changes something."""
     sentence: str = ""
-    """The problem; with ``is_fit``, a temporary one."""
+    """The problem; "" = none. With ``is_fit``, the problem is temporary."""
     weaknesses: tuple[str, ...] = ()
     """Settings of the broker that may lose jobs."""
 
 
 def look_at_store(plan: Plan) -> StoreCheck:
-    """Return whether a cluster can work with the store.
+    """Check whether a cluster can work with the store.
 
-    It can if the tables are there, and also while the store is out of reach.
+    It can if the tables exist. It can also start while the store is unreachable.
     """
     context: Any = multiprocessing.get_context(start_method(plan))
     ours, theirs = context.Pipe(duplex=False)
@@ -79,7 +79,7 @@ def release_connections() -> None:
     """Close every connection of this process to a database.
 
     Raises:
-        ConfigurationError: A connection stays open, so no cluster may start here.
+        ConfigurationError: A connection could not be closed, so no cluster may start here.
     """
     from django.db import connections
 
@@ -126,7 +126,7 @@ def _found(plan: Plan) -> StoreCheck:
 
 
 def _read_every_table(alias: str) -> None:
-    """Read a row of each table with all columns: an upgrade may have added some."""
+    """Read a row of each table with all columns, because an upgrade may have added columns."""
     from django.apps import apps
 
     from stoker.store.engines.sessions import explained
@@ -295,7 +295,7 @@ def plan_of(options: dict[str, Any]) -> Plan:
 
 
 def queues_of(text: str | None, settings: Settings) -> tuple[str, ...]:
-    """Return the names in ``a,b``.
+    """Parse a list of queue names, as in ``a,b``.
 
     Raises:
         ConfigurationError: A name is empty, or the backend has no such queue.

@@ -36,7 +36,7 @@ COLUMNS = (
 
 
 def next_words(row: Schedule) -> str:
-    """Return the next tick, or that there is none and why."""
+    """Return the next tick as text. If there is none, return the reason."""
     if row.is_paused:
         who = f" by {row.paused_by}" if row.paused_by else ""
         because = f": {first_line(row.paused_because, 200)}" if row.paused_because else ""
@@ -69,7 +69,7 @@ def tick_as_plain(tick: Tick) -> dict[str, Any]:
 
 
 def tick_line(row: Schedule, tick: Tick) -> str:
-    """Return a line about a tick, in the time zone of its schedule."""
+    """Return a line that describes a tick, in the time zone of its schedule."""
     late = ""
     if tick.outcome == Tick.Outcome.FIRED:
         late = f", {(tick.fired_us - tick.moment_us) / 1e6:.3f} s after its moment"
@@ -81,8 +81,8 @@ def tick_line(row: Schedule, tick: Tick) -> str:
 class ListSchedules(Subcommand):
     """List schedules, with their rules and next ticks.
 
-    List all schedules by name: the rule in words, the next tick, the task; whether it is paused, by
-    whom and why; and why its last tick could not be fired.
+    List all schedules by name: the rule in words, the next tick, the task, the pause with user and
+    reason, and why its last tick could not be fired.
 
     --json writes one object: schedules[] {id, name, source ("code", "settings" or "row"), task,
     rule, zone, state ("ticking", "paused" or "over"), next_ticks[] (five), paused_by,
@@ -116,8 +116,8 @@ class ListSchedules(Subcommand):
 class ShowSchedule(Subcommand):
     """Show one schedule, its next five ticks and its last ticks.
 
-    Show all that is known of one schedule, its next five ticks in its own time zone, and what
-    became of its last ticks.
+    Show the details of one schedule, its next five ticks in its own time zone, and the outcomes of
+    its last ticks.
 
     --json writes one object: schedule (as `schedules list`, with args and kwargs, each value as
     text; null if the package cannot be opened), ticks[] {moment, outcome, job_id, fired_at, count,
@@ -166,7 +166,7 @@ class ShowSchedule(Subcommand):
 class RunSchedule(Subcommand):
     """Enqueue the job of a schedule now.
 
-    Enqueue the job of a schedule now, paused or not. The next tick does not change.
+    Enqueue the job of a schedule now, even if it is paused. The next tick is not affected.
 
     --json writes one object: id (of the job).
 

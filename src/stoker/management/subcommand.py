@@ -55,11 +55,11 @@ MEANINGS = {
     ExitCode.INTERRUPTED: "Ctrl-C (`run` stops in good order then, and ends with 0).",
     ExitCode.NOBODY_READS: "The reader of the output has exited, as in `stoker info | head -1`.",
 }
-"""The meaning of each exit code, for the reference."""
+"""Exit code -> its meaning, for the reference documentation."""
 
 
 class Option(NamedTuple):
-    """An argument of a subcommand, as ``add_argument`` takes it."""
+    """An argument of a subcommand: the arguments of ``add_argument``."""
 
     flags: tuple[str, ...]
     terms: dict[str, Any]
@@ -93,20 +93,21 @@ class Subcommand(ABC):
         self.command = command
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Declare the arguments."""
+        """Add the arguments to the parser."""
         for one in self.options:
             parser.add_argument(*one.flags, **one.terms)
 
     @abstractmethod
     def run(self, options: dict[str, Any]) -> ExitCode:
-        """Do it, and write the answer.
+        """Run the subcommand, and write the answer.
 
         Raises:
-            CommandError, StokerError: One sentence that says why not.
+            CommandError, StokerError: One sentence says why the command failed.
         """
 
     def settings(self, options: dict[str, Any]) -> Settings:
-        """Return the settings of the chosen backend; its store is read within its deadlines."""
+        """Return the settings of the chosen backend. From then on, calls to its store have
+        deadlines."""
         return within_deadlines(backend_settings(options["backend"]))
 
     def operator(self, options: dict[str, Any]) -> Operator:
@@ -120,7 +121,8 @@ class Subcommand(ABC):
         self.command.stdout.write(text)
 
     def answer(self, options: dict[str, Any], plain: Any, lines: Iterable[str]) -> None:
-        """Write the answer: one JSON object with ``--json``, otherwise these lines."""
+        """Write the answer: with ``--json`` the value ``plain`` as one JSON object, otherwise the
+        lines."""
         for line in [as_json(plain)] if options["json"] else lines:
             self.say(line)
 
@@ -129,12 +131,12 @@ class Subcommand(ABC):
         return str(self.command.style.MIGRATE_HEADING(text))
 
     def remark(self, text: str) -> None:
-        """Write a line to standard error: it is not part of the answer."""
+        """Write a line that is not part of the answer to standard error."""
         self.command.stderr.write(text, self.command.style.WARNING)
 
 
 class SubcommandGroup(Subcommand):
-    """A word that is followed by another word."""
+    """A subcommand that has subcommands of its own."""
 
     parts: ClassVar[tuple[type[Subcommand], ...]]
 
@@ -151,7 +153,7 @@ class SubcommandGroup(Subcommand):
 
 
 class HelpFormatter(DjangoHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Django's order of the options, with paragraphs left as they are."""
+    """Formats help with Django's order of the options, and leaves paragraphs as they are."""
 
 
 class SubcommandParser(CommandParser):
@@ -160,7 +162,8 @@ class SubcommandParser(CommandParser):
     _is_inside = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; refuse unknown arguments here, with the usage of this subcommand."""
+        """Parse the arguments. Refuse unknown ones here, so that the error shows the usage of this
+        subcommand."""
         # Before Python 3.12, the method below calls this one; and it takes no subcommands.
         if self._is_inside or self._subparsers is not None:
             return super().parse_known_args(args, namespace)
@@ -180,7 +183,7 @@ def add_subcommands(
     kinds: Iterable[type[Subcommand]],
     dest: str = "subcommand",
 ) -> dict[str, Subcommand]:
-    """Add these subcommands to a parser. Return them by name."""
+    """Add the subcommands to a parser. Return them by name."""
     group = parser.add_subparsers(
         dest=dest, title="subcommands", metavar="SUBCOMMAND", parser_class=SubcommandParser
     )
@@ -201,7 +204,7 @@ def add_subcommands(
 def add_base_options(parser: CommandParser) -> None:
     """Accept the options of every Django command after the subcommand, too.
 
-    They have no defaults here, so that those given before the subcommand stay.
+    They have no defaults here, so that values given before the subcommand are kept.
     """
     hidden: dict[str, Any] = {"default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     parser.add_argument("-v", "--verbosity", type=int, choices=[0, 1, 2, 3], **hidden)
@@ -212,7 +215,7 @@ def add_base_options(parser: CommandParser) -> None:
 
 
 def refuse(sentence: str, code: ExitCode = ExitCode.REFUSED) -> CommandError:
-    """Return the error that ends the command with this sentence."""
+    """Return an error that ends the command with this sentence and exit code."""
     return CommandError(sentence, returncode=int(code))
 
 
@@ -277,7 +280,7 @@ def backend_settings(alias: str) -> Settings:
 
 
 has_own_process: ContextVar[bool] = ContextVar("has_own_process", default=False)
-"""Whether the command runs as a program, and was not called by one."""
+"""Whether the command has its own process, and was not called by a program (``call_command``)."""
 
 
 def within_deadlines(settings: Settings) -> Settings:
@@ -293,7 +296,7 @@ def within_deadlines(settings: Settings) -> Settings:
 
 
 def user() -> str:
-    """Return the user of this process; "" if the operating system has no name for the user."""
+    """Return the name of the user of this process; "" if the operating system knows none."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -301,7 +304,7 @@ def user() -> str:
 
 
 def as_json(value: Any) -> str:
-    """Return plain values, dataclasses and moments (ISO 8601) as one line of JSON."""
+    """Return a value as one line of JSON. Dataclasses become objects, moments become ISO 8601."""
     return json.dumps(value, default=_plain)
 
 

@@ -1,4 +1,4 @@
-"""``manage.py stoker tasks``: the tasks of the project, and how they did."""
+"""``manage.py stoker tasks``: list the tasks of the project, with their recent results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OPTIONS = ("queue_name", "priority", "max_attempts", "timeout", "unique", "lock"
 
 
 class TasksCommand(Subcommand):
-    """List the tasks, and how they did lately.
+    """List the tasks, with their recent results.
 
     List the tasks in the modules named tasks of the project's apps, and all other tasks with recent
     jobs: queue, limits, how many jobs succeeded and failed, and how long they ran.

@@ -1,4 +1,4 @@
-"""``manage.py stoker why``: why a job is not running."""
+"""``manage.py stoker why``: explain why a job is not running."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class WhyCommand(Subcommand):
     where it runs, or how it ended.
 
     Exit code 0: it runs, has ended, or will run without any action.
-    Exit code 1: it will not run without an action: the last line says which.
-    Exit code 2: there is no job with this id, or the store is out of reach.
+    Exit code 1: it will not run without an action, which the last line names.
+    Exit code 2: there is no job with this id, or the store is unreachable.
 
     --json writes one object: job_id, kind (listed in the guide), sentence, advice ("": nothing to
     do), needs_somebody (true, false), task, queue, facts {depending on the kind}.

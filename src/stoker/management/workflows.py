@@ -27,15 +27,15 @@ from .subcommand import (
 )
 
 MOST_SHOWN = 1000
-"""Maximum number of steps that ``show`` draws; --json has all."""
+"""Maximum number of steps that ``show`` draws. With --json there is no limit."""
 ID = option("id", metavar="ID", help="The id of the workflow.")
 
 
 class ListWorkflows(Subcommand):
     """List workflows, the newest first.
 
-    List workflows, the newest first: id, state, name, how many of its tasks are done, when it was
-    created, and why it failed or was cancelled.
+    List workflows, the newest first: id, state, name, number of finished tasks, time of creation,
+    and reason of a failure or cancellation.
 
     --json writes one object: workflows[] (id, name, state, made_at, finished_at, reason, progress)
     and next (for --after; null on the last page).
@@ -115,7 +115,7 @@ class _ChangeWorkflow(Subcommand):
         return operation.perform(self.operator(options), options["id"])
 
     def tell(self, options: dict[str, Any], done: Done, **plain: Any) -> ExitCode:
-        """Write the answer; a refusal goes to standard error."""
+        """Write the answer. A refusal is written to standard error."""
         if done.is_good or options["json"]:
             self.answer(options, {**_as_plain(done.value), **plain}, [done.sentence])
         else:

@@ -25,15 +25,16 @@ class Reporter:
     """
 
     never_waits: ClassVar[bool] = False
-    """Whether ``on_failure`` and ``on_tick`` do not block either. They are then called at once, in
-    the context of the job."""
+    """Whether ``on_failure`` and ``on_tick`` never block. If so, they are called at once, in the
+    context of the job."""
 
     def begin(self, role: str) -> None:
         """Called when a process of a cluster starts: ``pusher``, ``monitor``, ``scheduler`` or
         ``worker``."""
 
     def on_enqueue(self, task: Any, job_id: UUID, metadata: dict[str, str]) -> None:
-        """Called before a job is created. Entries added to ``metadata`` travel with the job."""
+        """Called before a job is created. Entries added to ``metadata`` are stored in the job's
+        package."""
 
     def on_start(self, running: Running, result: Result[Any]) -> None:
         """Called in the worker before each attempt, in the thread or event loop of the task.
@@ -55,7 +56,7 @@ class Reporter:
         """
 
     def on_failure(self, failure: Failure) -> None:
-        """Called once for each failed attempt, retried or not, before its ``on_end``.
+        """Called once for each failed attempt, whether or not it is retried, before its ``on_end``.
 
         If the worker crashed or was killed, the monitor's process calls it.
         """
@@ -64,4 +65,4 @@ class Reporter:
         """Called in the scheduler after a tick of a schedule has enqueued a job or was skipped."""
 
     def flush(self, seconds: float) -> None:
-        """Called before the process exits: send what is left, within this many seconds."""
+        """Called before the process exits: send the remaining data within this many seconds."""

@@ -114,7 +114,7 @@ class Mailbox:
         _mailboxes.add(self)
 
     def begin_anew(self) -> None:
-        """Start with an empty queue and no thread, as a forked child must."""
+        """Start with an empty queue and without a thread. A forked child must call this."""
         self._waiting: queue.Queue[Callable[[], object]] = queue.Queue(MOST_WAITING)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -130,7 +130,7 @@ class Mailbox:
                 tell("reports_dropped", reporter=self._owner, count=self.dropped)
 
     def flush(self, seconds: float) -> None:
-        """Wait until all calls are made, at most this long."""
+        """Wait until all queued calls are made, at most ``seconds``."""
         waiting = self._waiting
         with waiting.all_tasks_done:
             waiting.all_tasks_done.wait_for(lambda: not waiting.unfinished_tasks, seconds)
@@ -154,7 +154,7 @@ class Mailbox:
 
 
 def _is_round(number: int) -> bool:
-    """Return whether a count is 1, 10, 100, ..., so that repeated problems are logged ever less
+    """Return whether a count is 1, 10, 100, ..., used to log repeated problems less and less
     often."""
     return str(number).rstrip("0") == "1"
 

@@ -23,7 +23,7 @@ Facts = dict[str, Any]
 
 class _Secrets(SafeExceptionReporterFilter):
     """Hides values whose names sound secret, in nested containers too, by the rule of Django's
-    error pages: what is sent away is hidden by both rules."""
+    error pages. It applies in addition to the rule of the setting ``REDACT``."""
 
     cleansed_substitute = HIDDEN
 

@@ -1,4 +1,5 @@
-"""All log messages of Stoker, and the job's name on every record that is made inside a task."""
+"""All log messages of Stoker, and the name of the job on every log record that is made inside a
+task."""
 
 from __future__ import annotations
 
@@ -204,12 +205,12 @@ SENTENCES: dict[str, tuple[int, str]] = {
 
 
 JOB_LINES = {"job_started", "job_ended"}
-"""Events of the logger ``stoker.jobs``; the others are of ``stoker``."""
+"""Events that are logged by ``stoker.jobs``. The logger of all others is ``stoker``."""
 NAMES_THE_JOB = ("job_id", "task", "queue", "attempt")
 
 
 def put_into_words(name: str, facts: dict[str, Any], **_: Any) -> None:
-    """Log one event."""
+    """Log one event as a sentence."""
     level, sentence = SENTENCES[name]
     its_logger = job_lines if name in JOB_LINES else logger
     if not its_logger.isEnabledFor(level):

@@ -29,8 +29,8 @@ BUCKETS_SECONDS = (
     0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10,
     30, 60, 300, 900, 3600,
 )  # fmt: skip
-"""The first line is that of the conventions; the second is for jobs that take longer than
-messages."""
+"""Bounds of the histograms of times. The first line is from the semantic conventions; the second is
+for jobs, which take longer than messages."""
 NANOSECONDS = 1_000_000_000
 
 Attributes = dict[str, Any]
@@ -52,8 +52,8 @@ class OpenTelemetryReporter(Reporter):
     """Reports to the tracer and meter providers of the project.
 
     Args:
-        new_trace: make each run a separate trace that links to the enqueue, instead of a part of
-            the enqueue's trace: for jobs that run much later.
+        new_trace: whether each run is a separate trace that links to the enqueue, and not a part of
+            the enqueue's trace. Useful for jobs that run much later.
         set_up: dotted path of a function without arguments that sets up the SDK. It is called when
             a process of a cluster starts, because the SDK's threads do not survive a fork. None =
             the project sets it up elsewhere.
@@ -165,8 +165,10 @@ class OpenTelemetryReporter(Reporter):
         attributes: Attributes,
         started_at: float | None = None,
     ) -> Span:
-        """Args:
-        sent: the context that came with the job.
+        """Start the span of an attempt.
+
+        Args:
+            sent: the context that was stored in the job's package.
         """
         origin = trace.get_current_span(sent).get_span_context()
         return self._tracer.start_span(

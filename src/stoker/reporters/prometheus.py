@@ -1,4 +1,4 @@
-"""Prometheus: metrics of the store, to be scraped.
+"""Prometheus: serves metrics that are read from the store.
 
 All numbers come from the store, so it suffices to scrape any one process, and counters continue
 after a restart. See docs/howto/monitor-with-prometheus.md.
@@ -93,11 +93,11 @@ class MetricSource(NamedTuple):
 
     read: Read
     whose: Callable[[Settings], tuple[str, ...]]
-    """Returns the identity of what is measured, which two backends may share."""
+    """Returns the identity of the measured system. Two backends with the same identity share it."""
 
 
 class Numbers(Collector):
-    """The current metrics of these backends.
+    """The current metrics of some backends.
 
     Metrics that several backends share are reported once, under the first one, so that sums are
     right.
@@ -222,7 +222,7 @@ def _serve(
 
 
 def _bind(address: str, port: int, token: str, scrape: Scrape) -> ThreadingHTTPServer | None:
-    """Return a server, or None if the port is in use."""
+    """Return a server that listens on the port, or None if the port is in use."""
     try:
         server = ThreadingHTTPServer((address, port), _handler(token, scrape))
     except OSError as error:
@@ -282,7 +282,7 @@ class PrometheusReporter(Reporter):
         token: token that scrapers send as ``Authorization: Bearer ...``. "" = the port requires
             none, and the view requires the permission ``stoker.view_job``.
         port: port on which a cluster serves ``/metrics``; None = none. If several clusters run on
-            one host, the first has the port, and another takes over when it stops.
+            one host, the first one serves the port, and another takes over when it stops.
         address: address of that port. Without a token everyone who can reach it can scrape.
     """
 
@@ -296,13 +296,13 @@ class PrometheusReporter(Reporter):
         self._address = address
 
     def begin(self, role: str) -> None:
-        """Serve the port in the scheduler: one process of a cluster is enough."""
+        """Start serving the port in the scheduler, because one process of a cluster is enough."""
         if role == "scheduler" and self._port is not None:
             serve(self._address, self._port, self.token, scrape)
 
 
 def is_token(given: str) -> bool:
-    """Return whether this is the token of a backend with this reporter."""
+    """Return whether the text is the token of a backend with this reporter."""
     reporters = [
         PrometheusReporter(**named.options)
         for settings in told_backends()

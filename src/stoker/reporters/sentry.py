@@ -59,8 +59,8 @@ def monitor_config(schedule: Schedule) -> dict[str, Any] | None:
 
 
 def slug_of(name: str) -> str:
-    """Return the monitor's slug: at most 50 of a-z, 0-9, _ and -. Long names are cut and get a
-    digest to stay unique."""
+    """Return the monitor's slug: at most 50 of a-z, 0-9, _ and -. A long name is shortened, and a
+    digest keeps it unique."""
     slug = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-")
     if len(slug) <= LONGEST_SLUG and slug:
         return slug
@@ -87,12 +87,12 @@ def _rule(schedule: Schedule) -> dict[str, Any] | None:
 ORIGIN = "auto.queue.stoker"
 MECHANISM = {"type": "stoker", "handled": False}
 TRACE, BAGGAGE = "sentry-trace", "sentry-baggage"
-"""The metadata that carries the trace; "baggage" alone is OpenTelemetry's."""
+"""Names of the metadata that contain the trace. "baggage" alone would be OpenTelemetry's."""
 TOLD_HERE = {"attempt_failed", "dead_lettered", "worker_died", "worker_killed"}
-"""Log events that are also reported by this class, with more detail."""
+"""Log events that this class reports itself, with more details."""
 
 STATUS = {"succeeded": "ok", "snoozed": "ok", "cancelled": "cancelled"}
-"""Outcome -> status of its transaction; for other outcomes it is an error."""
+"""Outcome -> status of its transaction. Other outcomes have an error status."""
 
 
 @dataclass(slots=True)
@@ -229,7 +229,8 @@ class SentryReporter(Reporter):
 
     @contextmanager
     def _scope_of(self, metadata: Mapping[str, str]) -> Iterator[sentry_sdk.Scope]:
-        """Return the scope of the attempt, or without one a new scope that continues its trace."""
+        """Return the scope of the attempt. If it has none, return a new scope that continues the
+        job's trace."""
         if _running.get() is not None:
             with sentry_sdk.new_scope() as scope:
                 yield scope
@@ -263,7 +264,8 @@ class SentryReporter(Reporter):
         *,
         config: Any = None,
     ) -> None:
-        """Report a check-in. A job is one check-in, identified by the job's id in every process."""
+        """Report a check-in. Each job is one check-in, which the job's id identifies in every
+        process."""
         if self._monitors and sentry_sdk.is_initialized():
             capture_checkin(
                 monitor_slug=slug_of(schedule),

@@ -1,6 +1,7 @@
-"""The arguments of a call as people may see them: with names, on one line, without secrets.
+"""The arguments of a call in the form that interfaces show: with names, on one line, without
+secrets.
 
-All interfaces ask ``shown_call``: it decides which values are hidden.
+All interfaces use ``shown_call``, which decides which values are hidden.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ CUT = "\N{HORIZONTAL ELLIPSIS}"
 
 
 class Hidden(str):
-    """Stands for a value that is hidden."""
+    """The type of ``HIDDEN``, which replaces a hidden value."""
 
     __slots__ = ()
 
@@ -55,7 +56,7 @@ class ShownCall:
     names: list[str]
     """The name of each positional argument; "argument 1" if it has none."""
     label: str = ""
-    """The label by the task's option ``describe``; "" = none."""
+    """The label from the task's option ``describe``; "" = none."""
 
     @property
     def line(self) -> str:
@@ -73,9 +74,9 @@ def shown_call(package: Any, secrets: Sequence[str], *, reveal: bool = False) ->
     """Return the arguments of a package.
 
     Args:
-        package: it has ``task``, ``args``, ``kwargs`` and ``options.via``.
+        package: an object with ``task``, ``args``, ``kwargs`` and ``options.via``.
         secrets: names of parameters and dict keys to hide besides the task's ``redact``.
-        reveal: hide nothing.
+        reveal: whether to hide nothing.
     """
     try:
         task = task_of(package)
@@ -92,7 +93,7 @@ def shown_arguments(
     *,
     reveal: bool = False,
 ) -> ShownCall:
-    """Return these arguments.
+    """Return the given arguments in the form that interfaces show.
 
     Args:
         task: None = unknown. Its positional arguments are hidden, because they have no names.
@@ -161,7 +162,8 @@ def _secrets_in(
 
 
 def is_secret(name: str, secrets: Sequence[str]) -> bool:
-    """Return whether the words of a secret stand in the name, as in ``stripeApiKey``."""
+    """Return whether a secret's words are contained in the name, as "api key" in
+    ``stripeApiKey``."""
     names = (f"_{_words(name)}_", f"_{_words(name.removesuffix('s'))}_")
     return any(f"_{secret}_" in one for secret in map(_words, secrets) for one in names)
 
@@ -173,7 +175,7 @@ def restored(value: Any, before: Any) -> Any:
         before: the value before it was edited; ``...`` = there was none.
 
     Raises:
-        ValueError: ``HIDDEN`` stands where there was no value before.
+        ValueError: ``HIDDEN`` is at a place where there was no value before.
     """
     if value == HIDDEN:
         if before is ...:
@@ -201,12 +203,13 @@ def changed_call(
     """Return the arguments with some replaced.
 
     Args:
-        changes: name -> new value. ``"{order_id}"`` in it stands for an old argument: alone for the
-            value, in a longer text for its text.
+        changes: name -> new value. ``"{order_id}"`` in a new value stands for the old argument of
+            that name. If it is the whole text, it is replaced by the value itself, otherwise by the
+            value as text.
         secrets: as for ``shown_call``. Hidden arguments are neither replaced nor copied.
 
     Raises:
-        ValueError: the task takes no such argument, or it is hidden.
+        ValueError: the task has no argument of that name, or the argument is hidden.
     """
     signature = signature_of_call(task.func, task.takes_context)
     if signature is None:
@@ -254,7 +257,8 @@ def _filled(template: Any, old: Mapping[str, Any], hidden: Sequence[str]) -> Any
 
 
 def names_by_position(task: Any, count: int) -> list[str]:
-    """Return the names of this many positional arguments; "argument 1" without a name."""
+    """Return the names of the first ``count`` positional arguments. An argument without a name is
+    called "argument 1", and so on."""
     signature = None if task is None else signature_of_call(task.func, task.takes_context)
     parameters = () if signature is None else signature.parameters.values()
     known = [one.name for one in parameters if one.kind in BY_POSITION]

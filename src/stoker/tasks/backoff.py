@@ -1,7 +1,8 @@
 """How long to wait before the next attempt.
 
-A backoff is any callable ``backoff(exception, task_result)`` that gives seconds, a timedelta, or
-None for "do not try again". The ones here count attempts by ``task_result.attempts``, from 1.
+A backoff is any callable ``backoff(exception, task_result)`` that returns seconds, a timedelta, or
+None, which means "do not retry". The backoffs in this module count attempts by
+``task_result.attempts``, from 1.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Exponential:
 
 @dataclass(frozen=True, slots=True)
 class Linear:
-    """See :func:`linear`; with a step of 0 and a start, see :func:`constant`."""
+    """See :func:`linear`. :func:`constant` uses it with a step of 0 and a start."""
 
     step: float
     cap: float
@@ -63,7 +64,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Delays:
-    """A fixed delay for each attempt, in seconds; the last one repeats."""
+    """A list of delays in seconds, one for each attempt. The last one repeats."""
 
     seconds: tuple[float, ...]
 

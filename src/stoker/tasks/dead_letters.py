@@ -65,11 +65,11 @@ class DeadLetters:
         return self.requeue_after  # type: ignore[return-value] # made so above
 
     def allows(self, requeued_count: int) -> bool:
-        """Return whether a dead letter that was requeued this often may be requeued again."""
+        """Return whether a dead letter with this number of requeues may be requeued again."""
         return self.requeue_after is not None and requeued_count < self.max_requeues
 
     def covers(self, reason: str, exception_class: str) -> bool:
-        """Return whether this policy requeues such a failure.
+        """Return whether this policy requeues a dead letter with this reason and exception.
 
         Args:
             reason: the dead letter's reason.

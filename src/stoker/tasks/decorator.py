@@ -85,8 +85,8 @@ def task(
 ) -> Any:
     """Turn a function into a task: ``@task`` or ``@task(max_attempts=5, ...)``.
 
-    Works like ``django.tasks.task`` and takes Stoker's options on every Django version. Stoker's
-    options have no effect on a backend that is not Stoker's, such as a backend for tests.
+    Works like ``django.tasks.task``, and accepts Stoker's options on every Django version. They
+    have no effect on a backend that is not Stoker's, such as a backend for tests.
 
     Args:
         function: a module-level function, sync or ``async def``.
@@ -114,7 +114,7 @@ def task(
 
 
 def own_backends() -> dict[str, Any]:
-    """Return the backends in ``TASKS`` whose tasks are Stoker's, by alias."""
+    """Return alias -> backend, for the backends in ``TASKS`` whose tasks are Stoker's."""
     found = {}
     for alias in getattr(settings, "TASKS", None) or {}:
         try:

@@ -43,7 +43,7 @@ MOST = 1_000_000_000
 LONGEST_SECONDS = 100 * 365 * 86400.0
 LONGEST_PERIOD_SECONDS = 366 * 86400.0
 RETRY_DELAY = 10
-"""Default delay in seconds. Any other value shows that the user asked for a retry."""
+"""Default of ``retry_delay`` in seconds. Another value means that the user has set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +210,13 @@ class Rate:
 
     @property
     def window(self) -> tuple[float, bool]:
-        """Period and counting method. Rates must agree on both to share a key."""
+        """Period in seconds, and whether the rate is a token bucket. Rates must have the same
+        values to share a key."""
         return self.period_seconds, self.burst is None
 
     @property
     def most(self) -> int:
-        """Highest weight that can start."""
+        """Maximum weight of a job."""
         return self.starts if self.burst is None else self.burst
 
 
@@ -357,7 +358,7 @@ def signature_of_call(
 
 
 class ArgumentNames(NamedTuple):
-    """The names of a callable's parameters."""
+    """The parameter names of a callable."""
 
     names: frozenset[str]
     required: frozenset[str]
@@ -385,8 +386,7 @@ def wanted_by(function: Callable[..., Any]) -> ArgumentNames | None:
 
 
 def refuse_strangers(task: Any, options: Iterable[str]) -> None:
-    """Raise InvalidTaskOption if a key in these options names a parameter that the task's function
-    does not have."""
+    """Raise InvalidTaskOption if a key in these options names an unknown parameter of the task."""
     for option in options:
         guards = getattr(task, option) or ()
         for guard in guards if isinstance(guards, tuple) else (guards,):
@@ -401,7 +401,7 @@ def refuse_strangers(task: Any, options: Iterable[str]) -> None:
 
 
 def refuse_stranger(task: Any, what: str, names: frozenset[str]) -> None:
-    """Raise InvalidTaskOption if one of the names is no parameter of the task's function."""
+    """Raise InvalidTaskOption if one of the names is not a parameter of the task's function."""
     if not names:
         return
     signature = signature_of_call(task.func, task.takes_context)

@@ -1,4 +1,4 @@
-"""The options of tasks: checks, and their values under a backend's settings."""
+"""The options of tasks: their checks, and their values in combination with a backend's settings."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Options(_Carried, total=False):
 
 
 class Changes(_Carried, total=False):
-    """Options of ``using(...)``. They travel with the job; the other options are read from the task
-    when an attempt has failed, so only ``@task`` takes them."""
+    """Options of ``using(...)``. They are stored in the job's package. The other options are read
+    from the task after a failed attempt, so only ``@task`` accepts them."""
 
     priority: int | None
     queue_name: str | None
@@ -78,23 +78,24 @@ GUARDS = ("unique", "lock", "limit", "rate", "sequence")
 
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
-    """The options in force for a task: its own, else those of the backend's settings."""
+    """The effective options of a task. Options that the task does not set come from the backend's
+    settings."""
 
     max_attempts: int
     max_crashes: int
     backoff: Backoff
     timeout_seconds: float | None
     retry_on: tuple[type[BaseException], ...]
-    """Empty: retry on every error."""
+    """The job is retried only after these errors. Empty: after every error."""
     give_up_on: tuple[type[BaseException], ...]
     expires_seconds: float | None
-    """Seconds after the enqueue; None also if the task has a fixed moment (see ``expires_at``)."""
+    """Seconds after the enqueue. None: no limit, or a fixed moment (see ``expires_at``)."""
     may_expire: bool
     is_guarded: bool
 
 
 def options_of(task: Any, settings: Settings) -> TaskOptions:
-    """Return the options in force for a task of Stoker or of Django."""
+    """Return the effective options of a task of Stoker or of Django."""
     max_attempts = (
         1 if getattr(task, "at_most_once", False) else getattr(task, "max_attempts", None)
     )
@@ -118,7 +119,8 @@ def options_of(task: Any, settings: Settings) -> TaskOptions:
 
 
 def expires_at(task: Any, enqueued_at: float) -> float | None:
-    """Return when a job enqueued at that time expires, in seconds since 1970; None = never."""
+    """Return when a job that was enqueued at ``enqueued_at`` expires, in seconds since 1970; None =
+    never."""
     expires = getattr(task, "expires", None)
     if expires is None:
         return None
@@ -140,7 +142,7 @@ def is_guarded(task: Any) -> bool:
 
 
 def not_before(run_after: Any) -> dict[str, Any]:
-    """Return the fields of Task that hold the earliest start."""
+    """Return the fields of Task that store the earliest start."""
     if isinstance(run_after, datetime):
         return {"run_after": run_after, "run_after_seconds": None}
     seconds = run_after.total_seconds() if isinstance(run_after, timedelta) else run_after
@@ -154,7 +156,7 @@ def not_before(run_after: Any) -> dict[str, Any]:
 
 
 def option(default: Any, check: Check) -> Any:
-    """Make a field of Task with a check. The check returns the value to store."""
+    """Declare a field of Task with a check. The check returns the value to store."""
     return field(default=default, metadata={"check": check})
 
 
@@ -186,7 +188,7 @@ def whole(minimum: int, maximum: int) -> Check:
 
 
 def positive_seconds(name: str, value: Any) -> float:
-    """Return seconds above 0. Infinity is allowed and means no limit."""
+    """Check a number of seconds above 0, and return it. Infinity is allowed and means no limit."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not seconds > 0:
@@ -236,7 +238,7 @@ def description(name: str, value: Any) -> str:
 
 
 def redaction(name: str, value: Any) -> tuple[str, ...]:
-    """Check the option ``redact``: names."""
+    """Check the option ``redact``: names of parameters and keys."""
     names = tuple(value) if isinstance(value, list | tuple | set | frozenset) else ()
     if not names or not all(isinstance(one, str) and one for one in names):
         raise InvalidTaskOption(f'{name}={value!r}: write a list of names, as in ["api_key"].')
@@ -283,7 +285,7 @@ WORDS_OF_OTHERS = {
     "cron": "schedule",
     "run_every": "schedule",
 }
-"""Option names of other task queues."""
+"""Name of an option in another task queue -> Stoker's name, for error messages."""
 
 
 def refuse_unknown(given: Iterable[str], known: Sequence[str], where: str) -> None:

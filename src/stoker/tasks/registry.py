@@ -1,4 +1,4 @@
-"""Find tasks by the names that packages carry."""
+"""Find tasks by the names in packages."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from stoker.exceptions import InvalidTaskOption, UnknownTask
 
 
 def find_task(path: str) -> Any:
-    """Return the task with that name: one of Stoker or a plain one of Django.
+    """Return the task with that name, which may be a task of Stoker or a plain one of Django.
 
     Args:
         path: module and qualified name of the function, as in ``shop.tasks.send_welcome``.
 
     Raises:
         UnknownTask: the module cannot be imported or has no task of that name. The message says
-            which; a failed import is the cause.
+            which of both. If an import failed, its error is the ``__cause__``.
     """
     module, names = _import(path)
     owner: Any = module
@@ -52,7 +52,7 @@ def task_of(package: Any) -> Any:
     """Return the task that runs this package's job.
 
     Raises:
-        UnknownTask: there is no such task.
+        UnknownTask: the task does not exist.
     """
     via = package.options.via
     return find_task(via).under(package.task) if via else find_task(package.task)
@@ -78,8 +78,7 @@ def _import(path: str) -> tuple[ModuleType, list[str]]:
 
 
 def _of_function(owner: Any, path: str) -> Any:
-    """Find a task that was assigned to another name than its function's, as in ``send =
-    task(_send)``."""
+    """Find a task that has another name than its function, as in ``send = task(_send)``."""
     for candidate in vars(owner).values() if hasattr(owner, "__dict__") else ():
         # By its type first: to ask a lazy object anything else is to have it made.
         may_be = hasattr(type(candidate), "module_path") and is_task(candidate)

@@ -1,6 +1,6 @@
 """The syntax of schedules: ``Cron(...)``, ``every(...)`` and ``once(...)``.
 
-Creating one does not use Django, because settings and modules of tasks create them.
+Creating a schedule does not use Django, because settings and modules of tasks create schedules.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LONGEST_NAME = 255
 
 
 class Terms(TypedDict, total=False):
-    """Arguments of every schedule beside its rule; see ``Scheduled``."""
+    """Keyword arguments that every schedule accepts besides its rule; see ``Scheduled``."""
 
     tz: str | None
     name: str
@@ -79,11 +79,11 @@ class Scheduled(ABC):
     same delay."""
     misfire: str = "once"
     """How missed ticks are caught up. "once": one job for all of them, for the newest moment;
-    "skip": none if the newest is older than ``grace``; "all": a job for each."""
+    "skip": none if the newest is older than ``grace``; "all": one job for each."""
     misfire_cap: int = 100
     """With "all": maximum number of jobs, for the newest ticks."""
     grace: float | str | timedelta = 60.0
-    """With "skip": how late a tick may be."""
+    """With "skip": maximum age of a tick that is still fired."""
     overlap: str = "allow"
     """What happens if the previous tick's job has not ended. "allow": enqueue another; "skip":
     enqueue none; "queue": enqueue one when it has ended."""

@@ -42,8 +42,8 @@ class Node:
         return replace(self, name=name)
 
     def optional(self) -> Self:
-        """Return a copy whose failure does not stop its chain or group. The next step receives None
-        then."""
+        """Return a copy whose failure does not stop its chain or group. In that case the next step
+        receives None."""
         return replace(self, is_optional=True)
 
     def undo(self, step: Any) -> Self:
@@ -68,7 +68,7 @@ class Node:
         nothing.
 
         Args:
-            name: shown on screens and by ``stoker workflows``.
+            name: the name that screens and ``stoker workflows`` show.
 
         Returns:
             Its WorkflowResult.
@@ -144,7 +144,7 @@ class Group(Node):
 
     members: Iterable[Any]
     goes_on: bool = False
-    """Whether each member is optional."""
+    """Whether the group continues after failures, as if each member were ``optional()``."""
     fails_fast: bool = False
     at_once: int | None = None
 
@@ -162,7 +162,7 @@ class Group(Node):
 
 @dataclass(frozen=True, kw_only=True)
 class Map(Node):
-    """One call for each item, several of them in one job."""
+    """A call for each item. Each job makes several of the calls."""
 
     task: Any
     each: str
@@ -180,7 +180,7 @@ class Map(Node):
 
 
 class MemberIterator:
-    """Group members from an iterator. It can be read once."""
+    """The members of a group that come from an iterator, so they can be read only once."""
 
     def __init__(self, members: Iterator[Any]) -> None:
         self.first = next(members, None)
@@ -235,7 +235,7 @@ def chain(*steps: Any, on_failure: str = "stop", on_error: Any = None, name: str
         on_failure: "stop": the steps after a failed one do not run; "continue": they run, as if
             each step were ``optional()``.
         on_error: a step that runs if the chain fails; see ``Node.on_error``.
-        name: shown on screens.
+        name: the name that screens show.
 
     Raises:
         InvalidTaskOption: a step is invalid, or there are no steps.
@@ -270,7 +270,7 @@ def group(
             failed member is None.
         at_once: maximum number of members that run at the same time; None = a thousand.
         on_error: a step that runs if the group fails; see ``Node.on_error``.
-        name: shown on screens.
+        name: the name that screens show.
 
     Raises:
         InvalidTaskOption: a member is invalid.
@@ -302,7 +302,7 @@ def chord(members: Any, callback: Any, *, on_error: Any = None, name: str = "") 
         members: a group, a ``map()``, or the arguments of ``group``.
         callback: any step.
         on_error: a step that runs if a member or the callback fails; see ``Node.on_error``.
-        name: shown on screens.
+        name: the name that screens show.
 
     Raises:
         InvalidTaskOption: a member or the callback is invalid.
@@ -322,13 +322,14 @@ class Steps:
         return Signature(task=self, args=args, kwargs=kwargs)
 
     def si(self, *args: Any, **kwargs: Any) -> Signature:
-        """Return this call as a step that receives only these arguments."""
+        """Return this call as a step that does not receive the previous result."""
         return Signature(task=self, args=args, kwargs=kwargs, receives=False)
 
     def map(self, items: Iterable[Any], *, chunk: int = CHUNK) -> Map:
         """Return a step that calls the function with each item, ``chunk`` items per job.
 
-        Its result is the list of return values. A retried job starts again with its first item.
+        Its result is the list of return values. If a job is retried, it starts again with its first
+        item.
         """
         return _map(self, "map", items, chunk)
 

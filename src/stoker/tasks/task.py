@@ -91,8 +91,8 @@ def some_guards(kind: type[Limit | Rate]) -> Check:
 
 
 def _refuse_twins(name: str, guards: Sequence[Limit | Rate]) -> None:
-    """Check that rates with the same key differ in their period, and that limits differ in their
-    key."""
+    """Check that limits differ in their keys, and that rates with the same key differ in their
+    periods."""
     seen: set[Any] = set()
     for guard in guards:
         twin = (guard.key, guard.window if isinstance(guard, Rate) else None)
@@ -105,7 +105,7 @@ def _refuse_twins(name: str, guards: Sequence[Limit | Rate]) -> None:
 
 
 def in_sequence(name: str, value: Any) -> InSequence:
-    """Check the option ``sequence``: a key or an InSequence."""
+    """Check the option ``sequence``: a key or an InSequence. Return an InSequence."""
     if isinstance(value, InSequence):
         return value
     if isinstance(value, str):
@@ -117,7 +117,8 @@ def in_sequence(name: str, value: Any) -> InSequence:
 
 
 def _meant(kind: type[Guard], value: Any) -> str:
-    """Return the guard that the user probably intended, else an example."""
+    """Return the guard that the user probably meant, as text for the error message; else an
+    example."""
     fits = isinstance(value, str if kind in (Unique, Lock, Rate) else int)
     if fits and not isinstance(value, bool):
         with suppress(InvalidTaskOption):
@@ -149,7 +150,8 @@ Call = tuple[Iterable[Any], Mapping[str, Any]]
 class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generic in the stubs and the backport only
     """A task of ``django.tasks`` with options for retries, time-outs, guards and schedules.
 
-    None and () stand for the settings of the backend; for a guard they mean that there is none.
+    None and () mean that the backend's setting applies. For a guard they mean that the task has
+    none.
     """
 
     func: Callable[..., R]
@@ -180,8 +182,8 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     """Number of times that a job may crash its worker process. Setting: ``MAX_CRASHES``."""
 
     backoff: BackoffOption | None = option(None, backoff)
-    """Delay before the next attempt: seconds or a timedelta; a list of them, of which the last
-    repeats; or ``f(exception, task_result)``, which returns one, or None to give up. See
+    """Delay before the next attempt: seconds or a timedelta; a list of delays, the last of which
+    repeats; or ``f(exception, task_result)``, which returns a delay, or None to give up. See
     ``exponential``, ``linear`` and ``constant``. Setting: ``BACKOFF``."""
 
     timeout: float | timedelta | None = option(None, positive_seconds)
@@ -192,8 +194,8 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     """An exception class or a tuple of them; the job is not retried after any other. () = all."""
 
     give_up_on: ErrorClasses = option((), error_classes)
-    """An exception class or a tuple of them; the job is never retried after these, whatever
-    ``retry_on`` says."""
+    """An exception class or a tuple of them. The job is never retried after these, even if
+    ``retry_on`` includes them."""
 
     expires: float | timedelta | datetime | None = option(None, expiry)
     """Time after which a job that has not started becomes a dead letter: seconds or a timedelta
@@ -309,7 +311,7 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         commits.
 
         Raises:
-            TypeError: the function does not take these arguments.
+            TypeError: the function does not accept these arguments.
             NotSerializable, PackageTooLarge: the arguments cannot be serialised.
             InvalidTask: the backend does not accept the task (any more).
             NotMigrated, BrokerUnavailable: the job could not be stored.
@@ -369,7 +371,7 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         return cast(R, await DjangoTask.acall(self, *args, **kwargs))
 
     def _counted_from_now(self) -> Self:
-        """Replace the delay by a moment, for backends that do not support delays."""
+        """Replace the delay by a datetime, for backends that do not support delays."""
         if self.run_after_seconds is None:
             return self
         run_after = timezone.now() + timedelta(seconds=self.run_after_seconds)

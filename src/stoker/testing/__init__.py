@@ -5,7 +5,7 @@
     drain()                  run the waiting jobs in this process and in the test's transaction
     with inline():           run jobs as soon as they are enqueued
     enqueued()               return the waiting jobs
-    fire_due(timedelta(days=1))   enqueue what schedules have due until then
+    fire_due(timedelta(days=1))   fire the ticks of schedules that are due until then
     assert_enqueued(task, args=..., after=...)       and assert_not_enqueued(task, ...)
     with assert_enqueues(task, count=2):
     class MyTests(StokerTestMixin, TestCase):        the same as methods

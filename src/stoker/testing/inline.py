@@ -67,7 +67,7 @@ class _InlineRun:
 
     @contextmanager
     def told_of_commits(self) -> Iterator[None]:
-        """Detect the end of the outermost block by the release of its savepoint.
+        """Notice the end of the outermost block by the release of its savepoint.
 
         Inside a test's transaction nothing is ever committed.
         """
@@ -101,8 +101,8 @@ class _InlineRun:
         return getattr(self._here, "is_busy", False)
 
     def _open_block(self) -> str | None:
-        """Return the alias of a database with an open block that was opened later and is not a
-        TestCase's."""
+        """Return the alias of a database with an open block that was opened after ``inline()`` and
+        is not a TestCase's."""
         for connection in connections.all(initialized_only=True):
             since = connection.atomic_blocks[self._outer_blocks.get(connection, 0) :]
             if any(not getattr(block, "_from_testcase", False) for block in since):

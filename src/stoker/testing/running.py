@@ -36,7 +36,7 @@ class Ran:
     """One attempt that was made."""
 
     id: str
-    """The job's id."""
+    """The id of the job."""
     task: str
     """Dotted path."""
     args: tuple[Any, ...]
@@ -192,9 +192,10 @@ class JobRunner:
 
 @contextmanager
 def _between_savepoints() -> Iterator[None]:
-    """Act as if no transaction were open, as in a worker, inside the transaction of a test.
+    """Let code in the block run as if no transaction were open, although a test's transaction is.
 
-    A failed statement is rolled back to a savepoint, and hooks of ``on_commit`` run at once.
+    A failed statement is rolled back to a savepoint, and functions registered with ``on_commit``
+    run at once.
     """
     opened = [
         (connection, connection.savepoint(), len(connection.run_on_commit))
@@ -217,7 +218,7 @@ def _connections() -> list[Any]:
 
 
 def _run_hooks(connection: Any, known: int) -> None:
-    """Run the hooks that the job registered by ``on_commit``, as a commit would."""
+    """Run the functions that the job registered with ``on_commit``, as a commit would do."""
     while hooks := connection.run_on_commit[known:]:
         del connection.run_on_commit[known:]
         for _, hook, is_robust in hooks:

@@ -19,7 +19,7 @@ AT_ONCE = 500
 
 
 def bring_forward(broker: Dispatch, queues: Sequence[str]) -> None:
-    """Make all deferred jobs of these queues due; without queues, those of every queue."""
+    """Make the deferred jobs of the given queues due. If none is given, do so for all queues."""
     if (store := _only_store(broker)) is not None:
         deferred = Deferred.objects.using(store.alias)
         served = deferred.filter(queue__in=queues) if queues else deferred.all()
@@ -31,8 +31,8 @@ def bring_forward(broker: Dispatch, queues: Sequence[str]) -> None:
 
 
 def promote_due(broker: Dispatch) -> None:
-    """Move all due jobs to the ready table, so that priority decides. The ORM broker does so only
-    now and then."""
+    """Move all due jobs to the ready table, so that their priority decides. The ORM broker does so
+    only at intervals."""
     if (store := _only_store(broker)) is not None:
         while store.promote(AT_ONCE):
             pass
@@ -51,8 +51,8 @@ def waiting(broker: Dispatch) -> list[Message]:
 
 
 def still_known(broker: Dispatch, job_ids: Sequence[UUID]) -> list[Message]:
-    """Return those of the jobs that exist, in the order of their enqueues. Jobs that were rolled
-    back do not."""
+    """Return the given jobs that exist, in the order of their enqueues. Jobs that were rolled back
+    do not exist."""
     found = {message.job_id: message for message in waiting(broker)}
     for message in _messages(broker.settings.database, Q(pk__in=job_ids)):
         found.setdefault(message.job_id, message)
@@ -60,7 +60,7 @@ def still_known(broker: Dispatch, job_ids: Sequence[UUID]) -> list[Message]:
 
 
 def _only_store(broker: Dispatch) -> OrmBroker | None:
-    """Return the store, unless some jobs wait elsewhere."""
+    """Return the store, or None if some jobs wait in another broker."""
     return broker.store if broker.broker is None else None
 
 

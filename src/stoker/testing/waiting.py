@@ -68,7 +68,7 @@ def enqueued(
 
 
 def opened(settings: Settings, messages: Iterable[Message]) -> list[Enqueued]:
-    """Open the packages of these jobs. Skip jobs of other clusters, which this backend cannot
+    """Open the packages of the given jobs. Skip jobs of other clusters, which this backend cannot
     open."""
     jobs = []
     for message in messages:
@@ -92,5 +92,5 @@ def opened(settings: Settings, messages: Iterable[Message]) -> list[Enqueued]:
 
 
 def path_of(task: Any) -> str:
-    """Return the dotted path of a task, as packages contain it."""
+    """Return the dotted path of a task, in the form that packages contain."""
     return task if isinstance(task, str) else str(task.module_path)

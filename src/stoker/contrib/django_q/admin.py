@@ -22,7 +22,7 @@ from .tasks import async_task
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
-    """Rows that are shown and deleted, but neither added nor changed."""
+    """Rows that can be viewed and deleted, but not added or changed."""
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -61,7 +61,8 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Resubmit selected tasks to queue", permissions=["resubmit"])
     def resubmit(self, request: HttpRequest, queryset: QuerySet[Task]) -> None:
-        """Enqueue these tasks again, and delete their rows. Rows that cannot be read stay."""
+        """Enqueue the selected tasks again, and delete their rows. Rows that cannot be read are
+        kept."""
         count = 0
         for row in queryset:
             try:
@@ -89,7 +90,8 @@ class FailureAdmin(TaskAdmin):
 
 @admin.register(Schedule)
 class ScheduleAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
-    """Schedules are changed here, and not on the page of Stoker's own schedules."""
+    """Django Q's schedules. They are changed here, and not on the page of Stoker's own
+    schedules."""
 
     list_display = (
         "id", "name", "func", "schedule_type", "repeats", "cluster", "next_run", "last_run",
@@ -117,19 +119,19 @@ class OrmQAdmin(ReadOnlyAdmin):
     def get_deleted_objects(
         self, objs: Iterable[OrmQ], request: HttpRequest
     ) -> tuple[list[str], dict[str, int], set[str], list[str]]:
-        """Return the names of the jobs only: their rows in other tables are not deleted here."""
+        """Return the names of the jobs only: rows in other tables are not deleted here."""
         names = [str(row.name()) for row in objs]
         needed = set() if self.has_delete_permission(request) else {str(OrmQ._meta.verbose_name)}
         return names, {str(OrmQ._meta.verbose_name_plural): len(names)}, needed, []
 
 
 def enqueue_again(row: Task, by: str) -> str:
-    """Enqueue this task again, and return the id of its new job.
+    """Enqueue the call of a task again, and return the id of the new job.
 
-    A failed task's dead letter is requeued, so that it is settled with that.
+    If the task failed, its dead letter is requeued.
 
     Raises:
-        StokerError: its arguments cannot be read, or the function is gone.
+        StokerError: its arguments cannot be read, or the function no longer exists.
     """
     if not row.success:
         with suppress(DeadLetterNotFound):

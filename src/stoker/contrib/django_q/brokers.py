@@ -1,4 +1,4 @@
-"""``django_q.brokers``: access to a queue by its name. No connection is needed."""
+"""``django_q.brokers``: access to a queue by its name, without a connection to a broker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Queue:
         return sum(one.running for one in depths(conf.settings()) if one.name == self.list_key)
 
     def purge_queue(self) -> int:
-        """Cancel all waiting jobs. Return the number."""
+        """Cancel all waiting jobs. Return their number."""
         return queues.clear(self.list_key, backend=conf.alias()).done
 
     delete_queue = purge_queue

@@ -108,7 +108,7 @@ def collect(found: list[Any], spec: Spec, arguments: Any) -> list[Any]:
 
 
 def run_hook(hook: str, task_id: str) -> None:
-    """Call a hook with its Task."""
+    """Call a hook with the Task of the finished job."""
     function_at(hook)(_model("Task").of_job(task_id))
 
 

@@ -1,5 +1,5 @@
-"""The settings in ``Q_CLUSTER``, also under Django Q's names (``Conf``), and the backend that the
-shim uses."""
+"""The settings in ``Q_CLUSTER``, the same settings under Django Q's names (``Conf``), and the
+backend that the shim uses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def configured() -> Mapping[str, Any]:
 
 
 def given() -> dict[str, Any]:
-    """Return Q_CLUSTER as in force in this process."""
+    """Return the settings of Q_CLUSTER that apply in this process."""
     return read_cluster(configured())
 
 
@@ -91,7 +91,7 @@ def alias() -> str:
 
 
 def settings() -> Settings:
-    """Return the settings of that backend."""
+    """Return the settings of the backend that the shim uses."""
     return settings_for(alias())
 
 
@@ -120,7 +120,7 @@ def cached_seconds(cached: Any) -> float | None:
 
 
 class _Conf:
-    """The settings under Django Q's names."""
+    """The settings in Q_CLUSTER under the names that Django Q's ``Conf`` has."""
 
     @property
     def PREFIX(self) -> str:  # noqa: N802 - Django Q's name

@@ -62,7 +62,7 @@ MOST_BYTES = 64 << 20
 
 
 class NotReadable(ValueError):
-    """The value is not read; the message says why."""
+    """Raised if a value must not or cannot be read; the message says why."""
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -103,7 +103,7 @@ def read_plain(text: str | None) -> Any:
     """Return a stored argument or result.
 
     Raises:
-        NotReadable: it contains other than plain values.
+        NotReadable: it contains values that are not plain Python literals.
     """
     if not text:
         return None
@@ -234,7 +234,7 @@ class Copied:
     table: str
     found: int = 0
     copied: int = 0
-    """Number of copied rows; with ``dry_run`` of those that would be copied."""
+    """Number of copied rows; with ``dry_run``, the number of rows that would be copied."""
     known: int = 0
     """Number of rows that were copied before."""
     skipped: Counter[str] = field(default_factory=Counter)
@@ -242,7 +242,7 @@ class Copied:
 
 
 class _Left(Exception):
-    """A row is skipped; the message says why."""
+    """Raised to skip a row; the message says why."""
 
 
 def import_tables(alias: str, name: str, *, dry_run: bool) -> list[Copied]:
@@ -288,7 +288,7 @@ def _one(
     *,
     dry_run: bool,
 ) -> None:
-    """Copy one row and record that, in one transaction."""
+    """Copy one row and record the copy, in one transaction."""
     report.found += 1
     alias = conf.database()
     notes = Imported.objects.using(alias)
@@ -343,7 +343,7 @@ def _copy_package(row: Mapping[str, Any], name: str) -> None:
 
 
 def _enqueue(package: Mapping[str, Any], key: str) -> None:
-    """Enqueue a job for the same call. Its Task keeps the old id."""
+    """Enqueue a job for the same call. Its Task keeps the old package's id."""
     settings = conf.settings()
     options = {**package, "task_name": package.get("name"), "cluster": package.get("cluster")}
     spec = {**spec_of(package["func"], options), "id": str(package["id"])}

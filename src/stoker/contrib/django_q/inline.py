@@ -39,10 +39,10 @@ class Inline:
     """A job that runs in its caller's process."""
 
     error: BaseException | None = None
-    """Exception of the function."""
+    """The exception that the function raised."""
     announcements: list[Callable[[], object]] = field(default_factory=list)
-    """Callbacks to run after the end was recorded, even if the caller's transaction is still open,
-    because the caller reads the result next."""
+    """Callbacks to run after the outcome was recorded, even if the caller's transaction is still
+    open, because the caller reads the result next."""
 
 
 inline: ContextVar[Inline | None] = ContextVar("stoker.django_q.inline", default=None)

@@ -1,6 +1,6 @@
-"""Model instances as arguments and results: they travel as their model, database and primary key.
+"""Model instances as arguments and results: they are sent as their model, database and primary key.
 
-A worker reads the row when the job runs, so that the function sees the row as it is then.
+A worker reads the row when the job runs, so that the function sees the row's current values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ TAG = "$model"
 
 
 class ModelReference(SimpleLazyObject):  # type: ignore[type-arg] # generic in the stubs only
-    """Stands for a row, which is read when an attribute is first asked for.
+    """Stands for a model instance. The row is read when an attribute is first accessed.
 
     Args:
         reference: ``(model label, database alias, primary key)``.
@@ -35,12 +35,12 @@ class ModelReference(SimpleLazyObject):  # type: ignore[type-arg] # generic in t
 
     @property
     def row(self) -> Model:
-        """The instance itself. Raises DoesNotExist if the row is gone."""
+        """The instance itself. Raises DoesNotExist if the row was deleted."""
         return _read_row(*self.__dict__["_reference"])
 
 
 def allow_references() -> None:
-    """Let references travel in packages and results that are JSON."""
+    """Register references with the JSON codec, so that packages and results may contain them."""
     register(TAG, {ModelReference: _encode}, ModelReference)
 
 
@@ -65,8 +65,8 @@ def read_rows(value: Any) -> Any:
     """Replace the references in lists, tuples and dicts by instances.
 
     Raises:
-        DoesNotExist: a row is gone.
-        LookupError: there is no such model here.
+        DoesNotExist: a row was deleted.
+        LookupError: this process does not have the model.
     """
     if isinstance(value, ModelReference):
         return value.row

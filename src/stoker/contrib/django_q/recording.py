@@ -1,7 +1,7 @@
 """Record finished jobs of the shim as rows of ``Task``, enqueue their hooks, and prune old rows.
 
-Rows and hooks are written in the transaction that records the job's end; caching and pruning follow
-after the commit. Pruning keeps ``save_limit`` successes.
+Rows and hooks are written in the transaction that records the job's end. Caching and pruning follow
+after the commit. Pruning keeps the last ``save_limit`` successes.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
 
 
 def _tell_all(told: Sequence[tuple[dict[str, Any], Task, bool]]) -> None:
-    """Announce tasks after the commit. An error with one does not affect the others."""
+    """Announce finished tasks after the commit. An error with one task does not affect the
+    others."""
     for spec, row, is_saved in told:
         try:
             _tell(spec, row, is_saved=is_saved)
@@ -110,7 +111,7 @@ def _tell(spec: dict[str, Any], row: Task, *, is_saved: bool) -> None:
 
 
 def _is_saved(spec: dict[str, Any], has_succeeded: bool) -> bool:
-    """Return whether to keep a row. Failures are always kept."""
+    """Return whether the row of a finished job is kept. Failures are always kept."""
     return not has_succeeded or bool(spec.get("save", conf.Conf.SAVE_LIMIT >= 0))
 
 

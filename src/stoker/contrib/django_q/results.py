@@ -9,8 +9,8 @@
     django_q:NAME:name:TASK_NAME     its id
     django_q:NAME:group:GROUP:3      the id of the group's third finished task
 
-A slot of a group is taken by ``add``, which is atomic, so no member is lost when several end at the
-same time.
+Each finished task takes a slot of its group with the atomic ``cache.add``. So no member is lost
+when several end at the same time.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def fetch_group_cached(
 
 
 def count_group(group_id: str, failures: bool = False, cached: Any = None) -> int | None:
-    """Return the number of a group's finished tasks; with ``failures=True`` of failed ones.
+    """Return the number of a group's finished tasks; with ``failures=True``, the number of failed
+    ones.
 
     None = the cache has no such group.
     """
@@ -185,7 +186,7 @@ def _is_cached(cached: Any) -> bool:
 
 
 def _seen(look: Callable[[], Found | None], wait: int) -> Found | None:
-    """Call ``look`` until it returns a value or the time is over."""
+    """Call ``look`` until it returns a value or ``wait`` milliseconds have passed."""
     timeout = None if wait < 0 else wait / 1000
     found = look()
     for pause in pauses(timeout, LONGEST_PAUSE_SECONDS) if wait else ():
@@ -201,7 +202,7 @@ FIELDS = (
     "stopped", "success", "attempt_count",
 )  # fmt: skip
 GONE = ""
-"""A slot of a deleted result. Later slots still count."""
+"""Content of a slot whose result was deleted. Later slots of the group are still read."""
 
 
 def keep(row: Task, seconds: float) -> None:
@@ -231,7 +232,7 @@ def has_group(group_id: str) -> bool:
 
 
 def look_up_group(group_id: str) -> list[Task]:
-    """Return the cached results of a group, in the order in which they ended."""
+    """Return the cached results of a group, sorted by the end of their tasks."""
     found = _cache().get_many([_key(one) for one in _members(group_id) if one != GONE])
     rows = [Task(**values) for values in found.values()]
     return sorted(rows, key=lambda row: row.stopped)

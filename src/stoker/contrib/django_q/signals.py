@@ -21,8 +21,8 @@ SENDER = "django_q"
 
 
 class _BeforeEnqueue(Signal):
-    """Forwards Stoker's ``pre_enqueue``, in which the id is known. Connects to it with the first
-    receiver."""
+    """Forwards Stoker's ``pre_enqueue``, when the id of the job is known. It connects to that
+    signal when it gets its first receiver."""
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
         super().connect(*args, **kwargs)
@@ -39,13 +39,14 @@ def _relay(task: Any, args: tuple[Any, ...], job_id: Any, **_: Any) -> None:
 
 
 pre_enqueue = _BeforeEnqueue()
-"""Sent before a job is created. ``task``."""
+"""Sent before a job is created. Argument: ``task``."""
 post_spawn = Signal()
-"""Sent in each process of a cluster after its start. ``proc_name``."""
+"""Sent in each process of a cluster after its start. Argument: ``proc_name``."""
 pre_execute = Signal()
-"""Sent in the worker before the function is called. ``func``, ``task``."""
+"""Sent in the worker before the function is called. Arguments: ``func``, ``task``."""
 post_execute_in_worker = Signal()
-"""Sent in the worker after the function has returned or raised. ``func``, ``task``, with success
-and result."""
+"""Sent in the worker after the function has returned or raised. Arguments: ``func``, and ``task``
+with success and result."""
 post_execute = Signal()
-"""Sent in the monitor after the result was committed. ``task``, with success and result."""
+"""Sent in the monitor after the result was committed. Argument: ``task`` with success and
+result."""

@@ -1,4 +1,4 @@
-"""The call that a job of the shim makes, and the functions that it names.
+"""The call that a job of the shim makes, and functions that are named by their path.
 
 A job's arguments are ``(spec, arguments)``. The spec is a dict of plain values that the monitor can
 read; the arguments are ``[args, kwargs]``. With SERIALIZER "pickle" each of the two is signed
@@ -61,7 +61,7 @@ def spec_of(function: Any, options: Mapping[str, Any]) -> Spec:
 
 
 def packed(settings: Settings, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return the arguments as a job carries them."""
+    """Return the arguments in the form that a job stores."""
     both: list[Any] = [list(args), dict(kwargs)]
     if settings.serializer != "pickle":
         return as_references(both)
@@ -70,7 +70,7 @@ def packed(settings: Settings, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 
 def unpacked(settings: Settings, arguments: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return the arguments that a job carries. Raises PackageError."""
+    """Return the arguments of a job from their stored form. Raises PackageError."""
     args, kwargs = (
         sealer_for(settings).open_value(one) if isinstance(one, bytes) else one for one in arguments
     )
@@ -94,14 +94,14 @@ def as_dict(spec: Spec, job_id: UUID | str, args: Sequence[Any], kwargs: Any) ->
 
 
 class UnknownFunction(StokerError, ValueError):
-    """A worker could not import this function."""
+    """A worker could not import the function."""
 
 
 def path_of(function: Any) -> str:
-    """Return the dotted path by which a worker imports this function.
+    """Return the dotted path with which a worker can import the function.
 
     Raises:
-        UnknownFunction: it has no path, or another function has that path.
+        UnknownFunction: the function has no path, or its path leads to another function.
     """
     if isinstance(function, str):
         return function
@@ -128,7 +128,7 @@ def function_at(path: str) -> Callable[..., Any]:
     """Return the function, class or method at that path. For a task, return its function.
 
     Raises:
-        UnknownTask: it does not exist.
+        UnknownTask: nothing has this path.
     """
     found = _look_up(path)
     if is_task(found):
@@ -186,7 +186,7 @@ class CallingTask(Task[..., Any]):
 
     @property
     def via(self) -> str:
-        """Path of this task, which the packages of its jobs carry: see
+        """Path of this task. The packages of its jobs contain it: see
         ``stoker.tasks.registry.task_of``."""
         return self.own_path if self.path else ""
 

@@ -16,7 +16,7 @@ from . import conf
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """One cluster, as of its last heartbeat."""
+    """One cluster in the form of Django Q's ``Stat``, as of its last heartbeat."""
 
     cluster_id: str
     host: str
@@ -41,7 +41,8 @@ class Stat:
 
     @classmethod
     def get(cls, pid: int, cluster_id: str | None = None) -> Self | None:
-        """Return the cluster with that process id; without a cluster id, on this host."""
+        """Return the cluster with that sentinel's process id. Without a cluster id, search only
+        this host."""
         for stat in cls.get_all():
             is_here = stat.host == socket.gethostname()
             if stat.pid == pid and (stat.cluster_id == cluster_id if cluster_id else is_here):
@@ -53,7 +54,7 @@ class Stat:
         return (timezone.now() - self.tob).total_seconds()
 
     def empty_queues(self) -> bool:
-        """Return whether it has no jobs."""
+        """Return whether the cluster has no claimed jobs."""
         return self.task_q_size == 0
 
     @classmethod

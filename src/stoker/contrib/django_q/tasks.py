@@ -71,8 +71,8 @@ def async_task(func: Any, *args: Any, **kwargs: Any) -> str:
 
 
 def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
-    """Call a function once for each set of arguments, in parallel. One Task holds all results, in
-    order.
+    """Call a function once for each set of arguments, in parallel. One Task stores all results in
+    the order of the arguments.
 
     Args:
         args_iter: for each call its positional arguments as a tuple or list, or its only argument.
@@ -109,10 +109,10 @@ def async_chain(
     sync: bool | None = None,
     broker: Any = None,
 ) -> str:
-    """Run calls one after the other, each after the previous one has succeeded.
+    """Run calls one after another, each after the previous one has succeeded.
 
     Args:
-        chain: for each step ``(func, args, kwargs)``, of which the last two may be omitted.
+        chain: for each step ``(func, args, kwargs)``; ``args`` and ``kwargs`` may be omitted.
 
     Returns:
         The name of the steps' group.
@@ -137,7 +137,7 @@ def is_sync(options: Mapping[str, Any]) -> bool:
 
 
 def varied(task: Any, path: str, options: Mapping[str, Any]) -> Any:
-    """Return the task for the function at that path, with these options."""
+    """Return a copy of the task that calls the function at that path, with these options."""
     changes: dict[str, Any] = {"backend": conf.alias(), "queue_name": conf.queue()}
     if options.get("cluster"):
         changes["queue_name"] = conf.queue(str(options["cluster"]))
@@ -154,7 +154,7 @@ def as_id(job_id: str) -> str:
 
 
 def call_here(spec: Spec, arguments: Any, options: Mapping[str, Any]) -> str:
-    """Make the call and its hook's in this process. Return the id.
+    """Make the call and call its hook in this process. Return the id of the Task.
 
     Exceptions of the function are raised. Exceptions of the hook are logged, because the call has
     ended.
@@ -215,8 +215,8 @@ def _as_arguments(one: Any) -> list[Any]:
 
 
 def _last_job(workflow_id: str) -> str:
-    """Return the job that collects the results: the second step of the chord. Its id is known from
-    the start."""
+    """Return the id of the job that collects the results: the second step of the chord. It is known
+    before the job is enqueued."""
     steps = Step.objects.using(conf.database()).filter(workflow_id=workflow_id)
     row = steps.filter(parent_id=workflow_id, position=1).exclude(job_id=None)
     return as_id(str(row.values_list("job_id", flat=True).get()))
@@ -275,7 +275,7 @@ class AsyncTask:
 
 
 class Iter:
-    """Calls of one function: see ``async_iter``."""
+    """Calls of one function with different arguments: see ``async_iter``."""
 
     def __init__(
         self,
@@ -353,8 +353,8 @@ class Chain:
         return self.group
 
     def result(self, wait: int = 0) -> list[Any] | None:
-        """Return the results of all steps after all have ended. If a step fails, they are never
-        complete."""
+        """Return the results of all steps after all have ended. If a step fails, the result stays
+        None."""
         rows = self.fetch(failures=True, wait=wait)
         return None if rows is None else [row.result for row in rows]
 

@@ -1,4 +1,4 @@
-"""Translate ``Q_CLUSTER`` to an entry of ``TASKS``, and find what cannot be translated."""
+"""Translate ``Q_CLUSTER`` to an entry of ``TASKS``, and find settings that cannot be translated."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SQS_CREDENTIALS = (
 
 
 class NotTranslated(ValueError):
-    """A broker cannot be written as a URL; the message says why. ``key`` is the key of
+    """A broker's settings cannot be written as a URL; the message says why. ``key`` is the key in
     Q_CLUSTER."""
 
     def __init__(self, key: str, problem: str, advice: str) -> None:
@@ -53,7 +53,7 @@ def broker_url(given: Mapping[str, Any]) -> str:
     """Return the URL of the broker that Django Q would use; by default the database.
 
     Raises:
-        NotTranslated: it names the key, and says what to write instead.
+        NotTranslated: the error names the key, and says what to write instead.
     """
     if given.get("broker_class"):
         raise NotTranslated(
@@ -172,7 +172,7 @@ TRANSLATIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "django_redis": _django_redis,
     "redis": _redis,
 }
-"""Brokers by key, in Django Q's order of precedence."""
+"""Key of Q_CLUSTER -> function that returns the broker's URL, in Django Q's order of precedence."""
 
 
 def _login(terms: Mapping[str, Any]) -> str:
@@ -232,13 +232,13 @@ OPTIONS = {
     "compress": "COMPRESS",
     "serializer": "SERIALIZER",
 }
-"""Keys whose value is passed to an option unchanged."""
+"""Key of Q_CLUSTER -> option of Stoker with the same value."""
 READ = (
     "name", "cluster_name", "ALT_CLUSTERS", "max_rss", "ack_failures", "max_attempts", "catch_up",
     "time_zone", "save_limit", "save_limit_per", "cached", "cache", "sync", "label", "log_level",
     "error_reporter",
 )  # fmt: skip
-"""Keys with a meaning of their own."""
+"""Keys that are translated one by one, not copied."""
 REPORTERS = ("rollbar", "sentry")
 """Known values of ``error_reporter``."""
 NEEDLESS = {
@@ -257,7 +257,7 @@ UNTRANSLATED = {
 
 @dataclass(frozen=True, slots=True)
 class SettingProblem:
-    """A problem with one key."""
+    """A problem with one key of Q_CLUSTER."""
 
     key: str
     sentence: str
@@ -266,7 +266,7 @@ class SettingProblem:
 
 
 def read_cluster(configured: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-    """Return Q_CLUSTER as in force in this process.
+    """Return the settings of Q_CLUSTER that apply in this process.
 
     Args:
         name: the cluster of ALT_CLUSTERS; None = the environment's Q_CLUSTER_NAME.
@@ -333,7 +333,8 @@ def _retention(save_limit: Any) -> Any:
 
 
 def problems(configured: Any) -> Iterator[SettingProblem]:
-    """Yield the keys that cannot be translated, or that change their meaning."""
+    """Yield the problems of keys that cannot be translated or that have another meaning in
+    Stoker."""
     if not isinstance(configured, Mapping):
         yield SettingProblem("", "Q_CLUSTER must be a dict.", "See the settings of Django Q.")
         return
@@ -356,7 +357,7 @@ def problems(configured: Any) -> Iterator[SettingProblem]:
 def _broker_problems(
     where: str, given: Mapping[str, Any], merged: Mapping[str, Any]
 ) -> Iterator[SettingProblem]:
-    """Yield the problems of the broker that these settings name or inherit."""
+    """Yield the problems with the broker in these settings, which may be inherited."""
     if not any(given.get(key) for key in BROKERS):
         return
     try:

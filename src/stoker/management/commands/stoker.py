@@ -1,4 +1,4 @@
-"""``manage.py stoker``: runs clusters, inspects and manages them."""
+"""``manage.py stoker``: run clusters, inspect and manage them."""
 
 from __future__ import annotations
 
@@ -131,6 +131,7 @@ def of_other_apps() -> list[type[Subcommand]]:
 
 
 def stop_writing() -> None:
-    """Discard the rest of the output, or Python complains about the closed pipe when it ends."""
+    """Discard the rest of the output. Otherwise Python would complain about the closed pipe when it
+    exits."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,7 +17,8 @@ class HistoryConfig(AppConfig):
     default_auto_field = "django.db.models.AutoField"
 
     def ready(self) -> None:
-        """Import Django Q rows, inserted by the project's migrations, after a first migrate."""
+        """After the first migrate, import the Django Q rows that the project's migrations have
+        inserted."""
         post_migrate.connect(_import_if_new, sender=self, dispatch_uid=self.name)
 
 

@@ -1,4 +1,5 @@
-"""Records of what ``stoker import_django_q`` has copied, so that nothing is copied twice."""
+"""Records of the rows that ``stoker import_django_q`` has copied, so that no row is copied
+twice."""
 
 from __future__ import annotations
 

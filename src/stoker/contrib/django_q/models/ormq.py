@@ -19,7 +19,8 @@ from stoker.values.ticks import as_moment
 
 class OrmQQuerySet(models.QuerySet["OrmQ"]):
     def delete(self) -> tuple[int, dict[str, int]]:
-        """Cancel these jobs: waiting ones at once, running ones as soon as they notice."""
+        """Cancel these jobs: waiting ones at once, running ones as soon as they notice the
+        request."""
         count = sum(row.cancel() for row in self)
         return count, {OrmQ._meta.label: count}
 
@@ -57,7 +58,7 @@ class OrmQ(Job):
 
     @property
     def task_path(self) -> str:
-        """Dotted path of the job's task, which for jobs of the shim is that of the function."""
+        """Dotted path of the job's task. For jobs of the shim it is the path of the function."""
         return str(Job._meta.get_field("task").value_from_object(self))
 
     def call(self) -> dict[str, Any]:

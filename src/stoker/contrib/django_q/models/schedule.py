@@ -1,7 +1,7 @@
 """``Schedule``: a schedule as a row, as in Django Q.
 
-One of Stoker's own schedules, with the name of the row, fires. It is changed in the transaction
-that changes the row, and rows show its progress when they are read.
+Each row has a schedule of Stoker's with the same name, which fires. It is updated in the
+transaction that changes the row. When rows are read, they show its progress.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ScheduleRowQuerySet(models.QuerySet["Schedule"]):
 
 
 class ScheduleManager(models.Manager.from_queryset(ScheduleRowQuerySet)):  # type: ignore[misc] # made at run time
-    """Reads rows from the database in which the shim writes them."""
+    """Uses the database that contains the shim's tables."""
 
     def get_queryset(self) -> ScheduleRowQuerySet:
         rows: ScheduleRowQuerySet = super().get_queryset()
@@ -105,7 +105,7 @@ class Schedule(models.Model):
     kwargs = models.TextField(null=True, blank=True, help_text="e.g. x=1, y=2")  # noqa: DJ001 - as above
     schedule_type = models.CharField(max_length=2, choices=TYPE, default=ONCE)
     minutes = models.PositiveIntegerField(null=True, blank=True)
-    """Interval of type I."""
+    """Interval in minutes, for schedules of type I."""
     repeats = models.IntegerField(default=-1, help_text="n = n times, -1 = forever")
     next_run = models.DateTimeField(default=now, null=True)
     cron = models.CharField(  # noqa: DJ001 - as above
@@ -148,7 +148,7 @@ class Schedule(models.Model):
     def refresh(cls, schedule_id: int) -> None:
         """Write the progress of Stoker's schedule into the row. Called after the commit of a tick.
 
-        A row that was to run once and not to be kept is deleted, as in Django Q.
+        As in Django Q, a row for a single run is deleted after it, unless it is to be kept.
         """
         plain = cls._base_manager.using(conf.database()).filter(pk=schedule_id)
         row = plain.first()
@@ -165,7 +165,7 @@ class Schedule(models.Model):
         plain.update(next_run=row.next_run, repeats=row.repeats, task=row.task)
 
     def calculate_next_run(self, next_run: datetime | None = None) -> datetime | None:
-        """Return the moment after ``next_run``, or after the row's own."""
+        """Return the moment of the rule after ``next_run``, or after the row's own ``next_run``."""
         return moment_after(self, next_run or self.next_run or now())
 
     def success(self) -> bool | None:
@@ -250,7 +250,7 @@ def remove(row: Schedule) -> None:
 
 
 def show_progress(rows: Sequence[Schedule]) -> None:
-    """Update the attributes of these rows from Stoker's schedules."""
+    """Update the progress attributes of the given rows from Stoker's schedules."""
     wanted = {row.own_id: row for row in rows if row.own_id is not None}
     if wanted:
         for own in schedules.find(backend=conf.alias()).filter(pk__in=wanted):
@@ -267,8 +267,8 @@ def moment_after(row: Schedule, moment: datetime) -> datetime | None:
 
 
 def first_moment(row: Schedule) -> datetime | None:
-    """Return when a new row is first due: ``next_run``, or for a cron rule its first moment from
-    then on."""
+    """Return when a new row is first due: at ``next_run``, or for a cron rule at its first moment
+    from ``next_run`` on."""
     start = row.next_run
     if start is None or not row.cron:
         return start
@@ -278,7 +278,7 @@ def first_moment(row: Schedule) -> datetime | None:
 
 
 def _when(row: Schedule, known: OwnSchedule | None) -> Scheduled:
-    """Return the row as a schedule of Stoker's.
+    """Convert the row to a schedule of Stoker's.
 
     An existing interval keeps its anchor, so that the 31st stays the 31st after a month with 30
     days.

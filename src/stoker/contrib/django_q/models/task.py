@@ -47,7 +47,7 @@ class TaskQuerySet(models.QuerySet["Task"]):
 
 
 class TaskManager(models.Manager.from_queryset(TaskQuerySet)):  # type: ignore[misc] # made at run time
-    """Reads rows from the database in which the shim writes them.
+    """Uses the database that contains the shim's tables.
 
     Args:
         success: only rows with this value; None = all.
@@ -125,7 +125,7 @@ class Task(models.Model):
 
     @classmethod
     def get_result(cls, task_id: str) -> Any:
-        """Return the result, or for a failure its error as text."""
+        """Return the return value of a task, or the error as text if it failed."""
         row = cls.get_task(task_id)
         return None if row is None else row.result
 
@@ -144,7 +144,8 @@ class Task(models.Model):
 
     @classmethod
     def get_group_count(cls, group_id: str | None, failures: bool = False) -> int | None:
-        """Return the number of finished tasks; with ``failures=True`` of failed ones."""
+        """Return the number of finished tasks of a group; with ``failures=True``, the number of
+        failed ones."""
         if not group_id:
             return None
         rows = cls.objects.of_group(group_id)
@@ -182,7 +183,7 @@ class Task(models.Model):
         return task_row(settings, ended, package).open_values()  # type: ignore[return-value] # no subclass is asked
 
     def open_values(self) -> Self:
-        """Replace the sealed values of this row by the values themselves."""
+        """Replace the sealed values of this row by their contents, and return the row."""
         sealer = sealer_for(conf.settings())
         for name in ("args", "kwargs", "result"):
             value = getattr(self, name)
