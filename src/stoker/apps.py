@@ -30,7 +30,7 @@ class StokerConfig(AppConfig):
         from .checks import check_api, check_databases, check_schedules
         from .reporters import logs
 
-        # Nobody else imports these in a project that has no module of tasks loaded yet.
+        # In a project that has not loaded a module of tasks yet, no other code imports these.
         import_module(f"{TASKS_APP}.signals")
         import_module(f"{TASKS_APP}.checks")
         logs.install()

@@ -42,8 +42,8 @@ class StokerBackend(BaseTaskBackend):
     supports_priority = True
 
     def __init__(self, alias: str, params: dict[str, Any]) -> None:
-        # What is wrong with the settings is told by check() and by the first use: it must not keep
-        # modules with tasks from being imported.
+        # check() and the first use report invalid settings. They must not prevent the import of
+        # modules with tasks.
         queues, options = params.get("QUEUES", ["default"]), params.get("OPTIONS", {})
         sound = {
             "QUEUES": [] if problems(alias, {"QUEUES": queues}) else queues,

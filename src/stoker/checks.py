@@ -127,7 +127,7 @@ def _redis_database(url: str, options: Mapping[str, Any]) -> tuple[str, int, str
     try:
         parts = urlsplit(url)
         port = parts.port or 6379
-    except ValueError:  # said by others
+    except ValueError:  # other checks report it
         return None
     if parts.scheme not in ("redis", "rediss", "unix"):
         return None
@@ -169,7 +169,7 @@ def check_databases(
 ) -> list[CheckMessage]:
     """Check the databases that ``manage.py check --database`` names, by querying them."""
     found: list[CheckMessage] = []
-    if sys.argv[1:2] == ["migrate"]:  # whoever migrates need not be told to
+    if sys.argv[1:2] == ["migrate"]:  # do not ask for a migration during one
         return found
     seen = set()
     for backend in own_backends().values():

@@ -120,7 +120,7 @@ class ScheduleForm(forms.Form):
         moment_as = self._before.moment_as if self._before else ""
         sealed = None
         if self._before is not None and self._has_secrets:
-            # Another task might show them.
+            # Another task might reveal the secrets.
             is_same = found["task"] == self.initial["task"]
             sealed = (self._before.args, self._before.kwargs) if is_same else ((), {})
         edited = Edited.read(found["task"], found["args"], found["kwargs"], moment_as, sealed)

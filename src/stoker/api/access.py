@@ -38,7 +38,7 @@ class StrictParser(Parser):
     """Parses strict JSON, and refuses characters that no database stores."""
 
     def parse_body(self, request: HttpRequest) -> Any:
-        # Sent in chunks to an ASGI server, it does not say before how long it is.
+        # A chunked request has no Content-Length, so the length is checked here.
         _refuse_larger(len(request.body))
         try:
             value = json.loads(request.body, parse_float=_finite, parse_constant=_no_constant)

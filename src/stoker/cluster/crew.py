@@ -328,8 +328,8 @@ class Watch:
         self._blamed: dict[tuple[int, int], tuple[str, int]] = {}
         self.interrupted: set[int] = set()
         self.unsettled: dict[tuple[int, int], Death] = {}
-        """Deaths under a job, by worker and incarnation, until the pusher has recorded their
-        effect. A new pusher needs them if the old one died before."""
+        """Worker and incarnation -> its death during a job, until the pusher has recorded the
+        effect. A new pusher needs it if the old one died before."""
         self._cancelled: dict[int, tuple[int, str]] = {}
         """Delivery -> when its worker was asked to stop it, in nanoseconds, and why."""
         self.hang_seconds = hang_seconds(settings)

@@ -364,7 +364,7 @@ class Unsettled:
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        """Delivery numbers that the pusher has not been told to be recorded."""
+        """Numbers of recorded deliveries that were not reported to the pusher yet."""
         self._job_ids: list[str] = []
         self._lease_ids: list[LeaseId] = []
         self._again: list[Return] = []

@@ -229,7 +229,7 @@ def leave(code: int) -> NoReturn:
     for child in multiprocessing.active_children():
         if child.daemon:  # as Python does at exit, for executors that a task has left open
             child.terminate()
-    if code != ORPHANED:  # what still runs there must end at once
+    if code != ORPHANED:  # an orphan must exit at once
         say_goodbye(LAST_WORDS_SECONDS / 2)
     for say in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
         with suppress(Exception):  # nobody listens any more

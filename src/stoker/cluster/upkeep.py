@@ -352,7 +352,7 @@ class Upkeep:
             self._finish(attempted[middle:])
 
     def prune(self) -> int:
-        """Delete results whose retention has ended. Return the number."""
+        """Delete results whose retention has ended. Return their number."""
         return self._pruning.prune()
 
     # -- the lease, the vacuum, the error boundary ------------------------------------------------

@@ -146,7 +146,7 @@ def enclosed(
     def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
         try:
             response = _answered(view, methods, permission, request, *args, **kwargs)
-        except NO_ANSWER:  # such as the users' database: a store that is away gets a page
+        except NO_ANSWER:  # for example the users' database is unreachable
             response = HttpResponse(SILENT, status=503, content_type="text/plain; charset=utf-8")
         response.headers.setdefault("Content-Security-Policy", POLICY)
         response.headers.setdefault("Referrer-Policy", "same-origin")
@@ -190,7 +190,7 @@ def _answered(
 
 
 def _to_login(visit: DashboardContext) -> HttpResponse:
-    # Cannot be imported where django.contrib.auth is not installed: then NOBODY is said.
+    # Imported here, because it fails if django.contrib.auth is not installed.
     from django.contrib.auth.views import redirect_to_login
 
     request = visit.request

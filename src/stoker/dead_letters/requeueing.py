@@ -98,7 +98,7 @@ class Wish:
     because: str = ""
     kind: str = Requeue.By.PERSON
     args: Sequence[Any] | None = None
-    """None = the arguments of the failed job."""
+    """New arguments; None = the arguments of the failed job."""
     kwargs: Mapping[str, Any] | None = None
     queue: str | None = None
     run_after: datetime | timedelta | float | None = None
@@ -264,7 +264,7 @@ class _Requeue:
             requeues.bulk_create([note], ignore_conflicts=True)
             sentence = f"the newer job {job_id} has its key"
             return LetterAnswer(self._id, LetterFate.NEWER, job_id, sentence), result
-        requeues.filter(pk=job_id).delete()  # it was noted as any newer job of the key is
+        requeues.filter(pk=job_id).delete()  # the enqueue recorded it as a successor
         requeues.bulk_create([note])
         Note.objects.using(self._alias).hand_on(seen.job_id, job_id)
         self._queues = {newcomer.message.queue} | pass_on(self._alias, seen.job_id, job_id)
@@ -368,7 +368,7 @@ def _hand_key_back(settings: Settings, seen: DeadLetter, job_id: UUID) -> None:
             package = sealer_for(settings).open(bytes(row.package))
             claim = unique_of(task_of(package), package.args, package.kwargs)
             key_ids |= {claim.key_id} if claim is not None else set()
-        except (PackageError, StokerError):  # then it has no key of other arguments
+        except (PackageError, StokerError):  # then no other key is known
             pass
     keys = UniqueKey.objects.using(settings.database)
     for key_id in sorted(key_ids):

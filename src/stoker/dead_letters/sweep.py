@@ -49,7 +49,7 @@ class DeadLetterSweep:
         return requeued
 
     def purge(self) -> int:
-        """Delete dead letters whose retention has ended. Return the number."""
+        """Delete dead letters whose retention has ended. Return their number."""
         keep = self._settings.keep_dead_letters
         limits = (*((state, keep.closed_seconds) for state in CLOSED), ("open", keep.open_seconds))
         purged = 0

@@ -383,7 +383,7 @@ class Tallies:
         self._alias = settings.database
         self._is_wanted = settings.keep_metrics_seconds > 0
         self._sums: dict[int, dict[TaskInQueue, Sums]] = {}
-        """By the beginning of the stretch of time in which it was recorded."""
+        """Start of the period, in seconds since 1970 -> sums by task and queue."""
         self._write_at = 0.0
 
     @property
@@ -440,7 +440,7 @@ class Tallies:
         job_ids = batch.ids()
         unknown = [one for one, task in zip(job_ids, batch.tasks, strict=True) if not task]
         known: dict[UUID, str] = {}
-        with suppress(DatabaseError, InterfaceError):  # what is recorded is recorded
+        with suppress(DatabaseError, InterfaceError):  # only the history lacks the names
             rows = with_keys(Job.objects.using(self._alias), unknown)
             known = dict(rows.values_list("pk", "task"))
         pairs = zip(job_ids, batch.tasks, strict=True)

@@ -249,7 +249,7 @@ class Recorder:
             if len(rows):
                 known = self._engine.insert_ended(rows)
             new = rows.where(lambda place: rows.job_ids[place] not in known) if known else rows
-            # Those that carry on a dead letter have not been added.
+            # No job that continues a dead letter was added.
             entries = self._carry_on(new, (), resolves=False)
         self._tell(new, entries)
         return batch.among(known.union(rowless))

@@ -89,7 +89,7 @@ def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
 
 
 def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
-    """Relay the jobs that other processes have left in the outbox of this database. Return the
+    """Relay the jobs that other processes have left in the outbox of this database. Return their
     number.
 
     Args:

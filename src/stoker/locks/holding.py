@@ -141,7 +141,7 @@ class Holding:
             tell("lock_not_renewed", name=self.terms.name, error=error, seconds=self.seconds_left)
 
     def _lose(self, because: str) -> None:
-        if not self._is_released:  # else it was given back while the store was being asked
+        if not self._is_released:  # otherwise it was released during the renewal
             self._lost_because = because
             tell("lock_lost", name=self.terms.name, because=because)
 

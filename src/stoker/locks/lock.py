@@ -269,7 +269,7 @@ class NamedLock:
 
     async def arelease(self) -> bool:
         """Async version of ``release()``."""
-        # To its end, even when it is cancelled meanwhile.
+        # Complete the release even if this coroutine is cancelled meanwhile.
         return bool(await asyncio.shield(_start(sync_to_async(self.release)())))
 
     def __exit__(
@@ -330,7 +330,7 @@ class NamedLock:
         if fence is None:
             return None
         holding = Holding(terms, owner, fence, asked_at, is_renewed=store.is_seen_by_others)
-        if not holding.is_alive:  # we slept over the answer, or it was long on its way
+        if not holding.is_alive:  # the answer came after the end of the lease
             asked_at = clock.now()
             if not store.renew(terms.key, owner, terms.lease_seconds):
                 return None

@@ -46,7 +46,7 @@ class Leftovers:
         self._last_note: UUID | None = None
 
     def forget_locks(self) -> int:
-        """Delete named locks that have been free for a day. Return the number."""
+        """Delete named locks that have been free for a day. Return their number."""
         now = time.monotonic()
         if now < self._locks_at:
             return 0
@@ -59,8 +59,8 @@ class Leftovers:
         return forgotten
 
     def forget_relayed(self) -> int:
-        """Delete the records of relayed outbox rows that can no longer be relayed twice. Return the
-        number."""
+        """Delete the records of relayed outbox rows that can no longer be relayed twice. Return
+        their number."""
         now = time.monotonic()
         if now < self._relayed_at:
             return 0
@@ -73,7 +73,7 @@ class Leftovers:
         return forgotten
 
     def forget_begun(self) -> int:
-        """Delete the records of started at-most-once jobs, long after the jobs ended. Return the
+        """Delete the records of started at-most-once jobs, long after the jobs ended. Return their
         number."""
         now = time.monotonic()
         if now < self._begun_at:
@@ -104,7 +104,7 @@ class Leftovers:
         return forgotten
 
     def forget_notes(self) -> int:
-        """Delete progress notes of jobs that have ended, in pages. Return the number."""
+        """Delete progress notes of jobs that have ended, in pages. Return their number."""
         if time.monotonic() < self._notes_at:
             return 0
         forgotten = 0
@@ -119,7 +119,7 @@ class Leftovers:
         return forgotten
 
     def forget_keys(self) -> int:
-        """Delete unique keys whose job has ended. Return the number.
+        """Delete unique keys whose job has ended. Return their number.
 
         Each run continues after the previous one. An hour after the last page it starts again.
         """
@@ -137,7 +137,7 @@ class Leftovers:
         return forgotten
 
     def forget_ticks(self, keep: int) -> int:
-        """Delete all but the newest ``keep`` ticks of each schedule. Return the number."""
+        """Delete all but the newest ``keep`` ticks of each schedule. Return their number."""
         if time.monotonic() < self._ticks_at:
             return 0
         self._ticks_at = time.monotonic() + TICKS_SECONDS

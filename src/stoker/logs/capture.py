@@ -51,9 +51,9 @@ class _GatheredAttempt:
         self.bytes_left = keeping.max_bytes
         self.dropped = 0
         self.unfinished: dict[str, str] = {}
-        """What was printed after the last line feed, by stream."""
+        """Stream -> text that was printed after the last line feed."""
         self.secrets: re.Pattern[str] | None = None
-        """Finds hidden arguments; None = not looked for yet."""
+        """Pattern of the hidden arguments; None = not determined yet."""
 
 
 class Capture:

@@ -245,7 +245,7 @@ class RunCommand(Subcommand):
         if not finding.is_fit:
             raise refuse(finding.sentence)
         if is_trial():
-            # Workers import these when they meet them: mistakes in them should show now.
+            # Workers import these modules on first use. Import them now to find errors in them.
             autodiscover_modules("tasks")
             return ExitCode.DONE
         for sentence in finding.weaknesses:
@@ -261,7 +261,7 @@ class RunCommand(Subcommand):
 
         try:
             sentinel = Sentinel(plan)
-        except OSError as error:  # of the folder for the files that its processes share
+        except OSError as error:  # the folder of the shared files cannot be used
             raise refuse(str(error)) from error
         release_connections()
         multiprocessing.current_process().name = "sentinel"  # as its log lines are signed

@@ -249,7 +249,7 @@ NO_CLUSTER = "No cluster is running. Start one: manage.py stoker run"
 
 
 def limit(default: int | None, what: str = "Maximum number to show.") -> Option:
-    """Declare ``--limit``."""
+    """Declare the option ``--limit``."""
     shown = "all" if default is None else "%(default)s"
     help_text = f"{what} Default: {shown}."
     return option("--limit", type=positive, default=default, metavar="N", help=help_text)

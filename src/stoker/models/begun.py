@@ -19,7 +19,7 @@ the job has ended."""
 
 class BegunQuerySet(models.QuerySet["Begun"]):
     def forget(self, seconds: float, limit: int) -> int:
-        """Delete up to ``limit`` older rows whose jobs have ended. Return the number."""
+        """Delete up to ``limit`` older rows whose jobs have ended. Return their number."""
         unended = Job.objects.using(self.db).filter(pk=OuterRef("pk"), status=None)
         old = self.filter(begun_at__lt=timezone.now() - timedelta(seconds=seconds))
         over = old.exclude(Exists(unended)).order_by("begun_at")

@@ -8,7 +8,7 @@ from django.utils import timezone
 
 class LogChunkQuerySet(models.QuerySet["LogChunk"]):
     def forget(self, limit: int) -> int:
-        """Delete up to ``limit`` chunks whose retention has ended. Return the number."""
+        """Delete up to ``limit`` chunks whose retention has ended. Return their number."""
         old = self.filter(keep_until__lt=timezone.now()).order_by("keep_until")
         keys = list(old.values_list("pk", flat=True)[:limit])
         return self.filter(pk__in=keys).delete()[0] if keys else 0

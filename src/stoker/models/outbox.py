@@ -210,7 +210,7 @@ class RelayedQuerySet(models.QuerySet["Relayed"]):
         with_keys(self, job_ids).update(relayed_at=timezone.now())
 
     def forget(self, seconds: float, limit: int) -> int:
-        """Delete up to ``limit`` older records. Return the number."""
+        """Delete up to ``limit`` older records. Return their number."""
         old = self.filter(relayed_at__lt=timezone.now() - timedelta(seconds=seconds))
         job_ids = list(old.order_by("relayed_at").values_list("pk", flat=True)[:limit])
         delete_by_key(self, job_ids)

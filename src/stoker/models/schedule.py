@@ -154,7 +154,7 @@ class Schedule(models.Model):
     package = models.BinaryField()
     """Task and arguments of the job, signed."""
     queue = models.CharField(max_length=100, default="", blank=True)
-    """"" = the task's queue."""
+    """Queue of the jobs; "" = the task's queue."""
     priority = models.SmallIntegerField(null=True, blank=True)
     kind = models.CharField(max_length=8, choices=Kind.choices)
     expression = models.CharField(max_length=255, default="", blank=True)
@@ -188,7 +188,7 @@ class Schedule(models.Model):
     moment_us = models.BigIntegerField(null=True, blank=True)
     """Moment of the next tick; NULL = there is none, or the schedule is paused."""
     due_us = models.BigIntegerField(null=True, blank=True)
-    """Time of that tick: its moment plus the jitter."""
+    """Due time of the next tick: its moment plus the jitter."""
     held_us = models.BigIntegerField(null=True, blank=True)
     """Moment of a tick that waits for the previous job to end."""
     last_moment_us = models.BigIntegerField(null=True, blank=True)

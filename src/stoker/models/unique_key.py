@@ -162,7 +162,7 @@ class UniqueKeyQuerySet(models.QuerySet["UniqueKey"]):
         return self._forget(rows), rows[-1][0] if len(rows) == limit else None
 
     def forget_these(self, key_ids: Collection[UUID]) -> int:
-        """Delete the given keys that are free. Return the number."""
+        """Delete the given keys that are free. Return their number."""
         return self._forget(list(with_keys(self, key_ids).values_list("pk", "job_id", "until_us")))
 
     def _forget(self, rows: Sequence[tuple[UUID, UUID, int]]) -> int:

@@ -249,7 +249,7 @@ def _handler(token: str, scrape: Scrape) -> type[BaseHTTPRequestHandler]:
             try:
                 text, content_type = scrape(self.headers.get("Accept", ""))
             finally:
-                connections.close_all()  # those of this thread, which is there for this only
+                connections.close_all()  # the connections of this thread, which serves one request
             self._answer(200, text, content_type)
 
         def _is_known(self) -> bool:

@@ -160,7 +160,7 @@ class Ticks:
             soon = among.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
         ordered = []
         rows = soon.fetch()
-        now_us = rows[0][2] if rows else 0  # PostgreSQL reads its clock anew for each row
+        now_us = rows[0][2] if rows else 0  # each row has its own time on PostgreSQL
         for written, due_us, _ in rows:
             key = as_uuid(written)
             is_ours = self._shares.has(key)

@@ -87,5 +87,5 @@ def set_deadlines(
     engine.limit_calls(connection, settings.database_seconds, session)
     connection.settings_dict["CONN_MAX_AGE"] = None
     connection.settings_dict["CONN_HEALTH_CHECKS"] = True  # after a long pause, see Patience
-    connection.settings_dict["AUTOCOMMIT"] = True  # nobody commits by hand here
+    connection.settings_dict["AUTOCOMMIT"] = True  # this process never commits explicitly
     connection.close()

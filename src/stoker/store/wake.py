@@ -83,7 +83,7 @@ class EitherWake(Wake):
         connection."""
         wanted = {number for one in (self._store, self._outside) if (number := one.fileno())}
         for number in self._watched - wanted:
-            with suppress(KeyError, OSError):  # it is closed, and so not watched any more
+            with suppress(KeyError, OSError):  # it was closed, which removed it already
                 self._both.unregister(number)
         for number in wanted:
             with suppress(KeyError):
@@ -122,7 +122,7 @@ class DataVersion(Wake):
         self._writes = _open_writes()
         self._heard_at = 0.0
         self.is_told = False
-        """Whether the kernel reports writes."""
+        """Whether the kernel reports writes to the files."""
         self.max_sleep_seconds = LOOK_SECONDS
 
     def fileno(self) -> int | None:
@@ -253,7 +253,7 @@ class Listener(Wake):
         self._try_again_at = 0.0
         self._probe_at = 0.0
         self._give_up_at: float | None = None
-        """When the answer to a probe must have arrived; None = no probe is out."""
+        """Deadline for the answer to a probe; None = no probe was sent."""
         self._listen()
 
     def fileno(self) -> int | None:

@@ -31,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 if TYPE_CHECKING:
-    # Generic in the stubs, and not in Django: written with its parameters it would not run.
+    # Generic only in the type stubs, so parameters would fail at run time.
     TaskContext = compat.TaskContext[Any, Any]
 else:
     TaskContext = compat.TaskContext
@@ -119,7 +119,7 @@ def own_backends() -> dict[str, Any]:
     for alias in getattr(settings, "TASKS", None) or {}:
         try:
             backend = task_backends[alias]
-        except (ImproperlyConfigured, KeyError):  # Django tells whoever uses it what is wrong
+        except (ImproperlyConfigured, KeyError):  # Django raises it again when the backend is used
             continue
         if issubclass(backend.task_class, Task):
             found[alias] = backend

@@ -68,7 +68,7 @@ def _import(path: str) -> tuple[ModuleType, list[str]]:
         try:
             return import_module(name), parts[end:]
         except ModuleNotFoundError as error:
-            # Only when this very module is missing may the name be one inside of a module.
+            # If this very module is missing, the last name may be an attribute of its parent.
             is_missing = error.name is not None and f"{name}.".startswith(f"{error.name}.")
             if not is_missing or end == 1:
                 raise _not_imported(path, name, error) from error
@@ -80,7 +80,7 @@ def _import(path: str) -> tuple[ModuleType, list[str]]:
 def _of_function(owner: Any, path: str) -> Any:
     """Find a task that has another name than its function, as in ``send = task(_send)``."""
     for candidate in vars(owner).values() if hasattr(owner, "__dict__") else ():
-        # By its type first: to ask a lazy object anything else is to have it made.
+        # Check the type first, because any other access would evaluate a lazy object.
         may_be = hasattr(type(candidate), "module_path") and is_task(candidate)
         if may_be and candidate.module_path == path:
             return candidate

@@ -143,7 +143,7 @@ Call = tuple[Iterable[Any], Mapping[str, Any]]
 """Arguments of one job: ``(args, kwargs)``."""
 
 
-# Django's own Task is not generic, the backport's is: naming Generic here makes ours so on both.
+# Django's Task is not generic, the backport's is. With Generic here ours is generic on both.
 # `slots=True` makes the class a second time, and `super()` without arguments would mean the first,
 # so the base is called by its name.
 @dataclass(frozen=True, slots=True, kw_only=True)

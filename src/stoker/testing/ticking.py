@@ -50,7 +50,7 @@ def fire_due(
     fired: list[Fired] = []
     while (row := rows.first()) is not None and row.due_us is not None:
         done = firing.fire(row.pk, row.due_us)
-        if done is None:  # another is at it
+        if done is None:  # another process has fired it
             rows = rows.exclude(pk=row.pk)
         else:
             fired.append(done)

@@ -115,7 +115,7 @@ def encode(value: Any) -> Any:
 
 def write(encoded: Any) -> bytes:
     """Return JSON as bytes. Raises ValueError for NaN, infinity and very long integers."""
-    # Lone surrogates are legal in a str of Python's, and come back as they were.
+    # Lone surrogates are legal in a Python str, and are restored by ``read``.
     return "".join(_chunks(encoded, 0)).encode("utf-8", "surrogatepass")
 
 
@@ -127,7 +127,7 @@ def read(data: bytes) -> Any:
     try:
         value, end = decoder.scan_once(text, 0)  # which is what raw_decode does
     except (ValueError, StopIteration):
-        # An integer with more digits than this interpreter is set to take; else it is raised again.
+        # It may be an integer with more digits than int() accepts. Other errors are raised again.
         value, end = _PATIENT.raw_decode(text)
     if end != len(text):
         raise ValueError(f"{len(text) - end} characters too many")
@@ -285,7 +285,7 @@ _ENCODERS: dict[type, Encoder] = {
     type(None): lambda value, _: value,
     list: _encode_list,
     dict: _encode_dict,
-    # It shows the last value of each key only: keeping those would lose the others in silence.
+    # Its items are only the last value of each key, so the other values would be lost.
     MultiValueDict: _refuse,
     tuple: lambda value, levels: {"$tuple": _encode_list(value, levels)},
     datetime: _encode_datetime,
@@ -318,7 +318,7 @@ _ENCODER = json.JSONEncoder(
     ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":")
 )
 _chunks: Any = _ENCODER.iterencode
-with suppress(AttributeError, TypeError):  # it makes this anew for each value, where it can be had
+with suppress(AttributeError, TypeError):  # create CPython's C encoder once and not per value
     _made_of = (None, _ENCODER.default, json.encoder.encode_basestring, None, ":", ",")
     _chunks = json.encoder.c_make_encoder(*_made_of, False, False, False)  # type: ignore[attr-defined] # missing in the stubs
 _UNTAGGED: Any = json.JSONDecoder()

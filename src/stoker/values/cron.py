@@ -117,7 +117,7 @@ class Rule(ABC):
             back *= 2
             if back > timedelta(days=146_097) or moment - datetime.min.replace(tzinfo=UTC) < back:
                 return None
-        low, high = 0, int(back / SECOND)  # seconds of `back` that may be left out
+        low, high = 0, int(back / SECOND)  # bisect the seconds by which `back` can be reduced
         while high - low > 1:
             middle = (low + high) // 2
             if self._comes_within(moment - back + middle * SECOND, moment):
@@ -291,7 +291,7 @@ def _read(expression: str) -> CronSim:
     text = " ".join(fields_of(expression))
     try:
         return CronSim(text, ANCHOR)
-    except Exception as error:  # noqa: BLE001 - some of what is no rule fails an assertion in there
+    except Exception as error:  # noqa: BLE001 - cronsim raises AssertionError for some rules
         problem = str(error)
         because = f": {problem[0].lower()}{problem[1:]}" if problem else ""
         raise ValueError(f"{expression!r} is no cron rule{because}") from None

@@ -107,7 +107,7 @@ def first_id_at(moment_seconds: float) -> uuid.UUID:
 def following_job_id(job_id: uuid.UUID) -> uuid.UUID:
     """Return a new id that sorts right after this one and has the same flag bits, so that a new
     job can take this job's position in the queue."""
-    room = (BELOW_MARKS - (job_id.int & BELOW_MARKS)) >> STEP_BITS  # the bits before say the kind
+    room = (BELOW_MARKS - (job_id.int & BELOW_MARKS)) >> STEP_BITS  # the flag bits are above these
     step = 1 + int.from_bytes(os.urandom(5), "big") % max(1, min(room, 1 << 40))
     return uuid.UUID(int=job_id.int + (step << STEP_BITS))
 

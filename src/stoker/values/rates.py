@@ -157,7 +157,7 @@ def _refilled_at_us(rule: RateRule, entries: State, excess: int) -> int:
         excess -= missing + weight
         since_us, missing = _started(rule, since_us, missing, until_us, weight)
         excess += missing
-        if excess <= 0:  # the burst was lowered: nothing is more than empty
+        if excess <= 0:  # the burst was lowered below the missing tokens
             return until_us
     return since_us + _time_us(rule, excess)
 

@@ -84,7 +84,7 @@ class Maker:
     def __init__(self, settings: Settings, workflow_id: UUID) -> None:
         self.workflow_id = workflow_id
         self.tasks = 0
-        """Number of tasks so far."""
+        """Number of tasks that were added so far."""
         self._settings = settings
         self._broker = broker_for(settings)
         self._steps = Step.objects.using(settings.database)

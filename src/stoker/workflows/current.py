@@ -62,7 +62,7 @@ class CurrentWorkflow:
                     before + number + 1,
                     where=f"added step {before + number + 1}",
                     is_fed=True,
-                    # What comes after may be given this; and this step's result is the last's.
+                    # The next step may receive it. The last result becomes that of this step.
                     is_wanted=self._step.is_wanted or any(map(reads, following)) or not following,
                     state=Step.State.HELD,
                     added_in=attempt,

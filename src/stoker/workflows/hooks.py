@@ -119,7 +119,7 @@ def _message(
     sealer = sealer_for(settings)
     try:
         data = sealer.seal(own)
-    except PackageTooLarge:  # then the worker looks for the value where it is kept
+    except PackageTooLarge:  # the worker then reads the value from the store
         short = replace(about, value=None, message=about.message[:1000])
         data = sealer.seal(replace(own, options=replace(job_options, about=short.as_text())))
     stated = [NewNeed(*need) for need in needs]

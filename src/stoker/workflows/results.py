@@ -190,7 +190,7 @@ class WorkflowResult:
             counts: dict[str, int] = dict(counted)
             total = self._workflows.filter(pk=self._row.pk).values_list("tasks", flat=True).first()
         self._row.tasks = total if total is not None else self._row.tasks
-        # What has added steps goes on with them: its own job is done.
+        # A task that added steps is STARTED until these end, but its own job is done.
         successful = counts.get(State.SUCCESSFUL, 0) + counts.get(State.STARTED, 0)
         return WorkflowProgress(
             total=self._row.tasks,

@@ -112,7 +112,7 @@ class WorkflowSweep:
         return count
 
     def prune(self) -> int:
-        """Delete workflows whose results need not be kept any longer, in batches. Return the
+        """Delete workflows whose results need not be kept any longer, in batches. Return their
         number."""
         keep = self._settings.keep_results
         limits = {

@@ -78,7 +78,7 @@ def clear_queue(
     return {"matched": cleared.matched, "done": cleared.done, "dry_run": body.dry_run}
 
 
-# Last: a name may have slashes in it, and end as the addresses above.
+# This route is last, because a name may contain slashes and end like the URLs above.
 @routes.show("/queues/{path:queue}", "stoker.view_job", QueueDepth)
 def get_queue(request: HttpRequest, queue: QueueName, backend: Backend = None) -> Any:
     """Show one queue."""

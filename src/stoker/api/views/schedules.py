@@ -125,7 +125,7 @@ def resume_schedule(
         raise CallRefused(409, f"Its rule cannot be read: {first_line(error)}.") from error
 
 
-# Last: a name may have slashes in it, and end as the addresses above.
+# This route is last, because a name may contain slashes and end like the URLs above.
 @routes.show("/schedules/{path:schedule}", "stoker.view_schedule", ScheduleShape)
 def get_schedule(
     request: HttpRequest, schedule: ScheduleName, backend: Backend = None

@@ -38,7 +38,7 @@ class Adoption:
         self._expected: set[tuple[int, int]] | None = None
         self._adopted = 0
         self.closes_at = float("inf")
-        """Monotonic seconds."""
+        """End of the wait for greetings, in monotonic seconds."""
 
     @property
     def is_open(self) -> bool:

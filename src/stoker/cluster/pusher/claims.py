@@ -56,9 +56,9 @@ class Claims:
         """Maximum number of jobs in the next claim. It is lower if packages are long, because
         the broker would lease and release the jobs that do not fit."""
         self._are_in_doubt = False
-        """Whether a claim failed that the broker may have granted nevertheless."""
+        """Whether the broker may have carried out a claim that failed here."""
         self._rated_until = 0.0
-        """Time on the lease clock up to which rate limits count as being in use."""
+        """Rate limits count as being in use until this time on the lease clock."""
         self._locked: frozenset[UUID] = frozenset()
         """Jobs that cannot be released now, because other transactions have locked their rows."""
         self._look_at_locked = 0.0
@@ -290,7 +290,7 @@ class Tempo:
         self._pause_seconds = SHORTEST_PAUSE_SECONDS
         self._there_is_more = False
         self.next_claim = 0.0
-        """Monotonic seconds; infinity while the next claim waits until workers need jobs."""
+        """Time of the next claim, in monotonic seconds. Infinity: claim when workers need jobs."""
 
     @property
     def is_pausing(self) -> bool:

@@ -400,7 +400,7 @@ class Heartbeat:
         self._state = ""
         """The state last written."""
         self.next_beat = 0.0
-        """Monotonic seconds."""
+        """Time of the next heartbeat, in monotonic seconds."""
 
     def beat_if_due(self, patience: Patience, *, is_stopping: bool) -> bool:
         """Write a heartbeat when one is due or the state has changed. Return whether one was

@@ -51,8 +51,8 @@ class WorkerLink(Stream):
         self.has_said_hello = False
         self.is_leaving = False
         self.is_silent = False
-        """Whether it left a job unstarted although it had a free slot, as a suspended process
-        does. It gets no jobs until it reports that it has skipped that job."""
+        """Whether it did not start a job although it had a free slot, like a suspended process.
+        It gets no jobs until it reports that it has skipped that job."""
 
 
 class Roster:

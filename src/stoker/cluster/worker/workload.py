@@ -288,7 +288,7 @@ class _Known(threading.local):
         self.look()
 
     def look(self) -> None:
-        """Ask Django for this thread's connections, and for how to look into each."""
+        """Read this thread's connections from Django, with a function that checks each."""
         self.connections = connections.all(initialized_only=True)
         self.looks = [(one, engine_for(one).is_in_transaction) for one in self.connections]
 

@@ -119,7 +119,7 @@ def _model(name: str) -> Any:
 
 
 def _task(function: Any, kind: type[CallingTask] = RecordedTask, **options: Any) -> Any:
-    with suppress(ConfigurationError):  # whoever uses it is told
+    with suppress(ConfigurationError):  # raised again when the task is used
         options["queue_name"] = conf.queue()
     return kind(func=function, backend=conf.alias(), **options)
 

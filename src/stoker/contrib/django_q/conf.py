@@ -61,7 +61,7 @@ def is_derived() -> bool:
 def _put(alias: str, tasks: dict[str, Any]) -> None:
     django_settings.TASKS = tasks
     settings_for.cache_clear()
-    # As Django does it when a test changes the setting: somebody may have asked already.
+    # Reset Django's cached backends, as Django does when a test changes the setting.
     backends: Any = task_backends
     backends._settings = backends.settings = tasks
     if hasattr(backends._connections, alias):

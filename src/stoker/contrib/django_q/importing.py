@@ -314,7 +314,7 @@ def _copy_schedule(row: Mapping[str, Any]) -> None:
         raise _Left("there is a schedule of that name already")
     given = {column: row[column] for column in SCHEDULE_COLUMNS if column in row}
     if not Schedule.objects.filter(pk=row["id"]).exists():
-        given["id"] = row["id"]  # foreign keys of the project's have it
+        given["id"] = row["id"]  # the project's foreign keys refer to it
     given["cluster"] = _cluster(given.get("cluster"))
     try:
         Schedule(**given).save()

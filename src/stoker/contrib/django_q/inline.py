@@ -82,7 +82,7 @@ def _run(task: Any, *args: Any) -> tuple[str, bool]:
             f"sync=True needs the database, and BROKER is {settings.broker!r}."
         )
     with transaction.atomic(using=settings.database):
-        # Nobody else sees it before it is ours.
+        # No other process sees the job before this transaction has claimed it.
         broker.enqueue([message])
         delivery = _claimed(settings.database, message.job_id)
     attempted = Executor(settings, worker_id=WORKER_ID).run(delivery)

@@ -50,7 +50,7 @@ def as_references(value: Any) -> Any:
     Raises:
         NotSerializable: an instance is not saved.
     """
-    if isinstance(value, ModelReference):  # first: else asking for its class reads the row
+    if isinstance(value, ModelReference):  # first, because isinstance() below would read the row
         return value
     if isinstance(value, Model):
         if value.pk is None or value._state.adding:

@@ -245,7 +245,7 @@ def forget(task_id: str) -> bool:
 
 
 def forget_group(group_id: str) -> int:
-    """Delete the cached results of a group. Return the number."""
+    """Delete the cached results of a group. Return their number."""
     members = [one for one in _members(group_id) if one != GONE]
     count = len(_cache().get_many([_key(one) for one in members]))
     _cache().delete_many([_key(one) for one in members])

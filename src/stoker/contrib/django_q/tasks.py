@@ -92,7 +92,7 @@ def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
         found = [call_item(item, packed(settings, one, kwargs)) for one in items]
         here = varied(collect_task, path, options)
         return as_id(run_here(here, found, {**spec, "sync": True}, whole))
-    # Neither is said of it: it only puts together what is there, as often as it takes.
+    # The callback only combines results, so the caller's limits do not apply to it.
     callback = varied(collect_task, path, {**options, "timeout": None, "ack_failure": None})
     if not items:
         return as_id(callback.enqueue([], spec, whole).id)

@@ -327,7 +327,7 @@ def _reporters(given: Any) -> dict[str, Mapping[str, Any]]:
 def _retention(save_limit: Any) -> Any:
     if save_limit == 0:
         return True
-    # Jobs are what waits and workflows are read from; what Django Q shows are its Task rows.
+    # Waits and workflows read the rows of jobs. Django Q's pages show rows of Task instead.
     count = max(save_limit, 1000) if isinstance(save_limit, int) else None
     return {"successful_seconds": KEPT_SECONDS, "successful_count": count, "failed_seconds": None}
 

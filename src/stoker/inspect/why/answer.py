@@ -112,7 +112,7 @@ class Answer:
     job_id: UUID
     kind: Kind
     sentence: str
-    """Explanation for people."""
+    """The explanation as a sentence for users."""
     advice: str = ""
     """Advice for the operator; "" = nothing needs to be done."""
     task: str = ""

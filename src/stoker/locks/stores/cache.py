@@ -54,7 +54,7 @@ class AnyCacheLocks(LockStore):
         return self.next_fence(claim.key)
 
     def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
-        # Looked at twice: if it was ours afterwards, it was never another's in between.
+        # Check the owner twice: if it is ours afterwards, no other owner had it in between.
         return (
             self._is_of(owner, key)
             and bool(self.cache.touch(PREFIX + key, whole(lease_seconds)))

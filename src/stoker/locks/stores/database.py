@@ -35,7 +35,7 @@ def refuse_open_transaction(alias: str, key: str) -> None:
 def is_of_a_test_case(alias: str) -> bool:
     """Return whether the only open transactions are those of Django's TestCase."""
     connection = connections[alias]
-    # The mark is Django's own, for `durable=True`, which has to look the other way as well.
+    # Django sets this mark so that `durable=True` ignores the transactions of a TestCase.
     return connection.in_atomic_block and all(
         getattr(block, "_from_testcase", False) for block in connection.atomic_blocks
     )
@@ -49,9 +49,9 @@ def give_up_after(alias: str, seconds: int) -> None:
     connection = connections[alias]
     options: dict[str, Any] = connection.settings_dict.get("OPTIONS", {})
     limits = engine_of(alias).call_limits(seconds)
-    if not limits.keys() - options.keys() or options.get("pool"):  # a pool is all threads' own
+    if not limits.keys() - options.keys() or options.get("pool"):  # all threads share a pool
         return
-    # A copy: the settings as they are belong to every thread.
+    # Replace the settings by a copy, because all threads share them.
     connection.settings_dict = {**connection.settings_dict, "OPTIONS": {**limits, **options}}
 
 

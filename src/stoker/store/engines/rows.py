@@ -340,7 +340,7 @@ class KeyRows(Rows):
 
         Args:
             taking: the key.
-            condition: must hold for the job that the key was seen to belong to.
+            condition: must be met by the job that had the key when the key was read.
             job: a job without guards.
             letter: the dead letter that the job continues: parameters of unique_add_one.sql.
 

@@ -187,7 +187,7 @@ post_delete.connect(_remove, sender=Schedule, dispatch_uid="stoker.contrib.djang
 
 
 PROGRESS = {"task"}
-"""Columns that only show progress."""
+"""Columns that show progress and are not part of the schedule's definition."""
 UNITS = {
     Schedule.MINUTES: ("minutes", 1),
     Schedule.HOURLY: ("hours", 1),
@@ -238,7 +238,7 @@ def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
     if is_kept or row.schedule_type == Schedule.CRON or own.is_paused:
         return
     if own.moment_us != next_us and next_us <= database_now_us(conf.database()):
-        # It is due already, and that is not to be left out.
+        # The tick is already due and must not be skipped.
         schedules.find(backend=alias).filter(pk=own.pk).update(moment_us=next_us, due_us=next_us)
 
 
@@ -272,7 +272,7 @@ def first_moment(row: Schedule) -> datetime | None:
     start = row.next_run
     if start is None or not row.cron:
         return start
-    # The rule finds what comes after a moment, and ``next_run`` itself may be one.
+    # The rule returns moments after ``since``, and ``next_run`` itself may be a moment.
     since = max(_aware(start) - timedelta(seconds=1), timezone.now())
     return moment_after(row, since)
 

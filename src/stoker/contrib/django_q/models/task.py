@@ -215,7 +215,7 @@ class Failure(Task):
 
 def task_row(settings: Settings, ended: Ended, package: Package) -> Task:
     spec = spec_in(package)
-    # What is pickled is bytes: it is not for this process to look into them.
+    # Pickled arguments stay bytes, because this process must not unpickle them.
     args, kwargs = (Raw(one) if isinstance(one, bytes) else one for one in package.args[-1])
     result: Any = Raw(ended.value) if ended.value is not None else None
     if not ended.has_succeeded:
