@@ -66,7 +66,7 @@ class ProgressShape(Shape):
 
     done: float
     total: float | None
-    """null = not reported."""
+    """The total in the unit of `done`; null = not reported."""
     message: str
 
 
@@ -105,8 +105,8 @@ class JobShape(Shape):
     label: str
     """The label from the task's option `describe`; empty = none."""
     args: list[Any] | None
-    """null = its package cannot be opened here. Secrets are `[withheld]` without the permission
-    `stoker.reveal_job`."""
+    """Positional arguments; null = the package cannot be opened here. Secrets are `[withheld]`
+    without the permission `stoker.reveal_job`."""
     kwargs: dict[str, Any] | None
     return_value: Any
     """The return value; null = none yet. Values that JSON cannot represent are text."""
@@ -115,7 +115,7 @@ class JobShape(Shape):
     errors: list[AttemptShape]
     """The attempts that did not succeed, in order."""
     progress: ProgressShape | None
-    """null = none reported."""
+    """The last reported progress; null = none was reported."""
 
 
 class JobRowShape(Shape):
@@ -139,7 +139,7 @@ class JobRowShape(Shape):
     label: str
     """The label from the task's option `describe`; empty = none."""
     args: list[Any] | None
-    """null = the package is large, or cannot be opened here."""
+    """Positional arguments; null = the package is large, or cannot be opened here."""
     kwargs: dict[str, Any] | None
 
 
@@ -240,7 +240,7 @@ class StoryShape(Shape):
     attempts: list[AttemptShape]
     requeues: list[RequeueShape]
     args: list[Any] | None
-    """null = its package cannot be opened here."""
+    """Positional arguments; null = the package cannot be opened here."""
     kwargs: dict[str, Any] | None
 
 

@@ -50,7 +50,7 @@ class QueueDepth:
     """Longest wait among the next ready job of each priority. None if no job is ready, or if jobs
     wait outside the database."""
     paused: Pause | None = None
-    """None = not paused."""
+    """The pause of the queue; None = it is not paused."""
 
 
 def queues(settings: Settings) -> tuple[QueueDepth, ...]:

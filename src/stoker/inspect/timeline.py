@@ -71,7 +71,7 @@ class Moment:
 
     kind: MomentKind
     at: datetime | None = None
-    """None = the time is unknown."""
+    """Time of the event; None = unknown."""
     is_now: bool = False
     """Whether this is the current state; ``at`` is its beginning, if known."""
     text: str = ""
@@ -102,7 +102,7 @@ class Timeline:
 
     job_id: UUID
     task: str
-    """"" = only the broker knows it."""
+    """Dotted path; "" = only the broker knows it."""
     state: JobState
     moments: Sequence[Moment]
 

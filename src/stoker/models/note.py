@@ -29,7 +29,7 @@ class ProgressReport(NamedTuple):
 
     done: float
     total: float | None
-    """None = unknown."""
+    """The total in the unit of ``done``; None = unknown."""
     message: str
 
     @property

@@ -9,17 +9,17 @@ from typing import Any
 from django.db import connections, transaction
 
 POSTGRES = {"40001", "40P01"}
-"""serialization_failure, deadlock_detected"""
+"""Codes of conflicts: serialization_failure, deadlock_detected."""
 MYSQL = {1213, 1020}
-"""ER_LOCK_DEADLOCK, ER_CHECKREAD"""
+"""Codes of conflicts: ER_LOCK_DEADLOCK, ER_CHECKREAD."""
 
 POSTGRES_LOCKED = {"55P03", "40P01"}
-"""lock_not_available (also after ``lock_timeout``), deadlock_detected"""
+"""Codes of locked rows: lock_not_available (also after ``lock_timeout``), deadlock_detected."""
 MYSQL_LOCKED = {1205, 1213}
-"""ER_LOCK_WAIT_TIMEOUT, ER_LOCK_DEADLOCK"""
+"""Codes of locked rows: ER_LOCK_WAIT_TIMEOUT, ER_LOCK_DEADLOCK."""
 
 POSTGRES_ENDED = {"25P03", "25P04"}
-"""idle_in_transaction_session_timeout, transaction_timeout"""
+"""Codes of ended sessions: idle_in_transaction_session_timeout, transaction_timeout."""
 
 
 def is_conflict(error: BaseException | None) -> bool:

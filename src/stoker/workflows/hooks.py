@@ -65,7 +65,7 @@ class About:
 
 
 def about_of(text: str) -> About:
-    """Read the job from a hook's package."""
+    """Return the data about the ended job from a hook's package."""
     return About(*codec.read(text.encode()))
 
 

@@ -34,7 +34,7 @@ class ScheduleShape(Shape):
     """Place of its declaration: code, settings, or row (the database)."""
     task: str
     queue: str
-    """Empty = the task's."""
+    """Queue of the jobs; empty = the task's queue."""
     priority: int | None
     kind: str
     """cron, interval or once."""
@@ -52,7 +52,7 @@ class ScheduleShape(Shape):
     problem: str
     """Reason why its last tick could not be fired."""
     next_moment: datetime | None
-    """null = no further tick, or the schedule is paused."""
+    """Moment of the next tick; null = there is none, or the schedule is paused."""
     last_moment: datetime | None
     last_job_id: UUID | None
     fired_count: int

@@ -34,7 +34,7 @@ from .requests import Cancels, Pauses, Requests
 from .roster import Recall, Roster
 
 UNRECORDED_BYTES = 32 << 20
-"""No more jobs are claimed while the packages of unrecorded jobs have this total length."""
+"""No more jobs are claimed while the packages of unrecorded jobs have this total length or more."""
 
 MOST_LOGS_BYTES = 4 << 20
 """Log lines of jobs are dropped while more bytes than this wait for the monitor."""

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 PLAIN = frozenset({b"SELECT", b"INSERT", b"UPDATE", b"DELETE", b"REPLAC", b"SAVEPO", b"RELEAS"})
 """First six letters of the statements that never begin a transaction."""
 REFUSED_INSIDE_TRANSACTION = 1568
-"""ER_CANT_CHANGE_TX_CHARACTERISTICS"""
+"""Error code ER_CANT_CHANGE_TX_CHARACTERISTICS."""
 LOCKED_BY_ANOTHER = {1205, 3572}
-"""ER_LOCK_WAIT_TIMEOUT of MariaDB, ER_LOCK_NOWAIT of MySQL"""
+"""Error codes: ER_LOCK_WAIT_TIMEOUT of MariaDB, ER_LOCK_NOWAIT of MySQL."""
 REST_BYTES = 1 << 16
 """Number of bytes allowed for a statement besides its value."""
 ESCAPED = b"\x00\n\r\x1a\"'\\"
