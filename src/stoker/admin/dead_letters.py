@@ -57,7 +57,7 @@ class Chosen:
 
     @property
     def fields(self) -> list[tuple[str, str]]:
-        """Return the fields that repeat the choice in the next form."""
+        """Return (name, value) of hidden fields, with which the next form repeats the selection."""
         if not self.is_all:
             return [("ids", one) for one in self.ids]
         return [("all", "1"), *((f"filter-{name}", one) for name, one in self.filters.items())]

@@ -276,7 +276,7 @@ class BulkOperationShape(Shape):
     matched: int
     """Number of targets that were found at the start."""
     is_counted: bool
-    """false = there may be more targets."""
+    """Whether `matched` is the number of all targets; false = there may be more."""
     done: int
     refused: int
     """Number of targets that were not changed."""

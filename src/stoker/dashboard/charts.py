@@ -61,7 +61,7 @@ class Chart:
     about: str
     """The quantity that the chart shows."""
     summary: str
-    """The result in one sentence."""
+    """What the chart shows, summed up in one sentence."""
     top: str
     """Label of the upper edge: the largest value."""
     first: str

@@ -47,7 +47,7 @@ LONGEST_NOTICE = 800
 
 
 class PageRefused(Exception):
-    """Raised to answer with an error page that shows this sentence."""
+    """Raised to answer with an error page that shows the given sentence."""
 
     def __init__(self, status: int, sentence: str) -> None:
         super().__init__(sentence)

@@ -66,7 +66,7 @@ class StepQuerySet(models.QuerySet["Step"]):
             engine_of(self.db).end_steps(ends)
 
     def disown(self, job_ids: Collection[UUID]) -> None:
-        """Make sure that steps added by these jobs so far never run.
+        """Make sure that steps that these jobs have added so far never run.
 
         The attempt that added them does not count, and a later attempt will reuse its number.
         """

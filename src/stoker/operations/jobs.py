@@ -174,7 +174,7 @@ def details_of(settings: Settings, job_id: UUID, *, reveal: bool = False) -> Job
         reveal: Hide no secrets among the arguments.
 
     Raises:
-        TaskResultDoesNotExist: There is no such job.
+        TaskResultDoesNotExist: No job has this id (any more).
     """
     progress = progress_of_one(settings, job_id)
     package = package_of(settings, progress.job)

@@ -41,7 +41,7 @@ class BulkFilters(Body):
     fingerprint: Annotated[str, Field(max_length=64)] = ""
 
     def given(self) -> dict[str, str]:
-        """Return the filters as in a query string."""
+        """Return the filters as the parameters of a list's query string."""
         texts = {name: getattr(self, name) for name in type(self).model_fields}
         moments = {name: texts[name] and texts[name].isoformat() for name in ("since", "until")}
         return {name: text for name, text in {**texts, **moments}.items() if text}

@@ -51,7 +51,7 @@ def lines_of_info() -> Iterator[str]:
 
 
 def show_until_stopped(command: BaseCommand, lines: Any, *, once: bool) -> None:
-    """Write these lines repeatedly, at the same place of a terminal."""
+    """Write the lines repeatedly, at the same place of the terminal."""
     try:
         while True:
             text = "\n".join(lines())

@@ -306,7 +306,7 @@ BY = "stoker doctor"
 
 
 class Letters(Look):
-    """Check that open dead letters belong to failed jobs, and requeued ones to live jobs."""
+    """Check that open dead letters belong to failed jobs, and requeued ones to unfinished jobs."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(DeadLetter, "state", "job_id", "successor_id"):
