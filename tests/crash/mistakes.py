@@ -116,7 +116,7 @@ def stale_outcomes() -> None:
         return set()
 
 
-@mistake("a lock is released when it is old", "overlapping")
+@mistake("a lock is released because of its age", "overlapping")
 def locks_by_age() -> None:
     from stoker.models.need import NeedQuerySet
     from stoker.store.engines.guards import HOLDER, GuardRows
@@ -207,7 +207,7 @@ def ticks_twice() -> None:
     replace(firing, "insert_ticks")(lambda _right, *_args: None)
 
 
-@mistake("an enqueue whose answer is lost is done again", "doubled")
+@mistake("an enqueue whose answer was lost is repeated", "doubled")
 def enqueue_again() -> None:
     from django.db import connection
 

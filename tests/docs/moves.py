@@ -197,26 +197,26 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
     return {
         ("none", "`enqueue`"): (lambda _: None, ready(nothing)),
         ("none", "`enqueue` with `run_after`"): (lambda _: None, deferred),
-        ("DEFERRED", "its moment comes"): (due, Stand.promote),
+        ("DEFERRED", "its start time comes"): (due, Stand.promote),
         ("DEFERRED", "`result.cancel()`"): (deferred, cancel),
         ("READY", "`result.cancel()`"): (ready(nothing), cancel),
         ("READY", "a cluster claims it"): (ready(nothing), Stand.claim),
         ("none", "`enqueue` of a task with guards"): (lambda _: None, ready(guarded.enter)),
-        ("READY", "another has the place it needs"): (
+        ("READY", "another job has the place that it needs"): (
             behind(guarded.enter),
             Stand.claim_in_vain,
         ),
-        ("READY", 'another has the place it needs, `on_busy="retry"`'): (
+        ("READY", 'another job has the place that it needs, `on_busy="retry"`'): (
             behind(guarded.enter_or_come_back),
             Stand.claim_in_vain,
         ),
-        ("READY", 'another has the place it needs, `on_busy="skip"`'): (
+        ("READY", 'another job has the place that it needs, `on_busy="skip"`'): (
             behind(guarded.enter_or_leave_it),
             Stand.claim,
         ),
         ("BLOCKED", "its turn comes"): (blocked, free_the_lock),
         ("BLOCKED", "`result.cancel()`"): (blocked, cancel),
-        ("RUNNING", "it is to be skipped"): (skipped, run),
+        ("RUNNING", 'the worker skips it (`on_busy="skip"`)'): (skipped, run),
         ("RUNNING", "the task with guards returns"): (running(guarded.enter), run),
         ("RUNNING", "the cluster extends its lease"): (running(nothing), extend),
         ("RUNNING", "the task returns"): (running(nothing), run),
@@ -230,7 +230,7 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
             run,
         ),
         ("RUNNING", "the task raises, no tries are left"): (running(tasks.fail_once), run),
-        ("RUNNING", "the task raises what is not to be retried"): (
+        ("RUNNING", "the task raises an error that must not be retried"): (
             running(tasks.fail_unretried),
             run,
         ),
@@ -245,8 +245,11 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
         ("RUNNING", "the task raises `Snooze`"): (running(tasks.snooze_until, 2.0**33), run),
         ("RUNNING", "the task raises `Cancel`"): (running(tasks.cancel_itself), run),
         ("RUNNING", "`result.cancel()`"): (running(nothing), cancel),
-        ("RUNNING", "it ends or is killed because it was told to"): (running(nothing), end_as_told),
-        ("READY", "it failed when it was told to end, and upkeep sees that"): (
+        ("RUNNING", "it ends or is killed after a request to cancel it"): (
+            running(nothing),
+            end_as_told,
+        ),
+        ("READY", "it failed after a request to cancel it, and upkeep finds the request"): (
             told_in_vain,
             see_to_requests,
         ),
@@ -268,7 +271,7 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
             run_without_grace,
         ),
         ("RUNNING", "its lease ends, and a cluster takes it over"): (over, take_over),
-        ("RUNNING", "an outcome comes under a lease that is not the current one"): (
+        ("RUNNING", "a worker reports an outcome with an old lease id"): (
             lost,
             finish_stale,
         ),

@@ -21,7 +21,7 @@ class OfOban(Peer):
     package = "oban"
     title = "Oban for Python"
     settings = "--queues default:100"
-    delivery = "at least once; what an older attempt reports is refused"
+    delivery = "at least once; the report of an older attempt is refused"
     concurrency = "1 process x 100 coroutines"
     results = "a row without the value"
 

@@ -18,7 +18,7 @@ class Procrastinate(Peer):
     package = "procrastinate"
     title = "Procrastinate"
     settings = "--concurrency 10"
-    delivery = "at least once, if a periodic task of one's own retries stalled jobs"
+    delivery = "at least once, if you write a periodic task that retries stalled jobs"
     concurrency = "2 processes x 10 coroutines"
     results = "a row without the value"
 
