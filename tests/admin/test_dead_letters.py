@@ -99,7 +99,7 @@ def test_requeue_can_be_undone_until_the_job_starts(anna: Visitor) -> None:
 
 def test_discard_asks_for_confirmation_first(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1")
-    assert "Discard? Nothing will be done" in anna.get(f"deadletter/{letter.pk}/discard/")
+    assert "Discard? The dead letter is closed" in anna.get(f"deadletter/{letter.pk}/discard/")
     anna.post(f"deadletter/{letter.pk}/discard/", because="paid in cash")
     letter.refresh_from_db()
     assert (letter.state, letter.closed_by, letter.closed_because) == (

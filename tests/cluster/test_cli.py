@@ -272,7 +272,7 @@ def test_memory_broker_is_refused() -> None:
     done = stoker("run", BROKER="memory://")
     assert done.returncode == 2
     assert_one_sentence(done)
-    assert "keeps the jobs of each process to itself" in done.stderr
+    assert "keeps jobs in the memory of each process" in done.stderr
 
 
 def test_cluster_waits_for_an_unreachable_database(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_empty_list_says_so_in_a_sentence(words: tuple[str, ...], hint: str) -> 
 
 def test_logs_shows_pages_of_lines() -> None:
     result = add.enqueue(1, 2)
-    assert told("jobs", "logs", result.id).startswith("Lines of jobs are not kept: set LOGS")
+    assert told("jobs", "logs", result.id).startswith("Log lines of jobs are not stored: set LOGS")
     lines = [(n, 1000 * n, "WARNING", "shop", f"line {n}") for n in range(3)]
     LogChunk.objects.create(
         job_id=result.id,

@@ -49,7 +49,9 @@ class ScheduleForm(forms.Form):
     count = forms.IntegerField(min_value=1, required=False, label="Every")
     unit = forms.ChoiceField(choices=[(one, one) for one in UNITS], required=False, initial="days")
     at = forms.DateTimeField(
-        required=False, label="Once at", help_text="In the time zone: 2030-01-31 06:00."
+        required=False,
+        label="Once at",
+        help_text="Such as 2030-01-31 06:00, in the schedule's time zone.",
     )
     tz = forms.CharField(
         max_length=64,
@@ -72,13 +74,16 @@ class ScheduleForm(forms.Form):
         min_value=-100, max_value=100, required=False, help_text="Empty: the task's."
     )
     start = forms.DateTimeField(
-        required=False, help_text="No tick before this time, in the time zone."
+        required=False, help_text="No tick before this time, in the schedule's time zone."
     )
     end = forms.DateTimeField(
-        required=False, help_text="No tick after this time, in the time zone."
+        required=False, help_text="No tick after this time, in the schedule's time zone."
     )
     repeats = forms.IntegerField(
-        min_value=-1, initial=-1, required=False, help_text="Maximum number of jobs; -1: no limit."
+        min_value=-1,
+        initial=-1,
+        required=False,
+        help_text="Maximum number of jobs, or -1 for no limit.",
     )
     misfire = forms.ChoiceField(
         choices=Schedule.MisfirePolicy.choices,

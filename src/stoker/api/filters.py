@@ -162,8 +162,7 @@ class DiscardingMany(ReasonBody):
     dry_run: Annotated[bool, Strict] = False
     """Only count the dead letters; change nothing."""
     pause_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_THROTTLE_SECONDS)] = 0.0
-    """Pause in seconds after each dead letter. `pause_seconds` times `limit` must not exceed 30
-    seconds."""
+    """Seconds between two dead letters. Times `limit`, 30 seconds at most."""
 
     def selection(self) -> dict[str, Any]:
         """Return the arguments for `stoker.dead_letters`.

@@ -46,8 +46,8 @@ def as_plain(row: BulkOperation) -> dict[str, Any]:
 class StartBulk(Subcommand):
     """Start an operation on all matching jobs or dead letters.
 
-    Start an operation on all jobs, or open dead letters, that match the filters. Clusters process
-    it in the background; with --wait this command does. Without a filter, --all is required.
+    Start an operation on all jobs, or open dead letters, that the filters find. Clusters run it
+    in the background; with --wait this command runs it. Without a filter, --all is needed.
 
     --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
     filters, started_at, ended_at, undoes.
@@ -62,25 +62,51 @@ class StartBulk(Subcommand):
     options = (
         option("operation", choices=tuple(BY_NAME), metavar="OPERATION", help=", ".join(BY_NAME)),
         option("--state", default="", metavar="STATE", help="Only jobs of this state."),
-        option("--search", dest="q", default="", metavar="TEXT", help="As in `jobs list`."),
+        option(
+            "--search",
+            dest="q",
+            default="",
+            metavar="TEXT",
+            help="Only jobs that this search finds, as in `jobs list`.",
+        ),
         TASK,
         QUEUE,
-        option("--node", default="", metavar="HOST", help="Only what ran or runs there."),
+        option(
+            "--node", default="", metavar="HOST", help="Only jobs that ran or run on this host."
+        ),
         option("--since", default="", metavar="MOMENT", help="2h ago, or 2030-01-31T06:00."),
         option("--until", default="", metavar="MOMENT", help="As --since."),
-        option("--fingerprint", default="", metavar="FAULT", help="Only dead letters of a fault."),
+        option(
+            "--fingerprint",
+            default="",
+            metavar="FAULT",
+            help="Only dead letters with this fingerprint of a fault.",
+        ),
         option("--reason", default="", metavar="REASON", help="Only dead letters of this reason."),
-        option("--all", action="store_true", help="Start without a filter."),
+        option(
+            "--all",
+            action="store_true",
+            help="Allow the operation to run without a filter, on all targets.",
+        ),
         option("--to", default="", metavar="QUEUE", help="For move-job."),
         option("--priority", default="", metavar="N", help="For prioritise-job."),
-        option("--run-after", default="", metavar="MOMENT", help="For reschedule-job: in 2h, say."),
+        option(
+            "--run-after",
+            default="",
+            metavar="MOMENT",
+            help="For reschedule-job: the new start time, such as 2h or 2030-01-31T06:00.",
+        ),
         option(
             "--arguments",
             type=json_of(dict),
             metavar="JSON",
             help='For requeue-letter: new values by name. "{order_id}" stands for an old argument.',
         ),
-        option("--wait", action="store_true", help="Go on with it here until it is done."),
+        option(
+            "--wait",
+            action="store_true",
+            help="Run the operation in this process, and wait until it is done.",
+        ),
         DRY_RUN,
         BY,
         BECAUSE,
@@ -114,7 +140,7 @@ class StartBulk(Subcommand):
 class ListBulk(Subcommand):
     """List bulk operations, the newest first.
 
-    List the bulk operations of the last 90 days: operation, user, number of targets and reason.
+    List the bulk operations of the last 90 days: their users, targets and reasons.
 
     --json writes one object: operations[] (as `bulk show`), next (for --after; null on the last
     page).
@@ -143,7 +169,7 @@ class ListBulk(Subcommand):
 class ShowBulk(Subcommand):
     """Show the progress of a bulk operation.
 
-    Show a bulk operation, with the number of changed and unchanged targets.
+    Show a bulk operation: how many targets are done, and how many were not changed.
 
     --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
     filters, started_at, ended_at, undoes.
@@ -182,7 +208,7 @@ class _ChangeBulk(Subcommand):
 class PauseBulk(_ChangeBulk):
     """Pause a bulk operation.
 
-    Pause a bulk operation until it is resumed. Changes that were made are kept.
+    Hold a bulk operation until it is resumed. Changes that are already made remain.
 
     --json writes one object: is_done, sentence.
 
@@ -197,7 +223,7 @@ class PauseBulk(_ChangeBulk):
 class ResumeBulk(_ChangeBulk):
     """Resume a paused bulk operation.
 
-    Continue a paused bulk operation where it stopped.
+    Continue a paused bulk operation.
 
     --json writes one object: is_done, sentence.
 
@@ -229,7 +255,7 @@ class UndoBulk(_ChangeBulk):
     """Undo a bulk operation.
 
     Undo a bulk operation that has ended: jobs get back their time, priority or queue, and requeues
-    are undone. Jobs that have started stay as they are. The undo is a bulk operation, too.
+    are undone. Jobs that have started are not changed. The undo is a bulk operation, too.
 
     --json writes one object: is_done, sentence.
 

@@ -62,7 +62,7 @@ FILTERS = (
         metavar="WHEN",
         help="Last failed after this time: an age such as 2h or 7d, or an ISO 8601 time.",
     ),
-    option("--failed-before", type=past_moment, metavar="WHEN", help="Last failed before then."),
+    option("--failed-before", type=past_moment, metavar="WHEN", help="Last failed before WHEN."),
     option("--text", default="", metavar="TEXT", help="Only errors that contain this text."),
 )
 STATE = option(
@@ -260,7 +260,7 @@ class UndoRequeues(_ChangeLetters):
     """Undo requeues whose jobs have not begun.
 
     Undo the requeue of dead letters, by their ids. The new job is cancelled, and the dead letter is
-    open as before. A job that has begun continues: the answer says which.
+    open as before. A job that has started continues, and the answer names it.
 
     --json writes one object, as `dead requeue` does; fate is under_way (it has begun), not_requeued
     or closed.
@@ -303,7 +303,7 @@ class _ChangeSome(_ChangeLetters):
             type=positive_seconds,
             default=0.0,
             metavar="SECONDS",
-            help="Seconds between two of them.",
+            help="Seconds between two dead letters.",
         ),
         DRY_RUN,
         BACKEND,
@@ -352,9 +352,9 @@ class RequeueLetters(_ChangeSome):
     """Requeue dead letters.
 
     Requeue dead letters, by their ids, or all open ones that the filters find. Each becomes a new
-    job with the same arguments and options, in the same place in line. It is resolved when that job
-    succeeds, and open again if the job fails for good. A dead letter never has two jobs: the answer
-    names the job that exists already, or a newer job of the same unique key.
+    job with the same arguments and options, at the same place in the queue. It is resolved when
+    that job succeeds, and open again if the job fails for good. A dead letter never has two
+    jobs: the answer names the job that exists already, or a newer job of the same unique key.
 
     --json writes one object: matched, done, dry_run, others[] {id, fate, job_id or null, because};
     fate is newer, under_way, closed, gone or refused.
@@ -413,7 +413,7 @@ class DiscardLetters(_ChangeSome):
     """Close dead letters that need no further action.
 
     Close dead letters by their ids, or all open ones that the filters find. They are kept until
-    they are purged. A sequence of jobs that one of them halts continues.
+    they are purged. If one of them halts a sequence of jobs, the sequence continues.
 
     --json writes one object, as `dead requeue` does.
 
@@ -433,7 +433,7 @@ class PurgeLetters(Subcommand):
     """Delete old dead letters for good.
 
     Delete dead letters that were closed longer ago than --older-than, with their history. With
-    --state open: those that failed longer ago. Requeued dead letters stay.
+    --state open: those that failed longer ago. Requeued dead letters are never deleted.
 
     --json writes one object: matched, done, dry_run.
 
@@ -480,8 +480,8 @@ class PurgeLetters(Subcommand):
 class DeadLettersCommand(SubcommandGroup):
     """Find dead letters, requeue or discard them.
 
-    A dead letter is kept for each job that failed for good: one for each logical job, however often
-    it is requeued. Fix the cause and requeue it, or discard it if no action is needed.
+    A job that has used up its attempts becomes a dead letter: one for each logical job, however
+    often it is requeued. Fix the cause and requeue it, or discard it if it need not run again.
 
     Examples:
       manage.py stoker dead list

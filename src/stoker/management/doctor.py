@@ -14,12 +14,12 @@ from .subcommand import BACKEND, JSON, ExitCode, Subcommand, option
 
 
 class DoctorCommand(Subcommand):
-    """Find and repair rows that break an invariant.
+    """Find and repair inconsistent rows of the store.
 
     Read the store, page by page, and report rows that break an invariant: jobs that are in no state
     or in two, leases without a cluster, keys without a holder, dead letters with a wrong state,
-    missing indexes and migrations. Clusters may run meanwhile. A notice is not a fault: upkeep will
-    repair it, or it is only worth knowing.
+    missing indexes and migrations. Clusters may run meanwhile. A notice is not a fault: upkeep
+    will repair it, or it is only for your information.
 
     --repair repairs what is safe to repair. It checks each row again in the transaction that
     changes it, and deletes nothing that is not recorded elsewhere.

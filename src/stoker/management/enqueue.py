@@ -21,14 +21,14 @@ from .subcommand import (
 
 
 class Enqueue(Subcommand):
-    """Enqueue a job, and wait for its result if asked to.
+    """Enqueue a job, and optionally wait for its result.
 
     Enqueue one job of a task and write its id. An argument that is JSON is parsed, any other is
     text: 42 is a number, true a boolean, '"42"' and hello are texts, '{"id": 7}' is a dict.
     After --, words that begin with a dash are arguments, too.
 
-    With --wait, wait until the job has ended and write what the task returned: as JSON if possible,
-    else as Python writes it. The id is then written to standard error.
+    With --wait, wait until the job has ended and write the return value of the task: as JSON if
+    possible, else as Python writes it. The id is then written to standard error.
 
     Examples:
       manage.py stoker enqueue shop.tasks.send_welcome 7

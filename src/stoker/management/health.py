@@ -22,7 +22,7 @@ from .subcommand import BACKEND, ExitCode, Subcommand, backend_settings, refuse
 
 
 class HealthCommand(Subcommand):
-    """Check whether a cluster works.
+    """Check whether a cluster is alive.
 
     Exit code 0: a cluster of this backend is alive. The loop that claims its jobs has written a
     heartbeat within --max-silence seconds, and it is not stopping. A quiet cluster counts: a
@@ -30,12 +30,12 @@ class HealthCommand(Subcommand):
     Exit code 1: there is none; one sentence says why.
     Exit code 2: unknown, because the store is unreachable or the settings are wrong.
 
-    With --local no database is asked: the file that the processes of a cluster share on this host
-    says whether they still work. It says nothing about the store, so it is the right check for a
-    liveness probe, which restarts the cluster. Exit code 0: a cluster of this backend, started by
-    the same user, has a process on this host, and its pusher, monitor and scheduler have all moved
-    within --max-silence seconds (default: as long as a hung process is left alone). Exit code 1:
-    there is none.
+    With --local the database is not used: the file that the processes of a cluster share on
+    this host says whether they still work. It says nothing about the store, so it is the right
+    check for a liveness probe, which restarts the cluster. Exit code 0: a cluster of this
+    backend, started by the same user, has a process on this host, and its pusher, monitor and
+    scheduler have all moved within --max-silence seconds (default: the time after which the
+    cluster itself kills a hung process). Exit code 1: there is none.
 
     Examples:
       manage.py stoker health                      on this host
@@ -140,7 +140,7 @@ def judge_loops(
             f"more than {max_silence_seconds:g} s."
         )
         return HealthVerdict(ExitCode.NO, sentence)
-    return HealthVerdict(ExitCode.DONE, "A cluster is on this host, and all of its loops turn.")
+    return HealthVerdict(ExitCode.DONE, "A cluster runs on this host, and none of its loops hangs.")
 
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> HealthVerdict:

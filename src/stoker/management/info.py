@@ -97,7 +97,7 @@ class InfoCommand(Subcommand):
         if not guards.keys:
             return
         yield ""
-        yield self.heading("Guards that hold jobs back")
+        yield self.heading("Guards that block jobs")
         for key in guards.keys:
             yield from _key_lines(key)
         if guards.more:
@@ -119,7 +119,7 @@ def _worker_lines(worker: WorkerState) -> Iterator[str]:
     if not worker.running:
         yield done + "idle"
     if worker.handed_out:
-        yield f"{done}{len(worker.handed_out):,} handed out, not started yet"
+        yield f"{done}{len(worker.handed_out):,} sent to workers, not started yet"
     for job in worker.running:
         attempt = f", attempt {job.attempt}" if job.attempt else ""
         yield f"{done}{job.task or 'a job'} {job.job_id}{attempt}, for {in_words(job.seconds)}"

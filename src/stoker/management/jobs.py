@@ -125,7 +125,9 @@ class ListJobs(Subcommand):
             "(order_id=7 for one argument), or whose id begins with it. Hidden arguments are not "
             "searched.",
         ),
-        option("--node", default="", metavar="HOST", help="Only jobs that ran or run there."),
+        option(
+            "--node", default="", metavar="HOST", help="Only jobs that ran or run on this host."
+        ),
         _moment_option("--since", "Only jobs that were enqueued later"),
         _moment_option("--until", "Only jobs that were enqueued earlier"),
         limit(20),
@@ -179,8 +181,8 @@ def _row_lines(row: JobRow) -> Iterator[str]:
 class ShowJob(Subcommand):
     """Show one job: its call, its timeline, its errors.
 
-    Show a job: task, arguments, result, and the events from its enqueue to its end, with the
-    traceback of each failed attempt. `stoker why ID` says why it is not running.
+    Show a job: task, arguments, result, and its timeline from the enqueue to its end,
+    with the traceback of each failed attempt. `stoker why ID` says why it is not running.
 
     --json writes one object: job (as in `jobs list`; without ran_seconds), state, args, kwargs
     (each value as text; null if the package cannot be opened), value (as text, or null), life[]
@@ -270,8 +272,8 @@ def _answer_lines(answers: Sequence[dict[str, Any]]) -> Iterator[str]:
 class CancelJobs(_ChangeJobs):
     """Cancel jobs.
 
-    Cancel waiting jobs at once, and ask running jobs to end, which takes a moment. Jobs that have
-    ended stay as they are.
+    Cancel waiting jobs at once, and ask running jobs to end, which takes a moment. Jobs that
+    have ended are not changed.
 
     --json writes one object: jobs[] {id, is_done, sentence}.
 
@@ -287,7 +289,7 @@ class CancelJobs(_ChangeJobs):
 class RunJobsAgain(_ChangeJobs):
     """Run jobs again that have ended.
 
-    Enqueue jobs that have ended once more, with the same arguments. Each becomes a new job, whose
+    Enqueue ended jobs again, with the same arguments. Each becomes a new job, whose
     id is written. A failed job that has a dead letter is requeued by `dead requeue` instead.
 
     --json writes one object: jobs[] {id, is_done, sentence, job_id (the new job's)}.
@@ -304,11 +306,12 @@ class RunJobsAgain(_ChangeJobs):
 class ShowLog(Subcommand):
     """Show what a job logged and printed.
 
-    Show what a job logged and printed, attempt by attempt. Lines are kept if the setting LOGS is
-    on. Each line has its time, its level, its logger (stdout or stderr if it was printed) and its
-    text.
+    Show what a job logged and printed, attempt by attempt. Lines are kept only if the setting
+    LOGS is set. A line says when it was written, its level, its logger (stdout or stderr if it
+    was printed) and its text.
 
-    --follow goes on with new lines, which come within two seconds, until the job has ended.
+    --follow continues to show new lines, with a delay of up to two seconds, until the job has
+    ended.
 
     --json writes one object: lines[] {at, attempt, level ("" = printed), source, text, mark} and
     next (for --after). With --follow, it writes one object for each line.
@@ -322,7 +325,9 @@ class ShowLog(Subcommand):
     name = "logs"
     options = (
         ID,
-        option("--follow", action="store_true", help="Go on with new lines until the job ends."),
+        option(
+            "--follow", action="store_true", help="Continue to show new lines until the job ends."
+        ),
         limit(1000, "Maximum number of lines to show. With --follow, all are shown."),
         AFTER,
         BACKEND,
@@ -373,8 +378,8 @@ def _log_line(line: LogLine) -> str:
 
 def _no_lines(settings: Settings) -> str:
     if settings.logs is None:
-        return 'Lines of jobs are not kept: set LOGS, for example {"level": "INFO"}.'
-    return "No lines are kept of this job."
+        return 'Log lines of jobs are not stored: set LOGS, for example {"level": "INFO"}.'
+    return "No log lines of this job are stored."
 
 
 class JobsCommand(SubcommandGroup):

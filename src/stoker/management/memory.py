@@ -62,8 +62,8 @@ class MemoryCommand(Subcommand):
 
     The processes of a cluster share most of their memory, so the proportional size (PSS) is shown:
     shared memory is divided among the processes that share it. Only Linux reports it, and only to
-    the user of these processes. Otherwise the resident size is added up, which counts shared memory
-    several times.
+    the user of these processes. Otherwise the resident sizes are added up, which counts shared
+    memory several times.
 
     --json writes one object: host, clusters[] {id, name, pid, total_bytes, processes[] {role, pid,
     proportional_bytes or null, resident_bytes}}.

@@ -25,10 +25,11 @@ QUEUE = option("queue", metavar="QUEUE", help="The name of the queue.")
 class PauseQueue(Subcommand):
     """Pause a queue: no cluster starts its jobs.
 
-    Pause a queue until `stoker resume`: within a second, no cluster starts its jobs, even after a
-    restart. Running jobs continue; claimed jobs that have not started are released, and the attempt
-    does not count. Jobs may still be enqueued. `stoker info` shows paused queues. If the queue is
-    paused already, nothing is changed; the answer says since when.
+    Stop all clusters from starting jobs of this queue until `stoker resume`. This takes effect
+    within a second and survives restarts. Running jobs continue; claimed jobs that have not
+    started are released, and the attempt does not count. Jobs may still be enqueued. `stoker
+    info` shows paused queues. If the queue is already paused, nothing changes, and the answer
+    says since when.
 
     --json writes one object: queue, paused {since, by, because}.
 
@@ -47,7 +48,7 @@ class PauseQueue(Subcommand):
 
 
 class ResumeQueue(Subcommand):
-    """Resume a paused queue.
+    """Resume a paused queue: its jobs start again.
 
     Resume a paused queue: within a second, every cluster that serves it starts its jobs again.
 
@@ -71,8 +72,8 @@ class ClearQueue(Subcommand):
     """Cancel the jobs that wait in a queue.
 
     Cancel the jobs that wait in a queue, including deferred and blocked jobs. Each is kept as
-    CANCELLED, with the user and the reason. Running jobs continue. Jobs that are enqueued meanwhile
-    may be cancelled, too: pause the queue first.
+    CANCELLED, with the user and the reason. Running jobs continue. Jobs that are enqueued
+    meanwhile may be cancelled, too: pause the queue first.
 
     --json writes one object: queue, matched, done, dry_run.
 

@@ -90,8 +90,8 @@ def release_connections() -> None:
             close_pool()
         if connection.connection is not None:
             raise ConfigurationError(
-                f"The connection to the database {connection.alias!r} cannot be closed, for it is "
-                "in a transaction: start the cluster outside of it."
+                f"The connection to the database {connection.alias!r} cannot be closed, because "
+                "it is in a transaction: start the cluster outside of it."
             )
 
 
@@ -140,8 +140,8 @@ def _read_every_table(alias: str) -> None:
 def _ask(broker: Dispatch) -> tuple[str, ...]:
     if not broker.capabilities.shared:
         raise ConfigurationError(
-            f"{broker.settings.broker} keeps the jobs of each process to itself, so a cluster "
-            "would never see any: let BROKER be orm://default, say."
+            f"{broker.settings.broker} keeps jobs in the memory of each process, so a "
+            "cluster would never see them: set BROKER to orm://default, for example."
         )
     weaknesses: list[str] = []
     if not broker.capabilities.transactional:
@@ -164,8 +164,8 @@ OVERRIDES = ("workers", "concurrency", "shutdown_seconds")
 class RunCommand(Subcommand):
     """Run a cluster until it is stopped.
 
-    Run a cluster: worker processes that run the jobs, and the processes that feed, record and watch
-    them. Any number of clusters may run, on any number of hosts.
+    Run a cluster: worker processes that run the jobs, and the processes that claim jobs, record
+    outcomes and watch the workers. Any number of clusters may run, on any number of hosts.
 
     To stop it, send SIGTERM or press Ctrl-C: no further job starts, running jobs have
     --shutdown-seconds to finish, and interrupted jobs are released without losing an attempt. A
@@ -218,15 +218,15 @@ class RunCommand(Subcommand):
             "--reload",
             action="store_true",
             help="For development: start again when a Python file or template of the project "
-            "changes, unless a mistake in it would keep the cluster from starting.",
+            "changes, unless the new code cannot start.",
         ),
         option(
             "--log-level",
             type=str.upper,
             choices=LEVELS,
             metavar="LEVEL",
-            help="DEBUG, INFO, WARNING or ERROR: what Stoker logs on standard error, or where the "
-            "project's LOGGING sends it, unless that has a level for 'stoker'. Default: INFO; with "
+            help="DEBUG, INFO, WARNING or ERROR: the level of Stoker's log lines. If the project's "
+            "LOGGING has a level for 'stoker', that level applies instead. Default: INFO; with "
             "-v 0 WARNING, with -v 2 DEBUG.",
         ),
         option(

@@ -116,8 +116,8 @@ class ListSchedules(Subcommand):
 class ShowSchedule(Subcommand):
     """Show one schedule, its next five ticks and its last ticks.
 
-    Show the details of one schedule, its next five ticks in its own time zone, and the outcomes of
-    its last ticks.
+    Show all details of one schedule, its next five ticks in its own time zone, and the outcomes
+    of its last ticks.
 
     --json writes one object: schedule (as `schedules list`, with args and kwargs, each value as
     text; null if the package cannot be opened), ticks[] {moment, outcome, job_id, fired_at, count,
@@ -197,8 +197,8 @@ class _ChangeSchedules(Subcommand):
 class PauseSchedule(_ChangeSchedules):
     """Pause schedules: none of their ticks is fired until they are resumed.
 
-    Pause schedules. Ticks that fall due while they are paused are skipped. Jobs that are enqueued
-    already continue.
+    Pause schedules. Ticks that become due while they are paused are skipped. Jobs that are
+    already enqueued are not affected.
 
     --json writes one object: schedules[] (as `schedules list`).
 

@@ -52,7 +52,7 @@ MEANINGS = {
     ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, the "
     "job is unknown (`why`), tables are missing, or the store is unreachable.",
     ExitCode.NOT_YET: "The job has not ended within the SECONDS of `enqueue --wait`. It goes on.",
-    ExitCode.INTERRUPTED: "Ctrl-C (`run` stops in good order then, and ends with 0).",
+    ExitCode.INTERRUPTED: "Ctrl-C (`run` then stops normally, and exits with 0).",
     ExitCode.NOBODY_READS: "The reader of the output has exited, as in `stoker info | head -1`.",
 }
 """Exit code -> its meaning, for the reference documentation."""

@@ -19,7 +19,7 @@ OPTIONS = ("queue_name", "priority", "max_attempts", "timeout", "unique", "lock"
 
 
 class TasksCommand(Subcommand):
-    """List the tasks, with their recent results.
+    """List the tasks and the results of their recent jobs.
 
     List the tasks in the modules named tasks of the project's apps, and all other tasks with recent
     jobs: queue, limits, how many jobs succeeded and failed, and how long they ran.
@@ -80,7 +80,7 @@ class TasksCommand(Subcommand):
             if name in declared:
                 yield f"  queue {declared[name].queue_name}, {_limits(declared[name])}"
             else:
-                yield "  not declared in a module that this project has"
+                yield "  not declared in any module of this project"
             if name in seen:
                 yield f"  last {in_words(back_seconds)}: {_did(seen[name])}"
         if not names:

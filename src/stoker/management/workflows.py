@@ -126,7 +126,7 @@ class _ChangeWorkflow(Subcommand):
 class CancelWorkflow(_ChangeWorkflow):
     """Cancel a workflow.
 
-    Cancel a workflow. Waiting jobs are cancelled, running jobs are told to end.
+    Cancel a workflow. Waiting jobs are cancelled, running jobs are asked to end.
 
     Examples:
       manage.py stoker workflows cancel 01a1ff39-c590-74bd-a696-c9f6aa2ea038 --because "wrong file"
@@ -144,7 +144,7 @@ class RetryWorkflow(_ChangeWorkflow):
     """Continue a workflow from the steps that failed or were cancelled.
 
     Continue a workflow: the jobs of the steps that failed or were cancelled are enqueued again, and
-    the steps that waited for them start. Steps that were undone stay undone.
+    the steps that waited for them start. Steps that were undone are not run again.
 
     Examples:
       manage.py stoker workflows retry 01a1ff39-c590-74bd-a696-c9f6aa2ea038

@@ -217,18 +217,18 @@ def _set_state(
 
 
 def _pause(operator: Operator, bulk_id: str) -> Done:
-    sentence = "The bulk operation is paused: what is done stays."
+    sentence = "The bulk operation is paused. Changes that are already made remain."
     done = _set_state(operator, bulk_id, [State.RUNNING], State.PAUSED, sentence)
     return replace(done, undo={"bulk": bulk_id}) if done.is_good else done
 
 
 def _resume(operator: Operator, bulk_id: str) -> Done:
-    sentence = "The bulk operation goes on."
+    sentence = "The bulk operation continues."
     return _set_state(operator, bulk_id, [State.PAUSED], State.RUNNING, sentence)
 
 
 def _stop(operator: Operator, bulk_id: str) -> Done:
-    sentence = "The bulk operation is stopped: what is done stays."
+    sentence = "The bulk operation is stopped. Changes that are already made remain."
     return _set_state(operator, bulk_id, [State.RUNNING, State.PAUSED], State.STOPPED, sentence)
 
 
@@ -262,10 +262,11 @@ PAUSE = Operation("pause", "bulk", VIEW, _pause, undo="resume")
 RESUME = Operation("resume", "bulk", VIEW, _resume)
 STOP = Operation(
     "stop", "bulk", VIEW, _stop, is_grave=True,
-    question="Stop this bulk operation? What is done stays; the rest is not done.",
+    question="Stop this bulk operation? Changes that are already made remain. "
+    "The other targets are not changed.",
 )  # fmt: skip
 UNDO = Operation(
     "undo", "bulk", VIEW, _undo,
-    question="Undo this bulk operation? Jobs that have started meanwhile stay as they are.",
+    question="Undo this bulk operation? Jobs that have started meanwhile are not changed.",
 )  # fmt: skip
 OPERATIONS = (PAUSE, RESUME, STOP, UNDO)

@@ -253,7 +253,7 @@ RESUME = Operation(
     "resume",
     "cluster",
     "stoker.quiet_cluster",
-    _asking(resume, "take jobs again", "it does so within a second"),
+    _asking(resume, "take jobs again", "this takes effect within a second"),
 )
 STOP = Operation(
     "stop",

@@ -31,8 +31,8 @@ LIMIT = Operation(
     "stoker.change_guardkey",
     _limit,
     label="Change the limit",
-    question="How many jobs with this key may run at a time, whatever their tasks say? Running "
-    "jobs go on. With 0 no job starts.",
+    question="How many jobs with this key may run at a time? This overrides the limit of "
+    "their tasks. Running jobs continue. With 0 no job starts.",
     undo="limit",
     takes=("places",),
 )

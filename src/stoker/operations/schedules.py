@@ -143,7 +143,7 @@ PAUSE = Operation(
     "schedule",
     "stoker.pause_schedule",
     _pause,
-    question="Pause the schedule {name}? Ticks that fall due until it is resumed are skipped.",
+    question="Pause the schedule {name}? Ticks that become due before it is resumed are skipped.",
     undo="resume",
 )
 RESUME = Operation("resume", "schedule", "stoker.pause_schedule", _resume)

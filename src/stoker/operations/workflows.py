@@ -32,7 +32,7 @@ CANCEL = Operation(
     "workflow",
     "stoker.change_workflow",
     _cancel,
-    question="Cancel this workflow? No further step starts; running jobs are told to end.",
+    question="Cancel this workflow? No further step starts; running jobs are asked to end.",
     is_grave=True,
 )
 RETRY = Operation(
