@@ -215,8 +215,8 @@ class Settings:
     )  # fmt: skip
     unknown_task_grace_seconds: float = option(
         "UNKNOWN_TASK_GRACE_SECONDS", 600.0, seconds(0),
-        "How long after its enqueue a job whose task cannot be found here is put back for a "
-        "cluster that knows it, as in a rolling deploy, before it is dead-lettered.",
+        "A cluster that does not know the task of a job puts the job back for a newer cluster, as "
+        "in a rolling deploy. This long after its enqueue, the job becomes a dead letter instead.",
     )  # fmt: skip
     database_seconds: float = option(
         "DATABASE_SECONDS", 15.0, seconds(1),
