@@ -220,7 +220,7 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
         ("RUNNING", "the task with guards returns"): (running(guarded.enter), run),
         ("RUNNING", "the cluster extends its lease"): (running(nothing), extend),
         ("RUNNING", "the task returns"): (running(nothing), run),
-        ("RUNNING", "the task returns, and successes are not kept"): (
+        ("RUNNING", "the task returns, and successful results are not kept"): (
             running(nothing),
             run_unkept,
         ),
