@@ -480,7 +480,7 @@ class PurgeLetters(Subcommand):
 class DeadLettersCommand(SubcommandGroup):
     """Find dead letters, requeue or discard them.
 
-    A job that has used up its attempts becomes a dead letter: one for each logical job, however
+    A job that failed for good becomes a dead letter: one for each logical job, however
     often it is requeued. Fix the cause and requeue it, or discard it if it need not run again.
 
     Examples:

@@ -94,7 +94,7 @@ def facts_of(letter: DeadLetter) -> list[Fact]:
         Fact("Unique key", letter.key),
         Fact("Failed", letter.failed_at),
         Fact("Failed first", letter.first_failed_at if letter.failure_count > 1 else None),
-        Fact("Failures", letter.failure_count, hint="Jobs of it that used up their attempts"),
+        Fact("Failures", letter.failure_count, hint="How many of its jobs have failed for good"),
         Fact("Requeued", plural(letter.requeued_count, "time")),
         Fact("Job", letter.job_id, "job", "The job that failed last"),
         Fact("Attempts", letter.attempts, hint="Of the job that failed last"),
