@@ -361,9 +361,10 @@ SHAPE = {
     "": "backend cluster broker server taken_at queues clusters finished dead_letters guards",
     "queues": "name ready deferred blocked running is_exact oldest_ready_seconds paused",
     "clusters": (
-        "id name host pid state request started_at silent_seconds queues leases workers loops"
+        "id name host pid state request started_at silent_seconds queues leases workers loops "
+        "wanted_workers most_workers"
     ),
-    "workers": "number pid jobs_done running resident_bytes handed_out",
+    "workers": "number name pid jobs_done running resident_bytes handed_out is_recycled",
     "running": "job_id task queue attempt seconds",
     "finished": "successful failed cancelled is_exact",
     "dead_letters": "total by_reason is_exact",

@@ -37,9 +37,10 @@ class InfoCommand(Subcommand):
       clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
                        request ("", "quiet" or "stop"), started_at, silent_seconds,
                        queues[] (empty: all), leases, loops {role: seconds since it turned},
-                       workers[]
-        workers[]      number, pid, jobs_done, running[], resident_bytes (0: not known),
-                       handed_out[] (ids of jobs that it has not started)
+                       wanted_workers (null: as at its start), most_workers, workers[]
+        workers[]      number, name (number and incarnation), pid, jobs_done, running[],
+                       resident_bytes (0: not known), handed_out[] (ids of jobs that it has not
+                       started), is_recycled (it exits after its running jobs)
           running[]    job_id, task, queue, attempt or null, seconds
       finished         successful, failed, cancelled, is_exact
       dead_letters     total, by_reason {reason: number}, is_exact
