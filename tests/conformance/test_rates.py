@@ -127,6 +127,16 @@ def test_heavy_job_is_not_overtaken_and_not_polled(stand: Stand) -> None:
     assert ids(claim(stand)) == [heavy, behind]
 
 
+def test_refused_start_uses_nothing_of_the_rate(stand: Stand) -> None:
+    light = put(stand, rate(7))
+    assert ids(claim(stand)) == light
+    let_pass(PERIOD_SECONDS / 2)
+    heavy = put(stand, rate(7, weight=7))
+    assert claim(stand) == []
+    let_pass(PERIOD_SECONDS / 2 + 2 * MARGIN_SECONDS)
+    assert ids(claim(stand)) == heavy
+
+
 def test_next_due_seconds_ignores_rates_if_not_rated(stand: Stand) -> None:
     put(stand, rate(1), 2)
     claim(stand)
