@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -125,6 +126,8 @@ class Faults:
         self.is_server_down = False
         self.killed: dict[int, float] = {}
         """Process id -> when a fault, and not its own cluster, killed it last (boot clock)."""
+        self.stopped: dict[int, list[float]] = defaultdict(list)
+        """Process id -> when a fault stopped it (boot clock)."""
         self.interrupted: set[psutil.Process] = set()
         """Workers of clusters that were told to stop, which may kill them at any moment."""
         self.workers_lost = 0
@@ -176,6 +179,8 @@ class Faults:
         processes = [one for _, one in victims]
         if fault.seconds > LEASE_SECONDS / 2:  # its workers will be killed
             self._lose_workers(cluster)
+        for process in processes:
+            self.stopped[process.pid].append(now())
         count = cluster.send(signal.SIGSTOP, processes)
         impairment = self.stage.impair(cluster.number)
 

@@ -188,7 +188,7 @@ class Run:
     def _judge(self, number: int, workers_lost: int) -> None:
         self._come_to_rest()
         ends = self._settle()
-        judge = Judge(self.facts, ends, self.faults.killed)
+        judge = Judge(self.facts, ends, self.faults.killed, self.faults.stopped)
         findings = [*judge.findings(), *judge.phantom_findings(workers_lost)]
         findings += [
             Finding("lost", f"The workflow of {token} has not ended.", token)

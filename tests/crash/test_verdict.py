@@ -145,6 +145,15 @@ def test_attempt_cut_off_by_its_cluster_that_runs_again_is_good(story: Story) ->
     assert story.kinds() == set()
 
 
+def test_attempt_whose_worker_was_stopped_before_it_returned_may_run_again(story: Story) -> None:
+    story.enqueue("a")
+    story.run("a", 2, 3)
+    story.end("a", story.run("a", 14, 15), attempts=1)
+    assert not list(Judge(story.facts, story.ends, stopped={1: [3.01]}).findings())
+    late = Judge(story.facts, story.ends, stopped={1: [2.5, 4.0]}).findings()
+    assert {finding.kind for finding in late} == {"miscounted"}
+
+
 def test_killed_attempt_that_runs_again_is_miscounted(story: Story) -> None:
     story.enqueue("a")
     story.run("a", 2, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -20,6 +20,8 @@ CLOCK_SECONDS = 0.005
 """The tolerance for times: the clock of leases has microseconds, those of tests are coarser."""
 DEATH_SECONDS = 5.0
 """How long a worker may live after its sentinel was killed."""
+RETURN_SECONDS = 0.2
+"""How long a task may take from its last line in the ledger until Stoker knows of its end."""
 
 
 @dataclass(frozen=True)
@@ -198,12 +200,18 @@ class Judge:
     """Checks every promise."""
 
     def __init__(
-        self, facts: Facts, ends: dict[str, End], killed: Mapping[int, float] | None = None
+        self,
+        facts: Facts,
+        ends: dict[str, End],
+        killed: Mapping[int, float] | None = None,
+        stopped: Mapping[int, Sequence[float]] | None = None,
     ) -> None:
         self.facts = facts
         self.ends = ends
         self.killed = killed or {}
         """Process id -> when a fault killed it last. Ids are used again in long runs."""
+        self.stopped = stopped or {}
+        """Process id -> when a fault stopped it."""
         self.by_job = facts.by_job()
         self.phantoms: Counter[str] = Counter()
         """Kind of job -> attempts that were counted but whose start is not in the ledger."""
@@ -344,8 +352,14 @@ class Judge:
         """Return whether an execution counts as an attempt.
 
         One that its own cluster interrupted, to stop or because it could not extend the lease, is
-        released uncounted.
+        released uncounted. So is one whose worker was stopped between the last line of the task and
+        its return: its cluster then interrupts it, too.
         """
+        if one.ended is not None and any(
+            one.ended - RETURN_SECONDS / 2 <= at <= one.ended + RETURN_SECONDS
+            for at in self.stopped.get(one.pid, ())
+        ):
+            return False
         was_killed = self.killed.get(one.pid, -math.inf) >= one.began - DEATH_SECONDS
         is_cut_off_by_its_cluster = not one.how and not was_killed
         return one.how != "interrupted" and not is_cut_off_by_its_cluster
