@@ -37,6 +37,7 @@ class Requests:
         self._has_said_stop = False
         self.workers: int | None = None
         """The requested number of workers; None = as many as at the start."""
+        self._has_said_workers = False
         self._recycled: set[str] = set()
         """The workers that the sentinel was told to replace."""
         self.is_quiet = False
@@ -58,8 +59,9 @@ class Requests:
         if request == Cluster.Request.STOP and not self._has_said_stop:
             self._has_said_stop = True
             self._say("stop_requested")
-        if workers != self.workers:
-            self.workers = workers
+        # The first time in any case: the sentinel may have another number from the pusher before.
+        if workers != self.workers or not self._has_said_workers:
+            self.workers, self._has_said_workers = workers, True
             self._say("resize", workers)
         for name in set(recycle.split()) - self._recycled:
             self._recycled.add(name)
