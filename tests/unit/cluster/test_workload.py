@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from stoker.brokers.contract import Delivery
 from stoker.cluster.board import MOST_UNRECORDED
 from stoker.cluster.channel import Closed, Stream, socket_pair
 from stoker.cluster.wire import Job, Report, pack_job
+from stoker.cluster.worker.worker import SerialRunner, Worker
 from stoker.cluster.worker.workload import Workload
 
 pytestmark = pytest.mark.unit
@@ -255,6 +257,28 @@ def test_leave_ends_the_wait_for_a_line(workload: Workload) -> None:
     workload.leave()
     waiter.join(120)
     assert found == [None]
+
+
+def test_worker_leaves_though_its_last_job_is_skipped_meanwhile(
+    workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
+) -> None:
+    """No record follows a skipped job, so the pusher sends nothing that would wake the reader."""
+    worker: Any = SimpleNamespace(workload=workload, should_be_replaced=lambda: False)
+
+    def begin(_slot: int) -> None:
+        job = workload.next()
+        assert job is not None
+        Worker._obey(worker, ("leave",), None)  # the other thread, while this one opens the job
+        workload.skip(job[0])
+
+    worker.begin = begin
+    pusher = new_pusher()
+    pusher.send(("jobs", jobs[:1]))
+    runner = threading.Thread(target=SerialRunner(worker).run, daemon=True)
+    runner.start()
+    runner.join(10)
+    assert not runner.is_alive()
+    assert frames(pusher) == [("hello", []), ("leaving", [1]), ("skipped", [1])]
 
 
 def test_forgotten_workload_sends_nothing(

@@ -280,6 +280,8 @@ class SerialRunner:
                 if self._worker.should_be_replaced():
                     workload.leave()
             workload.flush()
+            if workload.is_over:
+                return  # the last job was skipped, so no record would wake this thread
             workload.take_in(line, line.receive(block=True))
 
     def _run_next(self) -> None:

@@ -88,6 +88,11 @@ class Workload:
         """Return whether no job waits or runs, and no report is to be sent."""
         return not self._jobs
 
+    @property
+    def is_over(self) -> bool:
+        """Return whether the worker is leaving and has nothing to wait for."""
+        return self.is_leaving and self.is_idle
+
     def follow(self) -> Stream | None:
         """Return the connection to the pusher, or None. From now on the caller reads from it,
         and calls ``lose`` when it breaks."""
