@@ -142,6 +142,7 @@ def test_cluster_requests_are_shown_and_logged(
     assert anna.post(f"{path}/stop")["request"] == "stop"
     anna.post(f"{path}/resume", status=409)
     anna.post(f"{path}/resize", {"workers": 3}, status=409)
+    anna.post(f"{path}/recycle", {}, status=409)
     Cluster.objects.update(info={**cluster.info, "most_workers": 4})
     assert anna.post(f"{path}/resize", {"workers": 3})["wanted_workers"] == 3
     assert anna.post(f"{path}/resize", {"workers": None})["wanted_workers"] is None

@@ -116,13 +116,9 @@ def resize(cluster_id: UUID | str, workers: int | None, *, backend: str = "defau
 
     Raises:
         ClusterNotFound: There is no cluster with this id, or there is none any more.
-        ValueError: The number is out of bounds.
+        ValueError: The number is out of bounds, or the cluster runs an older version.
     """
-    cluster, database = get(cluster_id, backend=backend), settings_for(backend).database
-    if not cluster.most_workers:
-        raise ValueError(
-            "This cluster cannot be resized: it has sent no heartbeat of this version."
-        )
+    cluster, database = _changeable(cluster_id, backend), settings_for(backend).database
     if workers is not None and not 1 <= workers <= cluster.most_workers:
         raise ValueError(
             f"This cluster can have 1 to {cluster.most_workers} workers, not {workers}. "
@@ -145,9 +141,10 @@ def recycle(cluster_id: UUID | str, worker: int | None = None, *, backend: str =
 
     Raises:
         ClusterNotFound: There is no cluster with this id, or there is none any more.
-        ValueError: It has no worker with this number, or too many requests are open.
+        ValueError: It has no worker with this number, too many requests are open, or the cluster
+            runs an older version.
     """
-    cluster, database = get(cluster_id, backend=backend), settings_for(backend).database
+    cluster, database = _changeable(cluster_id, backend), settings_for(backend).database
     names = [one.name for one in cluster.workers if worker in (None, one.number) and one.name]
     if not names:
         number = "no workers now" if worker is None else f"no worker {worker}"
@@ -182,6 +179,17 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
         name += ", which was asked to take no more jobs,"
     sentence = f"{name} is alive: its last heartbeat is {best.silent_seconds:.1f} s old."
     return Health(True, sentence)
+
+
+def _changeable(cluster_id: UUID | str, backend: str) -> ClusterState:
+    """Return a cluster that can be resized and recycled. An older version would not read the
+    request."""
+    cluster = get(cluster_id, backend=backend)
+    if not cluster.most_workers:
+        raise ValueError(
+            "This cluster cannot be changed: it has sent no heartbeat of this version."
+        )
+    return cluster
 
 
 def _ask(cluster_id: UUID | str, request: Cluster.Request, backend: str) -> bool:
