@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -73,7 +74,9 @@ def _number_of_workers(text: str) -> str:
     """Return the number as the operation takes it: "" = as at the start."""
     if text == "start":
         return ""
-    return str(int(text))
+    if not (text.isascii() and text.isdigit()):
+        raise ArgumentTypeError(f"give a number of workers, or start, not {text[:20]!r}")
+    return text
 
 
 class _AskClusters(Subcommand):

@@ -12,7 +12,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="cluster",
             name="recycle",
-            field=models.CharField(blank=True, db_default="", default="", max_length=1000),
+            field=models.CharField(blank=True, db_default="", default="", max_length=8000),
         ),
         migrations.AddField(
             model_name="cluster",

@@ -231,7 +231,7 @@ def _whole_or_none(text: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER):
-        raise ValueError(f"{text[:20]!r} is not a whole number.")
+        raise ValueError(f"{text[:20]!r} is not a whole number from 0 on.")
     return int(text)
 
 
