@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import time
@@ -45,6 +46,10 @@ class Fault:
             text += f" of cluster {self.cluster}"
         return text + (f" for {self.seconds:.1f} s" if self.seconds else "")
 
+
+FaultPlan = Callable[[int, int, bool], Iterator[Fault]]
+"""Yields faults without end for a seed, a number of clusters, and whether they have lines to
+servers."""
 
 VICTIMS = (
     *((role,) for role in ROLES),
@@ -103,6 +108,16 @@ def plan(seed: int, clusters: int, has_lines: bool) -> Iterator[Fault]:
         elif kind in {"server freezes", "server restarts", "server dies"}:
             seconds = chance.uniform(0.1, 2.5)
         yield Fault(number, pause, kind, cluster, seconds, roles, choice)
+
+
+def long_stops(seed: int, clusters: int, has_lines: bool) -> Iterator[Fault]:
+    """Yield faults without end that stop one cluster after another for longer than a lease. They
+    leave the others enough time to take its jobs over."""
+    chance = random.Random(seed)
+    for number in itertools.count(1):
+        seconds = chance.uniform(*LONG)
+        roles = (ROLES, ("pusher", "monitor"))[chance.randrange(2)]
+        yield Fault(number, seconds + 2, "stop", number % clusters, seconds, roles)
 
 
 @dataclass

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from tests.crash.faults import FaultPlan, long_stops, plan
+
 
 @dataclass(frozen=True)
 class Mistake:
@@ -23,18 +25,19 @@ class Mistake:
     kinds: frozenset[str]
     """A finding of one of these kinds counts as found."""
     broker: str = "postgres"
+    fault_plan: FaultPlan = plan
 
 
 MISTAKES: dict[str, Mistake] = {}
 
 
 def mistake(
-    name: str, *kinds: str, broker: str = "postgres"
+    name: str, *kinds: str, broker: str = "postgres", fault_plan: FaultPlan = plan
 ) -> Callable[[Callable[[], None]], Callable[[], None]]:
     """Add a mistake under this name."""
 
     def add(plant: Callable[[], None]) -> Callable[[], None]:
-        MISTAKES[name] = Mistake(plant, frozenset(kinds), broker)
+        MISTAKES[name] = Mistake(plant, frozenset(kinds), broker, fault_plan)
         return plant
 
     return add
@@ -89,7 +92,13 @@ def crashes_uncounted() -> None:
         return back
 
 
-@mistake("a lost lease is not noticed", "overlapping", "doubled", "miscounted")
+@mistake(
+    "a lost lease is not noticed",
+    "overlapping",
+    "doubled",
+    "miscounted",
+    fault_plan=long_stops,
+)
 def extend_whatever() -> None:
     from stoker.brokers.contract import Extension
     from stoker.brokers.orm.broker import OrmBroker
@@ -106,7 +115,13 @@ def extend_whatever() -> None:
         replace(module, "is_fenced")(lambda _right, *_args: False)
 
 
-@mistake("an outcome is recorded though its lease is lost", "doubled", "lost", "miscounted")
+@mistake(
+    "an outcome is recorded though its lease is lost",
+    "doubled",
+    "lost",
+    "miscounted",
+    fault_plan=long_stops,
+)
 def stale_outcomes() -> None:
     from stoker.brokers.orm.broker import OrmBroker
 

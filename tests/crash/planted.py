@@ -14,7 +14,7 @@ from tests.crash.mistakes import MISTAKES, Mistake
 from tests.crash.run import Plan, Run
 
 FAULTS = 100
-FAULTS_PER_ROUND = 20
+FAULTS_PER_ROUND = 10
 SETTLE_SECONDS = 25.0
 FOUND, NOT_FOUND, FAILED = 0, 1, 2
 
@@ -57,6 +57,7 @@ def _run_with(name: str, one: Mistake) -> int:
         faults=FAULTS,
         seed=1,
         faults_per_round=FAULTS_PER_ROUND,
+        fault_plan=one.fault_plan,
         mistake=name,
         until=one.kinds,
         settle_seconds=SETTLE_SECONDS,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.crash.faults import Faults, plan
+from tests.crash.faults import FaultPlan, Faults, plan
 from tests.crash.ledger import LedgerReader, now
 from tests.crash.probes import Delays, Probes, judge_delays
 from tests.crash.stage import LEASE_SECONDS, Stage
@@ -43,6 +43,7 @@ class Plan:
     report: Path | None = None
     keep: Path | None = None
     faults_per_round: int = FAULTS_PER_ROUND
+    fault_plan: FaultPlan = plan
     mistake: str = ""
     """The name of a mistake to plant."""
     settle_seconds: float = 120.0
@@ -150,7 +151,8 @@ class Run:
     # Rounds.
 
     def _rounds(self) -> None:
-        faults = plan(self.plan.seed, self.plan.clusters, bool(self.stage.servers))
+        has_lines = bool(self.stage.servers)
+        faults = self.plan.fault_plan(self.plan.seed, self.plan.clusters, has_lines)
         struck = 0
         number = 0
         while not self.plan.faults or struck < self.plan.faults:

@@ -238,15 +238,20 @@ def test_workflow_is_cancelled_and_retried(anna: Client) -> None:
     assert row.state == "SUCCESSFUL"
 
 
-def test_cluster_is_asked_to_be_quiet_to_resume_and_to_stop(anna: Client) -> None:
-    cluster = Cluster.objects.create(
+def make_cluster(**info: Any) -> Cluster:
+    return Cluster.objects.create(
         id=uuid4(),
         name=settings_for().cluster,
         host="host",
         pid=1,
         heartbeat_us=0,
         started_at="2026-01-01T00Z",
+        info=info,
     )
+
+
+def test_cluster_is_asked_to_be_quiet_to_resume_and_to_stop(anna: Client) -> None:
+    cluster = make_cluster()
     done(anna, "quiet-cluster", cluster=str(cluster.pk))
     cluster.refresh_from_db()
     assert cluster.request == "quiet"
@@ -258,15 +263,7 @@ def test_cluster_is_asked_to_be_quiet_to_resume_and_to_stop(anna: Client) -> Non
 
 def test_cluster_is_resized_and_its_worker_recycled(anna: Client) -> None:
     worker = {"number": 1, "id": "host:12345678:1.3", "pid": 9, "jobs_done": 3, "running": []}
-    cluster = Cluster.objects.create(
-        id=uuid4(),
-        name=settings_for().cluster,
-        host="host",
-        pid=1,
-        heartbeat_us=0,
-        started_at="2026-01-01T00Z",
-        info={"most_workers": 4, "workers": [worker]},
-    )
+    cluster = make_cluster(most_workers=4, workers=[worker])
     own = {"cluster": str(cluster.pk)}
     assert "asked to have 3 workers" in done(anna, "resize-cluster", **own, workers="3")
     assert "(3 wanted)" in anna.get("/stoker/clusters/").content.decode()

@@ -307,7 +307,11 @@ class Dispatch:
         return stale
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        """Extend the leases. Skip those that another transaction has locked."""
+        """Extend leases. Skip those whose rows another transaction has locked.
+
+        Returns:
+            The leases that are lost, and those that were skipped.
+        """
         stale: set[Lease] = set()
         locked: set[Lease] = set()
         for place, theirs in self._by_lessor(leases):

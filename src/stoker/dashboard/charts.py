@@ -59,9 +59,9 @@ class Chart:
 
     title: str
     about: str
-    """The quantity that the chart shows."""
+    """What is counted or measured, and over which time."""
     summary: str
-    """What the chart shows, summed up in one sentence."""
+    """One sentence that tells what can be seen, for those who cannot see the chart."""
     top: str
     """Label of the upper edge: the largest value."""
     first: str

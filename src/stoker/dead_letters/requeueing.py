@@ -1,12 +1,12 @@
 """Requeue a dead letter: enqueue a new job and record it, in one transaction.
 
-The new job has the arguments and options of the failed one, sealed again, and an id that sorts
-right after the old one, so it takes that job's place in the queue and at the head of a halted
-sequence. Its guards are those that the task has now.
+The new job has the arguments and options of the failed job. Its package is signed again. Its id
+sorts right after the old id, so the new job takes the old one's place in the queue, and in a
+sequence that the old one halts. It gets the guards that the task has now.
 
-Rows are locked in an order that avoids deadlocks with long transactions of callers: first the
-unique key, then the keys of guards, and last the dead letter, by an UPDATE that changes nothing if
-the row has changed since it was read. In that case the transaction is rolled back.
+Rows are locked in this order, so that long transactions of callers cause no deadlock: first the
+unique key, then the keys of guards, last the dead letter. The UPDATE of the dead letter changes
+nothing if the row is not as it was read. In that case the transaction is rolled back.
 """
 
 from __future__ import annotations

@@ -43,10 +43,10 @@ def pass_on(alias: str, from_job_id: UUID, to_job_id: UUID) -> set[str]:
 
 
 def resume_after(alias: str, job_ids: Collection[UUID]) -> set[str]:
-    """Resume the sequences that the given failed jobs halt.
+    """Let the sequences go on that were halted because these jobs failed.
 
     Returns:
-        The queues in which blocked jobs became ready.
+        The queues that have more ready jobs now.
     """
     halting = _halting(alias, job_ids)
     keys = GuardKey.objects.using(alias).lock({need.key_id for need in halting})
@@ -58,7 +58,8 @@ def resume_after(alias: str, job_ids: Collection[UUID]) -> set[str]:
 
 
 def halts_of(alias: str, job_id: UUID) -> list[Need]:
-    """Return the needs of a waiting job that hold a failed job's place in a halted sequence."""
+    """Return the needs with which a waiting job holds its failed predecessor's place in a
+    sequence."""
     return [need for need in _halting(alias, [job_id]) if need.holds is not None]
 
 

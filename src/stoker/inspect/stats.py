@@ -77,10 +77,10 @@ class ClusterState:
     leases: int
     workers: tuple[WorkerState, ...]
     loops: Mapping[str, float] = field(default_factory=dict)
-    """For ``pusher``, ``monitor`` and ``scheduler``: seconds between the last turn of its loop and
-    the heartbeat."""
+    """Name of a process (``pusher``, ``monitor`` or ``scheduler``) -> how old the last turn of its
+    loop was at the heartbeat, in seconds."""
     wanted_workers: int | None = None
-    """The requested number of workers; None = as many as it was started with."""
+    """The number of workers that an operator has asked for. None = the number at its start."""
     most_workers: int = 0
     """The largest number of workers that can be requested; 0 = it cannot be resized."""
 

@@ -88,11 +88,12 @@ class Needle:
 
     @cached_property
     def _words(self) -> list[tuple[str, ...]]:
-        """Return, for each word, the ways in which it may be written in a package."""
+        """Return the spellings of each searched word. A package contains text as JSON writes it,
+        and a job's id with or without hyphens."""
         return [_spellings(word) for word in self._value.split()]
 
     def _template_of(self, task: str) -> str:
-        """Return the task's option ``describe``, from which labels of its jobs are built."""
+        """Return the text of the task's option ``describe``; empty if it has none."""
         if task not in self._templates:
             try:
                 template = getattr(find_task(task), "describe", None) or ""

@@ -46,7 +46,7 @@ def lock(
     cache: str | None = None,
     backend: str = "default",
 ) -> NamedLock:
-    """Return a lock that has one holder at a time, across all processes and hosts::
+    """Return a lock that one holder at a time can have, across all processes and hosts::
 
         with stoker.lock(f"feed:{feed_id}") as held:
             ...
@@ -54,15 +54,16 @@ def lock(
         async with stoker.lock("report", wait=5):
             ...
 
-    The lease is renewed in the background while the holder's process lives, so a slow holder does
-    not lose the lock. If the process dies, the lock is free one lease later.
+    While the holder's process lives, its lease is renewed in the background. So a slow holder keeps
+    the lock. If the process dies, the lock is free as soon as the lease has ended.
 
     Args:
         name: any string that is not empty; names that begin with "stoker:" are reserved.
-        wait: seconds or a timedelta to wait for the lock; 0 = do not wait, None = for ever.
-        lease: seconds for which the lock outlives its holder; at least 1.
-        steal_after: take the lock from a living holder that has held it for this many seconds.
-            The holder notices at its next renewal, at the latest after a third of its lease.
+        wait: how long to wait for the lock: seconds or a timedelta. 0 = do not wait; None = wait
+            until it is free.
+        lease: how long the lock stays taken after its holder has died, in seconds; at least 1.
+        steal_after: take the lock from its holder once it has held it for this many seconds. The
+            holder notices this when it renews its lease, a third of a lease later at most.
         cache: keep the lock in this cache of ``CACHES`` instead of the database.
         backend: the alias in ``TASKS`` whose database keeps the lock, if no cache is named.
 

@@ -24,9 +24,9 @@ from .subcommand import BACKEND, JSON, NO_CLUSTER, NO_JOBS, ExitCode, Subcommand
 class InfoCommand(Subcommand):
     """Show queues, clusters and what their workers run.
 
-    Show the number of waiting and running jobs of each queue and how long the next has waited, the
-    clusters with what each worker runs, and the number of finished jobs and dead letters that are
-    kept. Numbers beyond 100,000 may be estimates; they are marked with a ~.
+    For each queue: how many jobs wait and run, and how long the next one has waited. For each
+    cluster: what its workers run. At the end: how many finished jobs and dead letters are stored.
+    Numbers over 100,000 may be estimates; these begin with a ~.
 
     --json writes one object:
       backend, cluster, broker, server   what is shown

@@ -134,10 +134,10 @@ class Cluster(models.Model):
     )
     """The pending request, see ``stoker clusters``."""
     workers = models.PositiveSmallIntegerField(null=True, blank=True)
-    """The requested number of workers; None = as many as it was started with."""
+    """The number of workers that an operator has asked for. None = the number at its start."""
     recycle = models.CharField(max_length=LONGEST_RECYCLE, default="", db_default="", blank=True)
-    """The workers to replace, separated by spaces. Each is the end of a worker's id: number and
-    incarnation, such as ``0.1``."""
+    """The workers to replace, separated by spaces. Each is written as its number and incarnation,
+    such as ``0.1``: the end of its id."""
     heartbeat_us = models.BigIntegerField(db_index=True)
     started_at = models.DateTimeField()
     info = models.JSONField(default=dict)

@@ -15,7 +15,7 @@ cluster that starts later takes jobs. Every call takes ``backend``, a name under
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 from uuid import UUID
 
 from stoker.conf import settings_for
@@ -47,6 +47,8 @@ __all__ = [
 
 LONGEST_NUMBER = 5
 """Digits of a number of workers."""
+T = TypeVar("T")
+
 GONE = "There is no cluster '{}' (any more)."
 
 
@@ -210,13 +212,28 @@ def _asking(ask: Callable[..., bool], request: str, result: str) -> Callable[...
     return act
 
 
+def _ask_with_number(
+    operator: Operator, cluster_id: UUID | str, ask: Callable[..., T], text: str
+) -> tuple[int | None, T]:
+    """Make a request with the number that an operator typed.
+
+    Returns:
+        The number, or None if none was typed, and the answer of ``ask``.
+
+    Raises:
+        ValueError: The number cannot be used, or the request is refused.
+    """
+    number = _whole_or_none(text)
+    answer = ask(cluster_id, number, backend=operator.alias)
+    tell("cluster_asked", by=operator.by, cluster_id=cluster_id, what=ask.__name__)
+    return number, answer
+
+
 def _resize(operator: Operator, cluster_id: UUID | str, workers: str = "") -> Done:
     try:
-        wanted = _whole_or_none(workers)
-        before = resize(cluster_id, wanted, backend=operator.alias)
+        wanted, before = _ask_with_number(operator, cluster_id, resize, workers)
     except ValueError as error:
         return Done(str(error), is_good=False)
-    tell("cluster_asked", by=operator.by, cluster_id=cluster_id, what="resize")
     undo = {"cluster": str(cluster_id), "workers": "" if before is None else str(before)}
     number = "as many workers as at its start" if wanted is None else f"{wanted:,} workers"
     return Done(
@@ -237,11 +254,9 @@ def _whole_or_none(text: str) -> int | None:
 
 def _recycle(operator: Operator, cluster_id: UUID | str, worker: str = "") -> Done:
     try:
-        number = _whole_or_none(worker)
-        count = recycle(cluster_id, number, backend=operator.alias)
+        number, count = _ask_with_number(operator, cluster_id, recycle, worker)
     except ValueError as error:
         return Done(str(error), is_good=False)
-    tell("cluster_asked", by=operator.by, cluster_id=cluster_id, what="recycle")
     which = f"{count:,} workers" if number is None else f"worker {number}"
     return Done(
         f"The cluster is asked to recycle {which}: a new process takes over as soon as the running "

@@ -130,11 +130,11 @@ def constant(
 
 
 def as_backoff(value: Any) -> Backoff:
-    """Turn the value of the option ``backoff`` into a callable.
+    """Return the callable that stands for a value of the option ``backoff``.
 
     Args:
-        value: a callable, which is returned unchanged; seconds or a timedelta; a list of delays;
-            or None for the default, exponential from 2 seconds to 10 minutes.
+        value: a callable, which is returned as it is; a delay, as seconds or a timedelta; a list of
+            delays; or None for the default: exponential, from 2 seconds to 10 minutes.
 
     Raises:
         InvalidTaskOption: the value is none of these.

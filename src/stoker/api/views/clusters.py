@@ -23,7 +23,7 @@ class Resizing(ReasonBody):
     """The body of a request for another number of workers."""
 
     workers: Annotated[int, Strict, Field(ge=1, le=1024)] | None
-    """None: as many as the cluster was started with."""
+    """None = the number at the cluster's start."""
 
 
 class Recycling(ReasonBody):

@@ -1,7 +1,8 @@
 """The worker: the only process in which user code runs.
 
-The main thread runs jobs. A companion thread listens to the sentinel, connects to a new pusher when
-the old one has died, sends reports that a long job would delay, and kills the process at the fence.
+The main thread runs jobs. A companion thread does the rest: it listens to the sentinel, connects to
+a new pusher when the old one has died, and sends the reports of finished jobs while a long job
+runs. It also kills this process before a lease ends that could not be extended (the fence).
 """
 
 from __future__ import annotations
