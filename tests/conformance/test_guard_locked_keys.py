@@ -45,7 +45,7 @@ def other() -> Iterator[Session]:
 def be_careful(stand: OrmStand) -> None:
     """Let the next claims not wait for locked keys, as after one that had to."""
     assert isinstance(stand.broker, OrmBroker)
-    stand.broker._be_careful()
+    stand.broker._search.be_careful()
 
 
 def lock_key_of_a_past_job(stand: OrmStand, other: Session) -> None:
@@ -95,9 +95,9 @@ def test_later_claims_do_not_wait_while_claims_meet_locked_keys(
     put(stand, need("held"))
     be_careful(stand)
     assert isinstance(stand.broker, OrmBroker)
-    before = stand.broker._careful_until
+    before = stand.broker._search._careful_until
     assert claim_ids(stand) == []
-    assert stand.broker._careful_until > before
+    assert stand.broker._search._careful_until > before
 
 
 @pytest.mark.postgres
@@ -105,9 +105,9 @@ def test_claim_that_meets_no_locked_key_waits_again_later(stand: OrmStand) -> No
     put(stand, need("free"))
     be_careful(stand)
     assert isinstance(stand.broker, OrmBroker)
-    before = stand.broker._careful_until
+    before = stand.broker._search._careful_until
     assert len(claim_ids(stand)) == 1
-    assert stand.broker._careful_until == before
+    assert stand.broker._search._careful_until == before
 
 
 @pytest.mark.postgres

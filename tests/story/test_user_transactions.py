@@ -11,10 +11,11 @@ import pytest
 
 from stoker import InSequence, Lock, Unique, dead_letters, group
 from stoker.brokers.contract import ClaimRequest
+from stoker.brokers.orm import broker as broker_module
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.conf import settings_for
 from stoker.models import DeadLetter, Deferred, GuardKey, Job, Ready
-from stoker.store.written import MICROSECONDS
+from stoker.store.written import MICROSECONDS, database_now_us
 
 from tests.app.chaos import run_until
 from tests.app.models import Ledger
@@ -109,13 +110,53 @@ def test_jobs_of_a_locked_key_are_deferred_longer_the_more_there_are(
     locked.enqueue_many([((), {})] * 600)
     user.begin()
     user.do(lambda: GuardKey.objects.select_for_update().get())
-    broker._be_careful()
+    broker._search.be_careful()
     while Ready.objects.exists():
         broker.claim(ClaimRequest(100, holder=uuid4(), lease_seconds=60))
     moments = list(Deferred.objects.order_by("due_us").values_list("due_us", flat=True))
     user.roll_back()
     assert len(moments) == 600
     assert 5 * MICROSECONDS < moments[-1] - moments[0] < 60 * MICROSECONDS
+
+
+def test_slow_claims_soon_come_to_jobs_behind_those_of_a_locked_key(
+    user: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow database there is time for one round per claim."""
+    monkeypatch.setattr(broker_module, "LOOK_BEHIND_SECONDS", 0)
+    locked = nothing.using(lock=Lock("one"), priority=5)
+    broker = OrmBroker(settings_for())
+    request = ClaimRequest(2, holder=uuid4(), lease_seconds=60)
+    locked.enqueue()
+    assert len(broker.claim(request)) == 1
+    locked.enqueue_many([((), {})] * 600)
+    plain = nothing.enqueue()
+    user.begin()
+    user.do(lambda: GuardKey.objects.select_for_update().get())
+    broker._search.be_careful()
+    claims = [broker.claim(request) for _ in range(12)]
+    user.roll_back()
+    assert [str(one.job_id) for found in claims for one in found] == [plain.id]
+
+
+def test_jobs_of_a_locked_key_are_deferred_longer_if_the_search_for_others_is_slow(
+    user: Session,
+) -> None:
+    locked = nothing.using(lock=Lock("one"))
+    broker = OrmBroker(settings_for())
+    request = ClaimRequest(2, holder=uuid4(), lease_seconds=60)
+    locked.enqueue()
+    assert len(broker.claim(request)) == 1
+    locked.enqueue_many([((), {})] * 2)
+    user.begin()
+    user.do(lambda: GuardKey.objects.select_for_update().get())
+    broker._search.be_careful()
+    broker._search.look(2)
+    broker._search.began -= 30
+    assert broker.claim(request) == []
+    ((due_us,),) = Deferred.objects.values_list("due_us").distinct()
+    user.roll_back()
+    assert due_us - database_now_us("default") > 29 * MICROSECONDS
 
 
 @pytest.mark.parametrize("on_conflict", ["keep", "replace", "after"])

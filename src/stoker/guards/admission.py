@@ -76,6 +76,7 @@ def admit(
     rated: Rated,
     *,
     waits: bool = True,
+    searched_us: int = 0,
 ) -> AdmissionResult:
     """Decide about ready jobs, some of which have guards. Lease the jobs that may start; block or
     defer the others.
@@ -88,8 +89,12 @@ def admit(
         rated: how to admit jobs with a rate.
         waits: whether to wait for keys that other transactions have locked. If not, jobs that need
             these keys are deferred for a moment, so that they do not delay the jobs behind them.
+        searched_us: for how long the caller has searched for a job that may start, in microseconds.
+            Jobs are deferred for longer by this time. Otherwise the first of many would be ready
+            again before a slow search comes to the jobs behind them.
     """
-    return _Admission(alias, places, rated, waits=waits).decide(room, leasing)
+    admission = _Admission(alias, places, rated, waits=waits, searched_us=searched_us)
+    return admission.decide(room, leasing)
 
 
 def lease(
@@ -108,10 +113,17 @@ class _Admission:
     """The decisions of one claim."""
 
     def __init__(
-        self, alias: str, places: Sequence[Place], rated: Rated, *, waits: bool = True
+        self,
+        alias: str,
+        places: Sequence[Place],
+        rated: Rated,
+        *,
+        waits: bool = True,
+        searched_us: int = 0,
     ) -> None:
         self._alias = alias
         self._rated = rated
+        self._searched_us = searched_us
         self._rated_left = rated.limit
         self._needs = Need.objects.using(alias).of_jobs(
             {place.job_id: place.guards for place in places if place.guards}
@@ -211,14 +223,15 @@ class _Admission:
 
     def _look_again_us(self) -> int:
         """Return when to check jobs again whose keys other transactions have locked. The more such
-        jobs are deferred, the later this is. Otherwise the first would be due again before the last
-        are deferred."""
+        jobs are deferred, and the longer that takes, the later this is. Otherwise the first would
+        be due again before the last are deferred."""
         latest_us = self._now_us + LOOK_AGAIN_LATEST_US
         deferred = Deferred.objects.using(self._alias).filter(
             guards__gt=0, due_us__gt=self._now_us, due_us__lte=latest_us
         )
         count = deferred.order_by()[: LOOK_AGAIN_LATEST_US // LOOK_AGAIN_EACH_US].count()
-        return min(self._now_us + LOOK_AGAIN_US + count * LOOK_AGAIN_EACH_US, latest_us)
+        later_us = min(self._now_us + LOOK_AGAIN_US + count * LOOK_AGAIN_EACH_US, latest_us)
+        return later_us + self._searched_us
 
     # -- the rules --------------------------------------------------------------------------------
 

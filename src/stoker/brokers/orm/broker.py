@@ -34,18 +34,22 @@ from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
 from stoker.store.places import PLACES, WAITING, whereabouts
-from stoker.store.statements import (
-    delete_returning_guards,
-    lock_by_key,
-    update_by_key,
-    with_keys,
-)
+from stoker.store.statements import delete_returning_guards, lock_by_key, update_by_key, with_keys
 from stoker.store.transactions import after_commit, is_locked_out
 from stoker.store.turns import free, leave
 from stoker.store.wake import Wake
 from stoker.store.written import DatabaseNow, as_uuid, database_now_us, microseconds
 
-from .claim import PACKAGE, Claiming, Watermarks, deliveries_of, leasing_of, read_long, what_is_due
+from .claim import (
+    PACKAGE,
+    Claiming,
+    GuardedSearch,
+    Watermarks,
+    deliveries_of,
+    leasing_of,
+    read_long,
+    what_is_due,
+)
 
 
 def lease_keys(leases: Sequence[Lease]) -> Sequence[LeaseKey]:
@@ -76,8 +80,6 @@ due earlier is found by the next claim that returns nothing else."""
 LOOK_BEHIND_SECONDS = 0.05
 """How long a claim continues while guards refuse all jobs that it finds, because later jobs may
 be free to start."""
-CAREFUL_SECONDS = 10.0
-"""How long claims skip locked guard keys after one claim has waited too long for such a lock."""
 PURGE_AT_ONCE = 500
 PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, None, None)
 """Pause before each further look at jobs that another transaction has locked. None: wait for the
@@ -103,9 +105,9 @@ class OrmBroker(Broker):
         self._nothing_due_until = 0.0
         """Monotonic time in seconds up to which no deferred job is expected to fall due."""
         self._is_more_behind = False
+        self._search = GuardedSearch()
         self._leaves_doubt = False
         self._marks = Watermarks(self.alias)
-        self._careful_until = 0.0
         self._knows_rates = False
         """Whether a job with a rate was ever claimed."""
         self.engine = engine_of(self.alias)
@@ -178,8 +180,7 @@ class OrmBroker(Broker):
     ) -> list[Delivery]:
         """Claim ready jobs of the queues. Raise nothing after a job is leased, because its holder
         would not learn of the lease."""
-        waits = time.monotonic() >= self._careful_until
-        claiming = Claiming(self.alias, served, limit, leasing, rated, self._marks, waits=waits)
+        claiming = Claiming(served, limit, leasing, rated, self._marks, self._search)
         deliveries: list[Delivery] = []
         self._leaves_doubt = False
         until = time.monotonic() + LOOK_BEHIND_SECONDS
@@ -193,15 +194,16 @@ class OrmBroker(Broker):
                 if time.monotonic() >= until:
                     break
         except DatabaseError as error:
+            self._search.end()  # a smaller round may succeed
             if is_locked_out(error):
-                self._be_careful()
+                self._search.be_careful()
             elif not deliveries:
                 raise
             else:
                 self._leaves_doubt = True
             tell("guards_put_off", error=error)
-        if claiming.has_met_locks:
-            self._be_careful()
+        if deliveries or not self._is_more_behind:
+            self._search.end()
         return deliveries if all(map(PACKAGE, deliveries)) else self._with_long(deliveries)
 
     def _with_long(self, deliveries: list[Delivery]) -> list[Delivery]:
@@ -227,11 +229,6 @@ class OrmBroker(Broker):
         """Return whether the last claim may have leased more jobs than it returned, because the
         answer to a statement was lost."""
         return self._leaves_doubt
-
-    def _be_careful(self) -> None:
-        """Skip locked guard keys in the next claims. Another transaction has locked some for
-        longer than Stoker's own transactions take."""
-        self._careful_until = time.monotonic() + CAREFUL_SECONDS
 
     def _promote_due(self, rated_limit: int) -> int:
         """Move due jobs to ready and return their number."""

@@ -52,7 +52,7 @@ class Watermarks:
     """
 
     def __init__(self, alias: str) -> None:
-        self._alias = alias
+        self.alias = alias
         self.engine = engine_of(alias)
         self._marks: dict[str, dict[int, UUID]] = {}
         self._good_until = 0.0
@@ -105,7 +105,7 @@ class Watermarks:
         began = time.monotonic()
         self.forget()
         if not named:
-            self.queues = Ready.objects.using(self._alias).queues()
+            self.queues = Ready.objects.using(self.alias).queues()
         found = claim()
         if self.engine.claims_by_marks:
             now = time.monotonic()
@@ -251,48 +251,84 @@ LEASE_ID = 1
 """Position of the lease id in a ``Claim`` row."""
 
 
+CAREFUL_SECONDS = 10.0
+"""How long claims skip locked guard keys after one claim has waited too long for such a lock."""
+
+
+class GuardedSearch:
+    """The search of one process for ready jobs that guards do not hold back. It may take several
+    claims."""
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+        """When it began, in monotonic seconds; None = it has not."""
+        self._look = 0
+        self._careful_until = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Return for how long it has been going on."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
+    @property
+    def waits(self) -> bool:
+        """Return whether to wait for guard keys that other transactions have locked."""
+        return time.monotonic() >= self._careful_until
+
+    def be_careful(self) -> None:
+        """Skip locked guard keys in the next claims. Another transaction has locked some for
+        longer than Stoker's own transactions take."""
+        self._careful_until = time.monotonic() + CAREFUL_SECONDS
+
+    def end(self) -> None:
+        """Begin again with the next claim: this one has found jobs, or all were examined."""
+        self.began, self._look = None, 0
+
+    def look(self, limit: int) -> int:
+        """Return how many ready jobs the next round examines: as many as may be claimed, then twice
+        as many as the last round, as that found none that may start."""
+        if self.began is None:
+            self.began = time.monotonic()
+        look = max(limit, self._look)
+        self._look = min(2 * look, LOOK_MOST)
+        return look
+
+
 class Claiming:
-    """Moves ready jobs to claimed, lowest rank first, then oldest. If guards hold back every job
-    that a round reads, the next round reads twice as many.
+    """Moves ready jobs to claimed, lowest rank first, then oldest.
 
     Args:
-        alias: the database alias.
         queues: names of the queues to serve, without duplicates.
         limit: maximum number of jobs.
         rated: the limits for jobs with a rate.
         marks: where to start in the first round.
-        waits: whether to wait for guard keys locked by other transactions, see ``admit``.
+        search: the search that this claim begins or continues.
     """
 
     def __init__(
         self,
-        alias: str,
         queues: Sequence[str],
         limit: int,
         leasing: Leasing,
         rated: Rated,
         marks: Watermarks,
-        *,
-        waits: bool = True,
+        search: GuardedSearch,
     ) -> None:
         self.is_over = False
         """Whether the claim is complete: its limit is reached, or no further job is ready."""
-        self.has_met_locks = False
-        """Whether jobs were deferred because other transactions have locked their guard keys."""
-        self._waits = waits
-        self._alias = alias
+        self._alias = marks.alias
         self._engine = marks.engine
         self._queues = queues
         self._limit = limit
         self._leasing = leasing
         self._rated = rated
         self._marks = marks
-        self._look = limit
+        self._search = search
 
     def go_round(self) -> Iterator[list[Claim]]:
         """Run one round and yield its claims. Claims that were yielded stay leased even if a later
         step raises."""
-        look, self._look = self._look, max(self._limit, min(2 * self._look, LOOK_MOST))
+        look = self._search.look(self._limit)
         found = self._claim_plain() if look == self._limit else None
         if found is None:
             yield self._decide(partial(self._best, look), look, self._limit)
@@ -320,9 +356,16 @@ class Claiming:
                 plain = [Admitted(place) for place in places[:room]]
                 return lease(self._alias, Decisions(places[:room]), self._leasing, plain)
             decision = admit(
-                self._alias, places, room, self._leasing, self._rated, waits=self._waits
+                self._alias,
+                places,
+                room,
+                self._leasing,
+                self._rated,
+                waits=self._search.waits,
+                searched_us=microseconds(self._search.seconds),
             )
-            self.has_met_locks = self.has_met_locks or decision.has_met_locks
+            if decision.has_met_locks:
+                self._search.be_careful()
             if decision.has_called:
                 self._marks.forget()
             are_all = len(places) < look and not decision.has_called
