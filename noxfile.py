@@ -139,12 +139,12 @@ ALL = (
     Part(
         "all-sqlite",
         (
+            "tests/test_benchmark_guard.py",  # first, since receivers of other tests cost time
             *CLUSTERS,
             *ON_SQLITE,
             *STORE,
             "tests/typing",
             "tests/test_benchmarks.py",
-            "tests/test_benchmark_guard.py",
         ),
         workers=4,
     ),

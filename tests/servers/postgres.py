@@ -32,7 +32,8 @@ class PrivatePostgres(PrivateServer):
         super().__init__()
         self.version = chosen_version(self.name)
         self.settings = settings
-        self._primary: PrivatePostgres | None = None
+        self._primary = ""
+        """Where the primary of this replica is; empty = this is a primary."""
 
     @property
     def url(self) -> str:
@@ -42,10 +43,11 @@ class PrivatePostgres(PrivateServer):
     def install(self) -> None:
         """Create the data directory."""
         data = str(self.folder / "data")
-        if self._primary is not None:
-            place = f"host=127.0.0.1 port={self._primary.port} user=postgres"
+        if self._primary:
+            # Without -R: PostgreSQL 18 writes options there that an older libpq refuses.
             copy = self.program("pg_basebackup")
-            self.run([copy, "-D", data, "-d", place, "-R", "-X", "stream", "-c", "fast"])
+            self.run([copy, "-D", data, "-d", self._primary, "-X", "stream", "-c", "fast"])
+            self.run(["touch", f"{data}/standby.signal"])
             return
         login = ("-A", "trust", "-U", "postgres")
         text = ("--encoding=UTF8", "--locale=C")
@@ -56,6 +58,7 @@ class PrivatePostgres(PrivateServer):
         settings = {
             "listen_addresses": "127.0.0.1",
             "unix_socket_directories": "",
+            **({"primary_conninfo": self._primary} if self._primary else {}),
             **self.settings,
         }
         options = [word for name, value in settings.items() for word in ("-c", f"{name}={value}")]
@@ -64,7 +67,7 @@ class PrivatePostgres(PrivateServer):
 
     def be_replica_of(self, primary: PrivatePostgres) -> None:
         """Start as a streaming replica of this server. Call it before the start."""
-        self._primary = primary
+        self._primary = f"host=127.0.0.1 port={primary.port} user=postgres"
 
     def promote(self) -> None:
         """Promote this replica to a primary, and wait until it is one."""

@@ -114,8 +114,9 @@ class Proxy:
         doomed: threading.Event,
         pair: tuple[socket.socket, socket.socket],
     ) -> None:
-        client_port = pair[0].getpeername()[1]
-        with suppress(OSError):
+        client_port = 0
+        with suppress(OSError):  # also if the client is gone already
+            client_port = pair[0].getpeername()[1]
             while data := source.recv(2**16):
                 self._is_open.wait()
                 if client_port in self._silent:

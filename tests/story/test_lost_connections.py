@@ -14,7 +14,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import psutil
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 
 from stoker import Lock
 from stoker.models import Job
@@ -41,6 +41,7 @@ SILENT_SESSIONS = {
     " JOIN information_schema.processlist ON id = trx_mysql_thread_id"
     " WHERE db = database() AND command = 'Sleep'",
 }
+CANNOT_CONVERT = 3854
 
 pytestmark = [
     pytest.mark.chaos,
@@ -88,9 +89,16 @@ def client_ports(process: psutil.Process, proxy: Proxy) -> list[int]:
 
 
 def silent_sessions() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(SILENT_SESSIONS[connection.vendor])
-        return int(cursor.fetchone()[0])
+    while True:
+        with connection.cursor() as cursor:
+            try:
+                cursor.execute(SILENT_SESSIONS[connection.vendor])
+            except OperationalError as error:
+                # MySQL cannot list a transaction while it sends the bytes of a package.
+                if error.args[0] != CANNOT_CONVERT:
+                    raise
+            else:
+                return int(cursor.fetchone()[0])
 
 
 def assert_plain_jobs_are_recorded(until: float, *clusters: ProcessCluster) -> None:
