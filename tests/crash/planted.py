@@ -13,7 +13,7 @@ import traceback
 from tests.crash.mistakes import MISTAKES, Mistake
 from tests.crash.run import Plan, Run
 
-FAULTS = 100
+FAULTS = 300
 FAULTS_PER_ROUND = 10
 SETTLE_SECONDS = 25.0
 FOUND, NOT_FOUND, FAILED = 0, 1, 2

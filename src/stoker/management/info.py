@@ -82,7 +82,7 @@ class InfoCommand(Subcommand):
             if queue.paused is not None:
                 yield f"  {queue.name} is {pause_in_words(queue.paused)}"
         yield ""
-        yield self.heading("Finished jobs that are kept")
+        yield self.heading("Finished jobs in the store")
         kept, about = seen.finished, _about(seen.finished.is_exact)
         yield (
             f"  successful {about}{kept.successful:,}, failed {about}{kept.failed:,}, "
