@@ -277,6 +277,11 @@ def test_cluster_is_resized_and_its_worker_recycled(anna: Client) -> None:
     assert "as at its start" in done(anna, "resize-cluster", **own, workers="")
     cluster.refresh_from_db()
     assert cluster.workers is None
+    done(anna, "stop-cluster", **own)
+    assert "is stopping" in done(anna, "resize-cluster", **own, workers="2")
+    assert "is stopping" in done(anna, "recycle-cluster", **own, worker="1")
+    cluster.refresh_from_db()
+    assert (cluster.workers, cluster.recycle) == (None, "1.3")
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def resize(cluster_id: UUID | str, workers: int | None, *, backend: str = "defau
 
     Raises:
         ClusterNotFound: There is no cluster with this id, or there is none any more.
-        ValueError: The number is out of bounds, or the cluster runs an older version.
+        ValueError: The number is out of bounds, or the cluster is stopping or of an older version.
     """
     cluster, database = _changeable(cluster_id, backend), settings_for(backend).database
     if workers is not None and not 1 <= workers <= cluster.most_workers:
@@ -144,7 +144,7 @@ def recycle(cluster_id: UUID | str, worker: int | None = None, *, backend: str =
     Raises:
         ClusterNotFound: There is no cluster with this id, or there is none any more.
         ValueError: It has no worker with this number, too many requests are open, or the cluster
-            runs an older version.
+            is stopping or of an older version.
     """
     cluster, database = _changeable(cluster_id, backend), settings_for(backend).database
     names = [one.name for one in cluster.workers if worker in (None, one.number) and one.name]
@@ -184,13 +184,15 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
 
 
 def _changeable(cluster_id: UUID | str, backend: str) -> ClusterState:
-    """Return a cluster that can be resized and recycled. An older version would not read the
-    request."""
+    """Return a cluster that can be resized and recycled: it is not stopping, and its version reads
+    such requests."""
     cluster = get(cluster_id, backend=backend)
     if not cluster.most_workers:
         raise ValueError(
             "This cluster cannot be changed: it has sent no heartbeat of this version."
         )
+    if cluster.state == Cluster.State.STOPPING or cluster.request == Cluster.Request.STOP:
+        raise ValueError("This cluster is stopping, so it starts no more workers.")
     return cluster
 
 
