@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("stoker", "0001_squashed_0018_bulk_operations"),
+        ("stoker", "0018_bulk_operations"),
     ]
 
     operations = [

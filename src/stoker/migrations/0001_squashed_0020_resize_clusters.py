@@ -43,6 +43,8 @@ class Migration(migrations.Migration):
         ("stoker", "0016_reveal"),
         ("stoker", "0017_kept_claims"),
         ("stoker", "0018_bulk_operations"),
+        ("stoker", "0019_log_chunks"),
+        ("stoker", "0020_resize_clusters"),
     ]
 
     initial = True
@@ -633,6 +635,11 @@ class Migration(migrations.Migration):
                         max_length=5,
                     ),
                 ),
+                (
+                    "recycle",
+                    models.CharField(blank=True, db_default="", default="", max_length=8000),
+                ),
+                ("workers", models.PositiveSmallIntegerField(blank=True, null=True)),
             ],
             options={
                 "verbose_name": "cluster",
@@ -811,6 +818,23 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "claimed job",
+            },
+        ),
+        migrations.CreateModel(
+            name="LogChunk",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("job_id", models.UUIDField()),
+                ("attempt", models.SmallIntegerField()),
+                ("lines", models.TextField()),
+                ("keep_until", models.DateTimeField()),
+            ],
+            options={
+                "verbose_name": "part of a job's log",
+                "indexes": [
+                    models.Index(fields=["job_id", "id"], name="stoker_log_job"),
+                    models.Index(fields=["keep_until"], name="stoker_log_until"),
+                ],
             },
         ),
         migrations.CreateModel(
