@@ -139,7 +139,6 @@ ALL = (
     Part(
         "all-sqlite",
         (
-            "tests/test_benchmark_guard.py",  # first, since receivers of other tests cost time
             *CLUSTERS,
             *ON_SQLITE,
             *STORE,
@@ -162,6 +161,8 @@ ALL = (
         workers=4,
         needs=("postgres",),
     ),
+    # Alone, because other tests connect receivers to signals, and each costs instructions.
+    Part("all-cost", ("tests/test_benchmark_guard.py",), workers=0),
     Part("all-mariadb", (*CLUSTERS, *STORE), database="mariadb", workers=4, needs=("mariadb",)),
     Part("all-admin", ("tests/admin",), database="with_admin", needs=("postgres",)),
     Part("all-browser", ("tests/browser",), database="browser", workers=0, needs=("postgres",)),
