@@ -21,7 +21,7 @@ from stoker.jobs.outcomes import (
     Crashed,
     Failed,
     Outcome,
-    Retry,
+    Retried,
     Snoozed,
     Succeeded,
     Tallies,
@@ -87,7 +87,7 @@ def written(start: float, seconds: int = FINEST_SECONDS, **numbers: Any) -> None
 
 
 def test_recorded_outcomes_are_counted_once(settings: Settings, now: float) -> None:
-    outcomes = [done(), done(), Failed(FAULT), Cancelled("no"), Retry(FAULT, 5), Snoozed(5)]
+    outcomes = [done(), done(), Failed(FAULT), Cancelled("no"), Retried(FAULT, 5), Snoozed(5)]
     tasks.nothing.enqueue_many([((), {})] * len(outcomes))
     tallies = Tallies(settings)
     ends = [

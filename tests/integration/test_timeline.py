@@ -46,8 +46,8 @@ def end_with(outcome: Callable[[], Outcome]) -> None:
     finish(settings_for(), broker_for(settings_for()), attempted)
 
 
-def retry(delay_seconds: float = 0) -> outcomes.Retry:
-    return outcomes.Retry(plain_fault(ValueError, "no\nmore"), delay_seconds, "error")
+def retry(delay_seconds: float = 0) -> outcomes.Retried:
+    return outcomes.Retried(plain_fault(ValueError, "no\nmore"), delay_seconds, "error")
 
 
 def test_successful_job_has_begin_and_end() -> None:

@@ -86,7 +86,7 @@ def test_job_waiting_for_retry_cannot_be_undone() -> None:
     letter = dead(frail.charge, "order 1")
     sent = dead_letters.requeue(letter.pk)
     broker, fault = broker_for(settings_for()), plain_fault(ValueError, "no")
-    retry = outcomes.Retry(fault, 3600, "error")
+    retry = outcomes.Retried(fault, 3600, "error")
     finish(settings_for(), broker, [Attempted(one, retry, "w", None, 1.0) for one in claim()])
     assert dead_letters.undo_requeue(letter.pk).fate is Fate.UNDER_WAY
     assert broker.states([sent.job_id]) == {sent.job_id: "deferred"}

@@ -17,7 +17,7 @@ from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
 from stoker.jobs import execute as machinery
 from stoker.jobs.execute import Executor, Opened
-from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Retry, Snoozed, Succeeded
+from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Retried, Snoozed, Succeeded
 from stoker.jobs.record import finish
 from stoker.models import Attempt, Claimed, Job
 from stoker.testing import drain
@@ -174,11 +174,11 @@ def test_sqlite_limits_atomic_tasks_to_half_a_lease(
 @pytest.mark.parametrize(
     ("what", "outcome"),
     [
-        ("error", Retry),
-        ("retry", Retry),
+        ("error", Retried),
+        ("retry", Retried),
         ("snooze", Snoozed),
         ("cancel", Cancelled),
-        ("exit", Retry),
+        ("exit", Retried),
     ],
 )
 def test_raising_task_writes_nothing(
@@ -207,7 +207,7 @@ def test_failed_commit_is_a_failed_attempt(
 ) -> None:
     one.enqueue(account.pk)
     attempted = run(claim())
-    assert isinstance(attempted.outcome, Retry | Failed)
+    assert isinstance(attempted.outcome, Retried | Failed)
     assert not attempted.is_recorded
     assert (total(account), statuses()) == (0, [None])
 
@@ -221,7 +221,7 @@ def test_task_without_its_lease_writes_nothing(
     (newer,) = broker.claim_expired(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
     attempted = run(late)
     assert not attempted.is_recorded
-    assert isinstance(attempted.outcome, Retry)
+    assert isinstance(attempted.outcome, Retried)
     assert attempted.outcome.fault.exception_class.endswith("LeaseLost")
     assert finish(settings_for(), broker, [attempted]) == {late.lease}
     assert (total(account), statuses()) == (0, [None])
@@ -250,7 +250,7 @@ def test_commit_with_unknown_outcome_is_decided_by_the_lease(
     with monkeypatch.context() as patch:
         patch.setattr(connection, "_commit", commit_and_break)
         attempted = run(delivery)
-    assert isinstance(attempted.outcome, Retry)
+    assert isinstance(attempted.outcome, Retried)
     assert not attempted.is_recorded
     stale = finish(settings_for(), broker, [attempted])
     assert stale == ({delivery.lease} if is_committed else set())

@@ -17,7 +17,7 @@ from stoker.jobs.outcomes import (
     Crashed,
     Failed,
     Outcome,
-    Retry,
+    Retried,
     Snoozed,
     Succeeded,
     TimedOut,
@@ -109,9 +109,9 @@ def left_of(delivery: Delivery) -> Left:
         (Failed(FAULT), 1, 0, Left("none", None, "FAILED", "failed", "error")),
         (Failed(FAULT, "expired"), 1, 0, Left("none", None, "FAILED", "failed", "expired")),
         (Failed(FAULT, "timeout"), 3, 0, Left("none", None, "FAILED", "timed_out", "timeout")),
-        (Retry(FAULT, 60.0), 1, 0, Left("deferred", (1, 0), None, "failed")),
-        (Retry(FAULT, 0.0), 2, 1, Left("ready", (2, 1), None, "failed")),
-        (Retry(FAULT, 60.0, "timeout"), 1, 0, Left("deferred", (1, 0), None, "timed_out")),
+        (Retried(FAULT, 60.0), 1, 0, Left("deferred", (1, 0), None, "failed")),
+        (Retried(FAULT, 0.0), 2, 1, Left("ready", (2, 1), None, "failed")),
+        (Retried(FAULT, 60.0, "timeout"), 1, 0, Left("deferred", (1, 0), None, "timed_out")),
         (Snoozed(60.0), 1, 0, Left("deferred", (0, 0))),
         (Snoozed(0.0), 3, 1, Left("ready", (2, 1))),
         (CRASH, 1, 0, Left("deferred", (1, 1), None, "crashed")),
@@ -135,7 +135,7 @@ def test_outcome_moves_the_job_to_the_expected_place(
 
 @pytest.mark.parametrize(
     "outcome",
-    [DONE, Cancelled("no"), Failed(FAULT), Retry(FAULT, 0.0), Snoozed(0.0), CRASH, TIME_OUT],
+    [DONE, Cancelled("no"), Failed(FAULT), Retried(FAULT, 0.0), Snoozed(0.0), CRASH, TIME_OUT],
     ids=lambda outcome: outcome.kind,
 )
 def test_stale_lease_moves_and_records_nothing(
@@ -149,7 +149,7 @@ def test_stale_lease_moves_and_records_nothing(
     assert left_of(rescued) == Left("claimed", (3, 0))
 
 
-@pytest.mark.parametrize("outcome", [DONE, Retry(FAULT, 0.0), CRASH], ids=lambda one: one.kind)
+@pytest.mark.parametrize("outcome", [DONE, Retried(FAULT, 0.0), CRASH], ids=lambda one: one.kind)
 def test_outcome_reported_twice_counts_once(
     outcome: Outcome, settings: Settings, broker: Broker
 ) -> None:

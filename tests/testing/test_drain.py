@@ -10,7 +10,7 @@ import pytest
 from django.db import connection, connections, transaction
 
 from stoker.compat import task_signals
-from stoker.jobs.outcomes import Retry
+from stoker.jobs.outcomes import Retried
 from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
 from stoker.testing import drain, enqueued
 
@@ -107,7 +107,7 @@ def test_retries_run_without_waiting(seen: list[Any]) -> None:
     assert [one.attempt for one in ran] == [1, 2, 3]
     assert len(ran.retried) == 2
     outcome = ran[0].outcome
-    assert isinstance(outcome, Retry)
+    assert isinstance(outcome, Retried)
     assert outcome.delay_seconds == 3600, "the backoff can be read"
     result.refresh()
     assert result.return_value == 3

@@ -455,7 +455,7 @@ class Executor:
             max_attempts = opened.package.options.max_attempts
             options = replace(options_of(opened.task, self.settings), max_attempts=max_attempts)
             outcome = decide(error, options, opened.delivery.attempt, self._result(opened))
-            if opened.is_once and isinstance(outcome, outcomes.Snoozed | outcomes.Retry):
+            if opened.is_once and isinstance(outcome, outcomes.Snoozed | outcomes.Retried):
                 outcome = outcomes.Failed(fault_of(error))
         return self._concluded(opened, outcome)
 

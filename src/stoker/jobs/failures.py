@@ -22,7 +22,7 @@ from stoker.dead_letters.policy import tell_task
 from stoker.exceptions import PackageError
 from stoker.jobs import outcomes
 from stoker.jobs.faults import Fault
-from stoker.jobs.outcomes import Attempted, Batch, Failed, Retry, Verdict
+from stoker.jobs.outcomes import Attempted, Batch, Failed, Retried, Verdict
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.received import result_about
 from stoker.models import DeadLetter, Job
@@ -65,7 +65,7 @@ class Failure:
 def tell_failure(settings: Settings, attempted: Attempted, package: Package | None = None) -> None:
     """Log a failed attempt, and send ``attempt_failed`` if the signal has receivers."""
     outcome, delivery = attempted.outcome, attempted.delivery
-    if not isinstance(outcome, Failed | Retry):
+    if not isinstance(outcome, Failed | Retried):
         return
     package = package or _opened(settings, attempted)
     _log(attempted, outcome, package)
@@ -91,11 +91,11 @@ def tell_failure(settings: Settings, attempted: Attempted, package: Package | No
     )
 
 
-def _log(attempted: Attempted, outcome: Failed | Retry, package: Package | None) -> None:
+def _log(attempted: Attempted, outcome: Failed | Retried, package: Package | None) -> None:
     began_at = attempted.started_at
     after = "" if began_at is None else f" after {max(0.0, attempted.finished_at - began_at):.3f} s"
     follows = "The job has ended"
-    if isinstance(outcome, Retry):
+    if isinstance(outcome, Retried):
         follows = f"The next attempt is in {outcome.delay_seconds:.1f} s"
     trace = outcome.fault.traceback.rstrip()
     tell(

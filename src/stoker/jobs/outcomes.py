@@ -45,7 +45,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class Retried:
     """This attempt failed; the job will be retried."""
 
     kind: ClassVar[str] = "retry"
@@ -92,10 +92,10 @@ class TimedOut:
     signal: int | None = None
 
 
-Outcome = Succeeded | Failed | Retry | Snoozed | Cancelled | Crashed | TimedOut
+Outcome = Succeeded | Failed | Retried | Snoozed | Cancelled | Crashed | TimedOut
 
 KINDS: dict[str, type[Outcome]] = {
-    kind.kind: kind for kind in (Succeeded, Failed, Retry, Snoozed, Cancelled, Crashed, TimedOut)
+    kind.kind: kind for kind in (Succeeded, Failed, Retried, Snoozed, Cancelled, Crashed, TimedOut)
 }
 
 
@@ -130,7 +130,7 @@ def pack_outcome(outcome: Outcome) -> Packed:
     match outcome:
         case Failed(fault, reason):
             return ("failed", _pack_fault(fault), reason)
-        case Retry(fault, delay_seconds, reason):
+        case Retried(fault, delay_seconds, reason):
             return ("retry", _pack_fault(fault), delay_seconds, reason)
         case Snoozed(delay_seconds, reason):
             return ("snoozed", delay_seconds, reason)
@@ -161,14 +161,14 @@ class Verdict:
 
     attempted: Attempted
     outcome: Outcome
-    """The outcome, with Retry, Failed or Snoozed in place of Crashed and TimedOut."""
+    """The outcome, with Retried, Failed or Snoozed in place of Crashed and TimedOut."""
     crashes: int
     lease: Lease
 
     @property
     def is_over(self) -> bool:
         """Whether this outcome ends the job."""
-        return not isinstance(self.outcome, Retry | Snoozed)
+        return not isinstance(self.outcome, Retried | Snoozed)
 
 
 NO_COLUMNS = ("seen", "decided", "_marked")
@@ -287,7 +287,7 @@ class Batch(JobColumns):
     @property
     def again(self) -> set[int]:
         """Places of the jobs that have not ended and will run again."""
-        return {at for at, one in self.decided.items() if isinstance(one, Retry | Snoozed)}
+        return {at for at, one in self.decided.items() if isinstance(one, Retried | Snoozed)}
 
     @property
     def marked(self) -> list[int]:
@@ -366,7 +366,7 @@ WRITE_SECONDS = 5.0
 COUNTED: dict[type[Outcome], str] = {
     Failed: "failed",
     Cancelled: "cancelled",
-    Retry: "retried",
+    Retried: "retried",
 }
 """The column that counts each outcome that is not a success. Other outcomes are not counted."""
 UNRUN = ("expired", "unreadable", "unknown_task")

@@ -7,9 +7,9 @@ stale lease changes nothing.
     Succeeded                      ack      job: SUCCESSFUL
     Cancelled                      ack      job: CANCELLED             attempt
     Failed                         ack      job: FAILED, dead letter   attempt
-    Retry                          release  after its delay            attempt
+    Retried                        release  after its delay            attempt
     Snoozed                        release  after its delay, attempt given back
-    Crashed, TimedOut              tries left: as Retry; else as Failed
+    Crashed, TimedOut              tries left: as Retried; else as Failed
 
 All outcomes are rows of one batch and are processed by the same code. Then the workflows and hooks
 of the ended jobs continue (stoker.workflows.follow).
@@ -373,7 +373,7 @@ def _options(settings: Settings, package: Package | None) -> JobOptions:
 def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:
     if is_last:
         return Failed(fault, reason)
-    return outcomes.Retry(fault, crash_delay_seconds(times), reason)
+    return outcomes.Retried(fault, crash_delay_seconds(times), reason)
 
 
 def _leases_of(batch: Batch) -> tuple[Leases, list[Return], set[UUID]]:
@@ -391,7 +391,7 @@ def _return(verdict: Verdict) -> Return:
     outcome = verdict.outcome
     if isinstance(outcome, outcomes.Snoozed):
         attempts -= 1
-    assert isinstance(outcome, outcomes.Snoozed | outcomes.Retry)
+    assert isinstance(outcome, outcomes.Snoozed | outcomes.Retried)
     return Return(verdict.lease, outcome.delay_seconds, attempts, verdict.crashes)
 
 
@@ -412,13 +412,13 @@ def as_ended(verdict: Verdict) -> Ended:
 def as_attempt(verdict: Verdict) -> Attempt:
     """Return the row to store for an attempt that did not succeed."""
     attempted, outcome, kind = verdict.attempted, verdict.outcome, Attempt.Kind.FAILED
-    fault = outcome.fault if isinstance(outcome, Failed | outcomes.Retry) else Fault("", "", "")
+    fault = outcome.fault if isinstance(outcome, Failed | outcomes.Retried) else Fault("", "", "")
     seen = attempted.outcome
     if isinstance(outcome, outcomes.Cancelled):
         kind, fault = Attempt.Kind.CANCELLED, Fault("", outcome.reason, "")
     elif isinstance(seen, outcomes.Crashed):
         kind = Attempt.Kind.CRASHED
-    elif isinstance(outcome, Failed | outcomes.Retry) and outcome.reason == "timeout":
+    elif isinstance(outcome, Failed | outcomes.Retried) and outcome.reason == "timeout":
         kind = Attempt.Kind.TIMED_OUT
     return Attempt(
         job_id=verdict.lease.job_id,

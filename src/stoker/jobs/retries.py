@@ -55,7 +55,7 @@ def decide(
     delay_seconds = _delay(error, options, result)
     if delay_seconds is None:
         return outcomes.Failed(fault, reason)
-    return outcomes.Retry(fault, delay_seconds, reason)
+    return outcomes.Retried(fault, delay_seconds, reason)
 
 
 def is_out_of_attempts(options: JobOptions | TaskOptions, attempt: int, crashes: int = 0) -> bool:
@@ -102,4 +102,4 @@ def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcom
     fault = fault_of(error)
     if is_out_of_attempts(package.options, delivery.attempt):
         return outcomes.Failed(fault)
-    return outcomes.Retry(fault, crash_delay_seconds(delivery.attempt))
+    return outcomes.Retried(fault, crash_delay_seconds(delivery.attempt))

@@ -365,7 +365,7 @@ class Running:
 
 job_lines = logging.getLogger("stoker.jobs")
 """Logger of starts and ends of jobs. A cluster lowers its level on a terminal and with ``-v 2``."""
-FAILURES = (outcomes.Failed, outcomes.Retry)
+FAILURES = (outcomes.Failed, outcomes.Retried)
 tasks_logger = logging.getLogger(TASKS_APP)
 DJANGOS_OWN = {
     id(task_signals.log_task_enqueued),

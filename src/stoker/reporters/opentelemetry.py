@@ -16,7 +16,7 @@ from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode
 
 from stoker.jobs.failures import Failure
-from stoker.jobs.outcomes import Cancelled, Failed, Outcome, Retry
+from stoker.jobs.outcomes import Cancelled, Failed, Outcome, Retried
 from stoker.jobs.results import Result
 from stoker.jobs.running import Running
 
@@ -125,7 +125,7 @@ class OpenTelemetryReporter(Reporter):
             return
         _begun.set(None)
         measured = {**_measured(running.queue, running.task), "stoker.outcome": outcome.kind}
-        if isinstance(outcome, Failed | Retry):
+        if isinstance(outcome, Failed | Retried):
             measured["error.type"] = outcome.fault.exception_class
         self._duration.record(time.monotonic() - begun.at, measured)
         _conclude(begun.span, outcome)
@@ -151,7 +151,7 @@ class OpenTelemetryReporter(Reporter):
         error = {"exception.type": fault.exception_class, "exception.message": fault.message}
         told_at = round(failure.finished_at * NANOSECONDS)
         span.add_event("exception", error, timestamp=told_at)
-        outcome = (Failed if failure.is_final else Retry).kind
+        outcome = (Failed if failure.is_final else Retried).kind
         span.set_attributes({"stoker.outcome": outcome, "error.type": fault.exception_class})
         span.set_status(Status(StatusCode.ERROR, fault.in_one_line))
         span.end(told_at)
@@ -189,7 +189,7 @@ class OpenTelemetryReporter(Reporter):
 
 def _conclude(span: Span, outcome: Outcome) -> None:
     span.set_attribute("stoker.outcome", outcome.kind)
-    if isinstance(outcome, Failed | Retry):
+    if isinstance(outcome, Failed | Retried):
         span.set_attribute("error.type", outcome.fault.exception_class)
         span.set_status(Status(StatusCode.ERROR, outcome.fault.in_one_line))
     elif isinstance(outcome, Cancelled):

@@ -16,7 +16,7 @@ from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.exceptions import PackageError
 from stoker.jobs.execute import Executor
-from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Outcome, Retry, Snoozed, Succeeded
+from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Outcome, Retried, Snoozed, Succeeded
 from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
 from stoker.jobs.results import Result, fetch
@@ -45,7 +45,7 @@ class Ran:
     attempt: int
     """Number of the attempt, from 1."""
     outcome: Outcome
-    """A class of stoker.jobs.outcomes. A Retry holds the delay that production would have used."""
+    """A class of stoker.jobs.outcomes. Retried holds the delay that production would have used."""
     backend: str = field(repr=False)
 
     @property
@@ -76,7 +76,7 @@ class Drained(list[Ran]):
     @property
     def retried(self) -> list[Ran]:
         """Attempts that failed and were followed by another one."""
-        return [ran for ran in self if isinstance(ran.outcome, Retry)]
+        return [ran for ran in self if isinstance(ran.outcome, Retried)]
 
     @property
     def snoozed(self) -> list[Ran]:
@@ -232,7 +232,7 @@ def _run_hooks(connection: Any, known: int) -> None:
 
 def _without_waiting(attempted: Attempted) -> Attempted:
     outcome = attempted.outcome
-    if isinstance(outcome, Retry):
+    if isinstance(outcome, Retried):
         return replace(attempted, outcome=replace(outcome, delay_seconds=0.0))
     return attempted
 

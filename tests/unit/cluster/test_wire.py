@@ -16,7 +16,7 @@ from stoker.jobs.outcomes import (
     Crashed,
     Failed,
     Outcome,
-    Retry,
+    Retried,
     Snoozed,
     Succeeded,
     TimedOut,
@@ -29,7 +29,7 @@ FAULT = Fault("builtins.ValueError", "no \N{SNOWMAN}", "Traceback", "shop.tasks:
 OUTCOMES = (
     Succeeded(b"\x00\xffvalue"),
     Failed(FAULT, "expired"),
-    Retry(FAULT, 2.5, "timeout"),
+    Retried(FAULT, 2.5, "timeout"),
     Snoozed(3.5, "later"),
     Cancelled("not needed"),
     Crashed("killed by SIGKILL", None, 9),

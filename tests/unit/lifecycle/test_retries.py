@@ -33,7 +33,7 @@ def options(**given: Any) -> TaskOptions:
     )
 
 
-RETRY = (outcomes.Retry, "error", 7.0)
+RETRY = (outcomes.Retried, "error", 7.0)
 FAIL = (outcomes.Failed, "error", None)
 
 
@@ -52,11 +52,11 @@ FAIL = (outcomes.Failed, "error", None)
         (UnicodeError(), 1, {"give_up_on": ValueError}, FAIL),
         (KeyError(), 1, {"give_up_on": ValueError}, RETRY),
         (KeyError(), 1, {"give_up_on": KeyError, "retry_on": LookupError}, FAIL),
-        (TaskTimeout(), 1, {}, (outcomes.Retry, "timeout", 7.0)),
+        (TaskTimeout(), 1, {}, (outcomes.Retried, "timeout", 7.0)),
         (TaskTimeout(), 3, {}, (outcomes.Failed, "timeout", None)),
         (Retry(), 1, {}, RETRY),
-        (Retry(delay=0), 1, {}, (outcomes.Retry, "error", 0.0)),
-        (Retry(delay=timedelta(minutes=1)), 1, {}, (outcomes.Retry, "error", 60.0)),
+        (Retry(delay=0), 1, {}, (outcomes.Retried, "error", 0.0)),
+        (Retry(delay=timedelta(minutes=1)), 1, {}, (outcomes.Retried, "error", 60.0)),
         (Retry(), 3, {}, FAIL),
         (Retry(), 1, {"give_up_on": Exception}, RETRY),
         (Retry(), 1, {"retry_on": KeyError}, RETRY),
@@ -65,17 +65,17 @@ FAIL = (outcomes.Failed, "error", None)
             ValueError(),
             1,
             {"backoff": lambda *_: timedelta(seconds=2)},
-            (outcomes.Retry, "error", 2.0),
+            (outcomes.Retried, "error", 2.0),
         ),
-        (ValueError(), 1, {"backoff": lambda _error, _result: -5}, (outcomes.Retry, "error", 0.0)),
+        (ValueError(), 1, {"backoff": lambda *_: -5}, (outcomes.Retried, "error", 0.0)),
     ],
 )  # fmt: skip
 def test_error_leads_to_a_retry_or_a_failure(
     error: BaseException, attempt: int, given: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     outcome = decide(error, options(**given), attempt, result=None)
-    assert isinstance(outcome, outcomes.Retry | outcomes.Failed)
-    delay_seconds = outcome.delay_seconds if isinstance(outcome, outcomes.Retry) else None
+    assert isinstance(outcome, outcomes.Retried | outcomes.Failed)
+    delay_seconds = outcome.delay_seconds if isinstance(outcome, outcomes.Retried) else None
     assert (type(outcome), outcome.reason, delay_seconds) == expected
 
 
@@ -122,7 +122,7 @@ def test_failing_backoff_is_replaced_and_logged(caplog: pytest.LogCaptureFixture
         attempts = 1
 
     outcome = decide(ValueError(), options(backoff=broken), 1, Result())
-    assert isinstance(outcome, outcomes.Retry)
+    assert isinstance(outcome, outcomes.Retried)
     assert outcome.delay_seconds > 0
     assert "backoff" in caplog.text
 

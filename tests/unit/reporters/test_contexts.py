@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from stoker.brokers.contract import Delivery
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor, Opened
-from stoker.jobs.outcomes import Attempted, Failed, Retry, Succeeded
+from stoker.jobs.outcomes import Attempted, Failed, Retried, Succeeded
 from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.reporters.desk import desk
 from stoker.values.ids import new_job_id
@@ -121,7 +121,7 @@ def test_each_error_is_reported_with_its_own_job(events: list[Any]) -> None:
 
 def test_reported_retries_are_warnings(events: list[Any]) -> None:
     (one,) = run(delivery("fail", "A-1", "x", attempts=3, **{"stoker.workflow": "abc"}))
-    assert isinstance(one.outcome, Retry)
+    assert isinstance(one.outcome, Retried)
     (event,) = [event for event in events if "exception" in event]
     assert event["level"] == "warning"
     assert event["tags"]["stoker.workflow"] == "abc"
