@@ -21,7 +21,7 @@ from stoker import chain, get_workflow, group
 from stoker.conf import settings_for
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.package import sealer_for
-from stoker.tasks.signatures import Chain, Group, Node, Signature
+from stoker.tasks.signatures import ChainNode, GroupNode, Node, Signature
 
 from tests.workflows.runner import Runner
 from tests.workflows.tasks import DONE, FAILING, say
@@ -49,9 +49,9 @@ class World:
         match node:
             case Signature():
                 return self._call(node, given)
-            case Chain():
+            case ChainNode():
                 return self._chain(node, given)
-            case Group():
+            case GroupNode():
                 results = [(member, *self.run(member, given)) for member in node.nodes()]
                 is_good = all(good or member.is_optional for member, good, _ in results)
                 return is_good, [value for _, _, value in results] if is_good else None
@@ -63,7 +63,7 @@ class World:
         self.done.append((name, received))
         return name not in self.failing, name if name not in self.failing else None
 
-    def _chain(self, node: Chain, given: Any) -> tuple[bool, Any]:
+    def _chain(self, node: ChainNode, given: Any) -> tuple[bool, Any]:
         succeeded: list[tuple[Node, Any]] = []
         value = given
         for step in node.steps:
@@ -113,7 +113,7 @@ def drawn(node: Any) -> str:
     match node:
         case Signature():
             text = f"{node.args[0]}{'' if node.receives else 'i'}"
-        case Chain():
+        case ChainNode():
             text = f"chain({', '.join(map(drawn, node.steps))})"
         case _:
             text = f"group({', '.join(map(drawn, node.nodes()))})"
@@ -129,9 +129,9 @@ def named(node: Node, counter: list[int]) -> Node:
         case Signature():
             counter[0] += 1
             changes["args"] = (f"s{counter[0]}",)
-        case Chain(steps=steps):
+        case ChainNode(steps=steps):
             changes["steps"] = tuple(named(step, counter) for step in steps)
-        case Group(members=members):
+        case GroupNode(members=members):
             changes["members"] = tuple(named(member, counter) for member in members)
     for name in ("undo_step", "error_step"):
         company = getattr(node, name)
@@ -158,7 +158,7 @@ def test_random_workflows_agree_with_the_model(
     note(f"{drawn(node)}; failing: {sorted(FAILING)}")
     world = World(set(FAILING))
     is_good, value = world.run(node, NOTHING)
-    if not isinstance(node, Chain | Group) and node.is_optional:
+    if not isinstance(node, ChainNode | GroupNode) and node.is_optional:
         is_good = True  # a single step is a chain of one
     workflow = node.enqueue()
     runner = Runner(chance, chance.choice([0.0, 0.2]))

@@ -100,11 +100,11 @@ class Node:
         """Async version of ``enqueue``."""
         return await sync_to_async(self.enqueue, thread_sensitive=True)(name=name)
 
-    def __or__(self, other: Any) -> Chain:
-        return Chain(steps=(*_parts(self, Chain), *_parts(as_node(other), Chain)))
+    def __or__(self, other: Any) -> ChainNode:
+        return ChainNode(steps=(*_parts(self, ChainNode), *_parts(as_node(other), ChainNode)))
 
-    def __and__(self, other: Any) -> Group:
-        return Group(members=(*_parts(self, Group), *_parts(as_node(other), Group)))
+    def __and__(self, other: Any) -> GroupNode:
+        return GroupNode(members=(*_parts(self, GroupNode), *_parts(as_node(other), GroupNode)))
 
     def _first_backend(self) -> str | None:
         """Return the backend of the first task in this node, or None if it contains no task."""
@@ -128,7 +128,7 @@ class Signature(Node):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chain(Node):
+class ChainNode(Node):
     """Steps that run one after the other."""
 
     steps: tuple[Node, ...]
@@ -139,7 +139,7 @@ class Chain(Node):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group(Node):
+class GroupNode(Node):
     """Steps that run in parallel."""
 
     members: Iterable[Any]
@@ -161,7 +161,7 @@ class Group(Node):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Map(Node):
+class MapNode(Node):
     """A call for each item. Each job makes several of the calls."""
 
     task: Any
@@ -219,14 +219,18 @@ def _shortened(thing: Any) -> str:
 
 def _parts(node: Node, kind: type[Node]) -> Sequence[Node]:
     """Return the parts of a plain chain or group for | and &, else the node itself."""
-    if isinstance(node, Chain) and kind is Chain and node == Chain(steps=node.steps):
+    if isinstance(node, ChainNode) and kind is ChainNode and node == ChainNode(steps=node.steps):
         return node.steps
-    if isinstance(node, Group) and kind is Group and node == Group(members=node.members):
+    if (
+        isinstance(node, GroupNode)
+        and kind is GroupNode
+        and node == GroupNode(members=node.members)
+    ):
         return tuple(node.members) if isinstance(node.members, tuple) else (node,)
     return (node,)
 
 
-def chain(*steps: Any, on_failure: str = "stop", on_error: Any = None, name: str = "") -> Chain:
+def chain(*steps: Any, on_failure: str = "stop", on_error: Any = None, name: str = "") -> ChainNode:
     """Return a chain: steps that run one after the other, each with the previous result as
     argument.
 
@@ -247,7 +251,7 @@ def chain(*steps: Any, on_failure: str = "stop", on_error: Any = None, name: str
     if on_failure == "continue":
         nodes = tuple(node.optional() for node in nodes)
     error = None if on_error is None else as_node(on_error)
-    return Chain(steps=nodes, error_step=error, name=name)
+    return ChainNode(steps=nodes, error_step=error, name=name)
 
 
 def group(
@@ -256,7 +260,7 @@ def group(
     at_once: int | None = None,
     on_error: Any = None,
     name: str = "",
-) -> Group:
+) -> GroupNode:
     """Return a group: steps that run in parallel.
 
     Each receives the result of the step before the group. The step after the group receives the
@@ -285,7 +289,7 @@ def group(
         given = MemberIterator(given)
     else:
         given = tuple(as_node(member) for member in given)
-    return Group(
+    return GroupNode(
         members=given,
         goes_on=on_failure == "continue",
         fails_fast=on_failure == "stop",
@@ -295,7 +299,7 @@ def group(
     )
 
 
-def chord(members: Any, callback: Any, *, on_error: Any = None, name: str = "") -> Chain:
+def chord(members: Any, callback: Any, *, on_error: Any = None, name: str = "") -> ChainNode:
     """Return a group followed by a step that receives the list of its results.
 
     Args:
@@ -325,7 +329,7 @@ class Steps:
         """Return this call as a step that does not receive the previous result."""
         return Signature(task=self, args=args, kwargs=kwargs, receives=False)
 
-    def map(self, items: Iterable[Any], *, chunk: int = CHUNK) -> Map:
+    def map(self, items: Iterable[Any], *, chunk: int = CHUNK) -> MapNode:
         """Return a step that calls the function with each item, ``chunk`` items per job.
 
         Its result is the list of return values. If a job is retried, it starts again with its first
@@ -333,12 +337,12 @@ class Steps:
         """
         return _map(self, "map", items, chunk)
 
-    def starmap(self, calls: Iterable[Sequence[Any]], *, chunk: int = CHUNK) -> Map:
+    def starmap(self, calls: Iterable[Sequence[Any]], *, chunk: int = CHUNK) -> MapNode:
         """Return a step like ``map``, for items that are lists or tuples of arguments."""
         return _map(self, "starmap", calls, chunk)
 
 
-def _map(task: Any, each: str, items: Iterable[Any], chunk: int) -> Map:
+def _map(task: Any, each: str, items: Iterable[Any], chunk: int) -> MapNode:
     if not _is_whole(chunk):
         raise InvalidTaskOption(f"{each}(chunk={chunk!r}): write a whole number above 0.")
     if task.takes_context:
@@ -346,7 +350,7 @@ def _map(task: Any, each: str, items: Iterable[Any], chunk: int) -> Map:
             f"{task.module_path} takes a context, of which there is one for each job: with "
             f"{each}() it has several calls. Use group() instead."
         )
-    return Map(task=task, each=each, items=_iterable(each, items), chunk=chunk)
+    return MapNode(task=task, each=each, items=_iterable(each, items), chunk=chunk)
 
 
 def _is_whole(number: Any) -> bool:

@@ -22,7 +22,7 @@ from stoker.jobs.running import DJANGOS_OWN
 from stoker.jobs.sealing import WORKFLOW, Sealing, carrying, check_backend
 from stoker.models import Step, Workflow
 from stoker.store.engines.sessions import explained
-from stoker.tasks.signatures import Chain, Group, Map, MemberIterator, Node, Signature
+from stoker.tasks.signatures import ChainNode, GroupNode, MapNode, MemberIterator, Node, Signature
 from stoker.values.ids import LINKED, STEP, new_job_id
 
 from .advance import Advance
@@ -65,7 +65,7 @@ def make(settings: Settings, node: Node, name: str = "") -> UUID:
         raise InvalidTaskOption(f"name: {name[:40]!r}... is longer than {LONGEST_NAME} characters.")
     if "\0" in name:
         raise InvalidTaskOption(f"name: {name[:40]!r} has a NUL character, which no name may have.")
-    root = node if isinstance(node, Chain | Group | Map) else Chain(steps=(node,))
+    root = node if isinstance(node, ChainNode | GroupNode | MapNode) else ChainNode(steps=(node,))
     alias = settings.database
     with explained(alias), transaction.atomic(using=alias):
         maker = Maker(settings, new_job_id())
@@ -98,9 +98,9 @@ class Maker:
         match node:
             case Signature():
                 return self._add_task(node, place)
-            case Chain():
+            case ChainNode():
                 return self._add_chain(node, place)
-            case Group() | Map():
+            case GroupNode() | MapNode():
                 return self._add_group(node, place)
         raise InvalidTaskOption(f"{node!r} is no step of a workflow.")
 
@@ -127,7 +127,7 @@ class Maker:
         self._add_company(node, place, job_id)
         return job_id
 
-    def _add_chain(self, node: Chain, place: StepPlace) -> UUID:
+    def _add_chain(self, node: ChainNode, place: StepPlace) -> UUID:
         own_id = self._own_id(place)
         last = len(node.steps) - 1
         for position, step in enumerate(node.steps):
@@ -143,7 +143,7 @@ class Maker:
         self._add_company(node, place, own_id)
         return own_id
 
-    def _add_group(self, node: Group | Map, place: StepPlace) -> UUID:
+    def _add_group(self, node: GroupNode | MapNode, place: StepPlace) -> UUID:
         own_id = self._own_id(place)
         count = 0
         for position, member in enumerate(node.nodes()):
@@ -155,11 +155,11 @@ class Maker:
             inside = place.inside(own_id, position, f"member {position + 1} of the group")
             self.add(member, replace(inside, is_fed=place.is_fed, is_wanted=place.is_wanted))
             count += 1
-        is_map = isinstance(node, Map)
-        label = node.task.module_path if isinstance(node, Map) else node.name
+        is_map = isinstance(node, MapNode)
+        label = node.task.module_path if isinstance(node, MapNode) else node.name
         row = self._row(node, place, own_id, Step.Kind.MAP if is_map else Step.Kind.GROUP, label)
         row.size = count
-        if isinstance(node, Group):
+        if isinstance(node, GroupNode):
             row.fails_fast, row.at_once = node.fails_fast, node.at_once
         self._store(row)
         self._add_company(node, place, own_id)
@@ -237,11 +237,11 @@ def reads(node: Node) -> bool:
     match node:
         case Signature(receives=receives):
             return receives
-        case Chain(steps=steps):
+        case ChainNode(steps=steps):
             return reads(steps[0])
-        case Group(members=members) if not isinstance(members, MemberIterator):
+        case GroupNode(members=members) if not isinstance(members, MemberIterator):
             return any(reads(member) for member in node.nodes())
-    return isinstance(node, Group)
+    return isinstance(node, GroupNode)
 
 
 def enqueue(settings: Settings, node: Node, name: str) -> WorkflowResult:
