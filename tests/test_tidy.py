@@ -55,14 +55,10 @@ SLICES = {
 which it is not a part of that importer."""
 
 SHARED_CLASS_NAMES = {
-    "Chain": "a workflow of ours, and of Django Q's API",
     "Failure": "a failed attempt, and a model of Django Q's",
     "Lock": "an option of tasks, and its table",
     "OrmQ": "a model of Django Q's, and its historical state",
-    "Retry": "raised by tasks, and the outcome of it",
     "Schedule": "our model, and Django Q's",
-    "ScheduleAdmin": "our admin page, and Django Q's",
-    "Success": "a model of Django Q's, and its historical state",
     "Task": "the decorated function, and a model of Django Q's",
 }
 """Class names that exist more than once, each with the public names that it serves. Users import

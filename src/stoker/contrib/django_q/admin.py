@@ -89,7 +89,7 @@ class FailureAdmin(TaskAdmin):
 
 
 @admin.register(Schedule)
-class ScheduleAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
+class DjangoQScheduleAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
     """Django Q's schedules. They are changed here, and not on the page of Stoker's own
     schedules."""
 
