@@ -43,7 +43,6 @@ SLICES = {
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
     "cluster/pusher/adoption.py": "what a new pusher does once: the others have over 400 lines",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
-    "dashboard/parts.py": "parts of pages for scripts: the views know nothing of elements",
     "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",
     "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from stoker.dashboard.parts import digest_of, parts_of
+from stoker.dashboard.views import digest_of, parts_of
 from stoker.models import Job
 from stoker.testing import drain
 
