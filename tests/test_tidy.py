@@ -35,7 +35,6 @@ AnyFunction = ast.FunctionDef | ast.AsyncFunctionDef
 
 MOST_IMPORTS_IN_FUNCTIONS = 25
 SLICES = {
-    "brokers/arrivals.py": "messages of a transport, on their way into the store",
     "brokers/disque/nodes.py": "the nodes of a Disque cluster, without its messages",
     "brokers/mongodb/documents.py": "the format of documents",
     "brokers/orm/claim.py": "the claim, which other brokers do not have",

@@ -3,6 +3,7 @@
 import os
 
 from stoker.brokers.adapters import adapter_for
+from stoker.brokers.arrivals import Arrivals
 from stoker.brokers.contract import Broker
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.orm.broker import OrmBroker
@@ -17,5 +18,6 @@ def bare_broker(settings: Settings) -> Broker | Dispatch:
     os.environ.update(CREDENTIALS)  # the fork server may have started before they were set
     adapter = adapter_for(settings)
     if isinstance(adapter, Transport):
-        return Dispatch(settings, OrmBroker(settings), adapter)
+        store = OrmBroker(settings)
+        return Dispatch(settings, store, Arrivals(adapter, store))
     return adapter

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from redis import Redis
 
+from stoker.brokers.arrivals import Arrivals
 from stoker.brokers.contract import Broker, Capabilities
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.disque.transport import DisqueTransport
@@ -46,7 +47,7 @@ class CarriedStand(OrmStand):
         self.transport = self.make_transport()
         self._receive = self.transport.receive
         self.transport.receive = self._receive_earlier
-        self.broker = Dispatch(self.settings, OrmBroker(self.settings), self.transport)
+        self.broker = self.another()
 
     def make_transport(self) -> Any:
         return MemoryTransport(self.settings)
@@ -71,8 +72,9 @@ class CarriedStand(OrmStand):
     def _earlier(self, one: Message) -> Message:
         return replace(one, run_after=one.run_after - self._lead) if one.run_after else one
 
-    def another(self) -> Broker | Dispatch:
-        return Dispatch(self.settings, OrmBroker(self.settings), self.transport)
+    def another(self) -> Dispatch:
+        store = OrmBroker(self.settings)
+        return Dispatch(self.settings, store, Arrivals(self.transport, store))
 
 
 class DisqueStand(CarriedStand):

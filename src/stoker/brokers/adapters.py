@@ -8,6 +8,7 @@ from importlib import import_module
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
 
+from .arrivals import Arrivals
 from .contract import Broker
 from .dispatch import Dispatch
 from .orm.broker import OrmBroker
@@ -44,6 +45,9 @@ def broker_for(settings: Settings) -> Dispatch:
     adapter = adapter_for(settings)
     if isinstance(adapter, OrmBroker):
         return Dispatch(settings, adapter)
+    if isinstance(adapter, Transport):
+        store = OrmBroker(settings)
+        return Dispatch(settings, store, Arrivals(adapter, store))
     if settings.broker.partition("://")[0] in ALONE:
         return Dispatch(settings, None, adapter)
     return Dispatch(settings, OrmBroker(settings), adapter)

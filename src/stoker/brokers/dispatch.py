@@ -34,7 +34,6 @@ from .arrivals import Arrivals
 from .contract import Broker, ClaimRequest, Delivery, Extension, Lease, LeaseId, Leases, Return
 from .orm.broker import OrmBroker
 from .outbox import as_message, as_row
-from .transport import Transport
 
 LONGEST_NAME = 100
 """Length limit of a queue name in the store."""
@@ -50,25 +49,21 @@ class Dispatch:
     Args:
         settings: settings of the backend.
         store: the tables of the project's database. None: the broker keeps all jobs.
-        broker: carries the other jobs. None: all jobs wait in the store.
+        broker: carries the other jobs: a broker, or the arrivals from a message server. None: all
+            jobs wait in the store.
     """
 
     def __init__(
         self,
         settings: Settings,
         store: OrmBroker | None,
-        broker: Broker | Transport | None = None,
+        broker: Broker | Arrivals | None = None,
     ) -> None:
         self.settings = settings
         self.store = store
-        self.broker: Broker | None = None
-        self.arrivals: Arrivals | None = None
-        if isinstance(broker, Transport):
-            assert store is not None
-            self.arrivals = Arrivals(broker, store)
-        else:
-            self.broker = broker
-        self._outside = self.broker or self.arrivals
+        self.broker = None if isinstance(broker, Arrivals) else broker
+        self.arrivals = broker if isinstance(broker, Arrivals) else None
+        self._outside = broker
         self._lessors: list[Broker] = [one for one in (store, self.broker) if one is not None]
         """The store and the broker, if they exist: both grant leases."""
         self._places: list[Broker | Arrivals] = [
