@@ -134,7 +134,7 @@ def stale_outcomes() -> None:
 @mistake("a lock is released because of its age", "overlapping")
 def locks_by_age() -> None:
     from stoker.models.need import NeedQuerySet
-    from stoker.store.engines.guards import HOLDER, GuardRows
+    from stoker.store.engines.rows import HOLDER, GuardRows
 
     since: dict[Any, float] = {}
 

@@ -19,7 +19,7 @@ from stoker.models.guard_key import Decisions, GuardKey, LockedKey, learn
 from stoker.models.need import Need, StatedNeed
 from stoker.models.ready import Place, Ready
 from stoker.store.engines import engine_of
-from stoker.store.engines.guards import FIRST, HEAD, HOLDER, NOW
+from stoker.store.engines.rows import FIRST, HEAD, HOLDER, NOW
 from stoker.store.turns import LOOK_AGAIN_US, call_all
 from stoker.store.written import MICROSECONDS
 from stoker.values import rates as rate_window

@@ -1,11 +1,10 @@
-"""PostgreSQL without Django's cursor: array parameters, prepared statements, and short
-statements."""
+"""PostgreSQL without Django's cursor: prepared statements, and short statements."""
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
@@ -17,49 +16,7 @@ from django.db import DataError, OperationalError, connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import mark_for_rollback_on_error
 
-
-def array_literal(values: Sequence[Any]) -> str:
-    """Return the values as the text of a PostgreSQL array, for a parameter with a cast:
-    ``%(ids)s::uuid[]``.
-
-    Args:
-        values: numbers, or str, bytes or UUID. All have the same type or are None.
-    """
-    sample = next((value for value in values if value is not None), None)
-    write = next((writer for kind, writer in _WRITERS if isinstance(sample, kind)), str)
-    if isinstance(sample, str):  # few distinct values, such as names of queues and workers
-        written = {value: write(value) for value in set(values) if value is not None}
-        items = [written.get(value, "NULL") for value in values]
-    else:
-        items = ["NULL" if value is None else write(value) for value in values]
-    return list_literal(items)
-
-
-def list_literal(items: Iterable[str]) -> str:
-    """Return an array of items that are already in PostgreSQL's text form. Items without commas,
-    braces and quotes need no quotes. The text of a JSON object has the same form."""
-    return "{" + ",".join(items) + "}"
-
-
-def _write_text(value: str) -> str:
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def _write_bytes(value: bytes) -> str:
-    return f'"\\\\x{value.hex()}"'
-
-
-def _write_uuid(value: UUID) -> str:
-    return value.hex
-
-
-_WRITERS: tuple[tuple[type, Callable[[Any], str]], ...] = (
-    (str, _write_text),
-    (bytes, _write_bytes),
-    (UUID, _write_uuid),
-)
-"""Type -> function that writes one item. Numbers need none."""
-
+from stoker.store.arrays import array_literal
 
 PLANNING = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off "

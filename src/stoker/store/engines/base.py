@@ -27,7 +27,7 @@ from stoker.store.written import (
     statement,
 )
 
-from .guards import CalledLine, GuardRows
+from .rows import GuardRows
 
 if TYPE_CHECKING:
     from stoker.models.claimed import Claim, LeaseKey, Leasing, Released
@@ -46,6 +46,8 @@ LINES_AT_ONCE = 100
 """Lines that are locked by one statement. SQLite allows 500."""
 PLACE = ("job_id", "queue", "rank", "attempts", "crashes", "guards")
 """Columns that all narrow tables have in common."""
+CalledLine = tuple[UUID, str, int, bool]
+"""Key, queue, number of moved jobs, and whether one was skipped."""
 
 
 class Engine(GuardRows):

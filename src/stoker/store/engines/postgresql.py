@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError, models
@@ -14,23 +15,33 @@ from django.db.models.expressions import RawSQL
 
 from stoker.conf import Settings
 from stoker.store import prepared, wake
-from stoker.store.prepared import array_literal, list_literal, send_past_cursor
+from stoker.store.arrays import (
+    array_literal,
+    arrays_of,
+    called,
+    ended,
+    list_literal,
+    parameters_of,
+    taking_arrays,
+)
+from stoker.store.prepared import send_past_cursor
 from stoker.store.written import (
     NOW_ON_POSTGRESQL,
     columns,
     instant_us,
-    instants_us,
-    microseconds,
     statement,
 )
 
-from .base import Engine, aware
-from .guards import LISTS, GuardsInArrays
+from .base import CalledLine, Engine, aware
+from .rows import CHANGING
 from .sessions import idle_seconds, lock_seconds
 
 if TYPE_CHECKING:
+    from stoker.models.blocked import BlockedLine
     from stoker.models.claimed import Claim, LeaseKey, Leasing, Released
+    from stoker.models.guard_key import Decisions
     from stoker.models.job import JobColumns, Message
+    from stoker.models.need import StatedNeed
     from stoker.models.step import StepEnd
     from stoker.models.unique_key import Condition, Taking
 
@@ -46,12 +57,21 @@ PLANNING = "-c enable_bitmapscan=off"
 fetch and sort the whole queue for each claim, however long, instead of reading its index."""
 AMONG = "= ANY ((SELECT %(keys)s::uuid[])::uuid[])"
 WANTED = "unnest((SELECT %(keys)s::uuid[])) AS wanted (id)"
+LISTS = {
+    "held": "unnest((SELECT %(held)s::uuid[])) AS held (id)",
+    "sequences": "unnest((SELECT %(sequences)s::uuid[])) AS sequence (id)",
+    "lines": "unnest((SELECT %(line_keys)s::uuid[]), (SELECT %(line_queues)s::varchar[]))"
+    " AS line (id, queue)",
+    "queue": "line.queue",
+    **dict.fromkeys(("holders_index", "order_index", "line_index"), ""),
+}
+"""Placeholder -> text, for guard_state.sql."""
 ABOUT_ROWS = ("table", "key", "columns", "lock")
 ALWAYS_THE_SAME = frozenset({"now", "among", "wanted", "join", "index", *LISTS, *ABOUT_ROWS})
 """Names of template words that have few different values."""
 
 
-class PostgreSQL(GuardsInArrays, Engine):
+class PostgreSQL(Engine):
     """PostgreSQL with psycopg 3 or 2."""
 
     is_supported = True
@@ -214,9 +234,9 @@ class PostgreSQL(GuardsInArrays, Engine):
 
     def insert_jobs(self, jobs: Sequence[Message]) -> set[UUID]:
         if len(jobs) == 1 and not jobs[0].needs:
-            rows = self.fetch("job_add_one", _as_parameters(jobs[0]))
+            rows = self.fetch("job_add_one", parameters_of(jobs[0]))
         else:
-            rows = self.fetch("job_add", _as_arrays(jobs))
+            rows = self.fetch("job_add", arrays_of(jobs))
         return {row[0] for row in rows}
 
     def insert_fresh(self, job: Message) -> None:
@@ -240,14 +260,14 @@ class PostgreSQL(GuardsInArrays, Engine):
     inserts_ended = True
 
     def insert_ended(self, jobs: JobColumns) -> set[str]:
-        arrays = _called(jobs) | _ended(jobs)
+        arrays = called(jobs) | ended(jobs)
         return {row[0].hex for row in self.fetch("job_add_ended", arrays)}
 
     def ensure_jobs(self, jobs: JobColumns) -> None:
-        self.fetch("job_ensure", _called(jobs))
+        self.fetch("job_ensure", called(jobs))
 
     def finish_jobs(self, jobs: JobColumns) -> Callable[[], object]:
-        arrays = _ended(jobs)
+        arrays = ended(jobs)
         return lambda: self.fetch("job_finish", arrays)
 
     def end_steps(self, ends: Sequence[StepEnd]) -> None:
@@ -324,12 +344,12 @@ class PostgreSQL(GuardsInArrays, Engine):
     # -- keys and dead letters --------------------------------------------------------------------
 
     def take_new_keys(self, takings: Sequence[Taking]) -> bool:
-        return len(self.fetch("unique_insert", _takings(takings))) == len(takings)
+        return len(self.fetch("unique_insert", taking_arrays(takings))) == len(takings)
 
     def take_over_keys(
         self, keys: models.QuerySet[Any], takings: Sequence[Taking], condition: Condition
     ) -> bool:
-        arrays = _takings(takings)
+        arrays = taking_arrays(takings)
         rows = self.fetch("unique_take_over", arrays, condition=condition.sql)
         return len(rows) == len(takings)
 
@@ -338,7 +358,7 @@ class PostgreSQL(GuardsInArrays, Engine):
     ) -> bool:
         if job.needs:
             return False
-        parameters = {**taking._asdict(), **_as_parameters(job), **letter}
+        parameters = {**taking._asdict(), **parameters_of(job), **letter}
         return bool(self.fetch("unique_add_one", parameters, condition=condition.sql))
 
     def upsert_letters(
@@ -349,62 +369,64 @@ class PostgreSQL(GuardsInArrays, Engine):
         given = zip(*(map(_as_text, letter) for letter in letters), strict=True)
         self._write(text, [array_literal(column) for column in given])
 
+    # -- guards -----------------------------------------------------------------------------------
 
-def _called(jobs: JobColumns) -> dict[str, str]:
-    """Return the parameters of job_ensure.sql. job_add_ended.sql uses them, too."""
-    return {
-        "id": list_literal(jobs.job_ids),
-        "task": array_literal(jobs.tasks),
-        "queue": array_literal(jobs.queues),
-        "priority": list_literal(map(str, jobs.priorities)),
-        "package": array_literal(jobs.packages),
-        "enqueued_us": _moments(jobs.enqueued_at),
-    }
+    def lock_or_make(
+        self, keys: models.QuerySet[Any], needs: Sequence[StatedNeed]
+    ) -> list[tuple[Any, ...]]:
+        arrays = {
+            "id": [need.key_id for need in needs],
+            "kind": [need.kind for need in needs],
+            "name": [need.name for need in needs],
+            "places": [need.places for need in needs],
+            "places_by": [need.job_id for need in needs],
+            "period_us": [need.period_us for need in needs],
+            "burst": [need.burst for need in needs],
+        }
+        return [self.key_fields(row) for row in self.fetch("key_lock_or_make", arrays)]
 
+    def find_needs(self, need_ids: Collection[UUID]) -> Iterable[tuple[Any, ...]]:
+        return self.find_each("need_of_jobs", need_ids)
 
-def _ended(jobs: JobColumns) -> dict[str, str]:
-    """Return the parameters of job_finish.sql. job_add_ended.sql uses them, too."""
-    values = ["NULL" if value is None else f'"\\\\x{value.hex()}"' for value in jobs.values]
-    return {
-        "id": list_literal(jobs.job_ids),
-        "status": list_literal([status or "NULL" for status in jobs.statuses]),
-        "attempts": list_literal(map(str, jobs.attempts)),
-        "worker_id": array_literal(jobs.worker_ids),
-        "started_us": _moments(jobs.started_at),
-        "finished_us": _moments(jobs.finished_at),
-        "value": list_literal(values),
-        "reason": array_literal(jobs.reasons),
-    }
+    def _guard_state(
+        self, held: Collection[UUID], sequences: Collection[UUID], lines: Collection[BlockedLine]
+    ) -> Sequence[tuple[Any, ...]]:
+        arrays = {
+            "held": list(held),
+            "sequences": list(sequences),
+            "line_keys": [line.key_id for line in lines],
+            "line_queues": [line.queue for line in lines],
+        }
+        return self.fetch("guard_state", arrays, **LISTS, join="JOIN", now=self.now_sql)
 
+    def carry_out(
+        self,
+        ready: models.QuerySet[Any],
+        needs: models.QuerySet[Any],
+        decisions: Decisions,
+        leasing: Leasing,
+    ) -> list[Claim]:
+        blocked, deferred, keys = decisions.blocked, decisions.deferred, decisions.keys
+        arrays = {
+            **leasing._asdict(),
+            "job_ids": decisions.job_ids,
+            "turned_ids": [one.job_id for one, _ in (*blocked, *deferred)],
+            "key_ids": [*(key_id for _, key_id in blocked), *(None for _ in deferred)],
+            "until_us": [*(None for _ in blocked), *(until_us for _, until_us in deferred)],
+            "need_ids": list(decisions.fences),
+            "fences": list(decisions.fences.values()),
+            "id": [key.pk for key in keys],
+            **{name: [getattr(key, name) for key in keys] for name in CHANGING},
+            "starts": [json.dumps(key.starts) for key in keys],
+        }
+        rows = {row[0]: row for row in self.fetch("guard_decided", arrays)}
+        return [rows[one.job_id] for one in decisions.leased]
 
-def _moments(moments: Sequence[float | None]) -> str:
-    if None in moments:
-        return list_literal(["NULL" if one is None else str(instant_us(one)) for one in moments])
-    return list_literal(map(str, instants_us(cast("Sequence[float]", moments))))
-
-
-def _as_parameters(job: Message) -> dict[str, Any]:
-    return {
-        "id": job.job_id,
-        "task": job.task,
-        "queue": job.queue,
-        "priority": job.priority,
-        "package": job.package,
-        "enqueued_us": instant_us(job.enqueued_at),
-        "run_after_us": instant_us(job.run_after),
-        "due_us": None if job.run_after is None else microseconds(job.run_after),
-        "guards": len(job.needs),
-    }
-
-
-def _as_arrays(jobs: Sequence[Message]) -> dict[str, Any]:
-    rows = [_as_parameters(job) for job in jobs]
-    return {name: [row[name] for row in rows] for name in rows[0]}
-
-
-def _takings(takings: Sequence[Taking]) -> dict[str, list[Any]]:
-    names = takings[0]._fields
-    return dict(zip(names, columns(takings, len(names)), strict=True))
+    def call_first(
+        self, blocked: models.QuerySet[Any], counts: Mapping[UUID, int]
+    ) -> list[CalledLine]:
+        arrays = {"key_ids": list(counts), "counts": list(counts.values())}
+        return self.fetch("blocked_call", arrays)
 
 
 def _as_text(value: Any) -> Any:
