@@ -6,6 +6,7 @@ and the tables. A cluster runs the first jobs and is killed while it has some of
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -54,19 +55,23 @@ def fill() -> None:
 
 
 def end_some_jobs() -> None:
-    """Let jobs succeed, fail, be cancelled, and wait for their next attempt."""
+    """Let jobs succeed, fail, snooze, be cancelled, and wait for their next attempt."""
     tasks.work.enqueue("succeeded")
     tasks.work.using(run_after=timedelta(days=1)).enqueue("cancelled").cancel()
     tasks.work_once.enqueue("fails and is left")
     discarded = tasks.work_once.enqueue("fails and is discarded")
+    requeued = tasks.work_once.enqueue("fails and is requeued by hand")
     tasks.work_again.enqueue("fails and is requeued after an hour")
     tasks.work_until_halted.enqueue("fails and halts")
     tasks.work_until_halted.enqueue("blocked by a halted sequence")
     tasks.work_after_an_hour.enqueue("fails and is retried")
-    wait_for(lambda: count("DeadLetter") == 4 and count("Deferred") == 1)
+    tasks.work.enqueue("snoozed for an hour")
+    wait_for(lambda: count("DeadLetter") == 5 and count("Deferred") == 2)
     wait_for(lambda: count("Job", status="SUCCESSFUL") == 1 and count("Blocked") == 1)
     letter = table("DeadLetter").objects.get(job_id=discarded.id)
     dead_letters.discard(letter.pk, by="alice", because="not needed")
+    hour = timedelta(hours=1)
+    dead_letters.requeue(requeued.id, by="alice", because="the bank is back", run_after=hour)
 
 
 def run_some_jobs() -> None:
@@ -94,12 +99,15 @@ def block_some_jobs() -> None:
 
 
 def start_some_workflows() -> None:
-    """Leave a chain, a group and a chord half done."""
+    """Leave chains, groups and a chord half done, and one chain while it is undone."""
     work = tasks.work.si
     stoker.chain(work("chain 1"), work("runs as chain 2"), work("chain 3")).enqueue()
     stoker.group(work("group 1"), work("runs as group 2")).enqueue()
     stoker.chord([work("chord 1"), work("runs as chord 2")], work("chord end")).enqueue()
-    wait_for(lambda: began("runs", 11) and count("Step", state="SUCCESSFUL") >= 3)
+    stoker.group(work("runs as group 3"), work("group 3 in turn"), at_once=1).enqueue()
+    fails = tasks.work_once.si("fails and is undone")
+    stoker.chain(work("undone").undo(work("runs as undo")), fails).enqueue()
+    wait_for(lambda: began("runs", 13) and count("Step", state="SUCCESSFUL") >= 4)
 
 
 def fire_some_ticks() -> None:
@@ -151,7 +159,8 @@ def write(path: Path, version: str) -> None:
         sys.prefix: "/srv/shop/.venv",
         tempfile.gettempdir(): "/run",
     }.items():
-        text = text.replace(found, written)
+        # Not inside of packages and values, which are in base64.
+        text = re.sub(rf"(?<![\w+/]){re.escape(found)}(?![\w+])", written, text)
     path.write_text(f"{text}\n")
 
 

@@ -4,18 +4,20 @@ import os
 import time
 from typing import Any
 
-from stoker import DeadLetters, InSequence, Limit, Lock, Rate, Unique, job, task
+from stoker import DeadLetters, InSequence, Limit, Lock, Rate, Snooze, Unique, job, task
 
 from tests.app.models import Ledger
 
 FILLING = "STOKER_TEST_FILLING"
-"""Set while an older version fills a store: then jobs stay unfinished or fail."""
+"""Set while an older version fills a store: then jobs stay unfinished, fail or snooze."""
 
 
 def run(name: str) -> str:
     """Record that this job has run. While a store is filled, do what the name says."""
     if FILLING in os.environ and name.startswith("fails"):
         raise ConnectionError("the bank does not answer")
+    if FILLING in os.environ and name.startswith("snoozed"):
+        raise Snooze(3600)
     Ledger.objects.create(job_id=job.id, attempt=job.attempt, started_ns=0, note=name)
     while FILLING in os.environ and name.startswith("runs"):
         time.sleep(1)

@@ -35,6 +35,8 @@ INTERRUPTED = {
     "runs in the sequence",
     "runs as chain 2",
     "runs as group 2",
+    "runs as group 3",
+    "runs as undo",
     "runs as chord 2",
 }
 WAITING = {
@@ -44,12 +46,15 @@ WAITING = {
     "in the outbox",
     "fails and is retried",
     "fails and is requeued after an hour",
+    "fails and is requeued by hand",
+    "snoozed for an hour",
     "hook",
     "blocked by the lock",
     "blocked by the limit",
     "blocked by the sequence",
     "blocked by the rate",
     "chain 3",
+    "group 3 in turn",
     "chord end",
     "tick of an hour",
 }
@@ -88,21 +93,21 @@ def check_results() -> None:
     for pk in Job.objects.order_by("pk").values_list("pk", flat=True):
         result: Result[object] = task_backends["default"].get_result(str(pk))
         found[result.args[0] if result.args else result.kwargs["name"]] = result
-    assert {name for name in found if found[name].attempts == 2} == {
-        *INTERRUPTED,
-        "fails and is retried",
-    }
+    # A cluster may claim the cancelled job, which counts an attempt, before upkeep ends it.
+    twice = {name for name in found if found[name].attempts == 2} - {"runs and is cancelled"}
+    assert twice == {*INTERRUPTED, "fails and is retried"}
     assert found["runs from a checkpoint"].return_value == {"rows": 500}
     assert found["succeeded"].return_value == "succeeded"
     assert found["fails and is left"].errors[0].exception_class is ConnectionError
     states = {name: found[name].state for name in ("cancelled", "runs and is cancelled")}
     assert states == {"cancelled": "CANCELLED", "runs and is cancelled": "CANCELLED"}
     assert found["deferred for a day"].state == "DEFERRED"
-    assert [one.state for one in Workflow.objects.all()] == ["SUCCESSFUL"] * 3
+    workflows = Counter(Workflow.objects.values_list("state", flat=True))
+    assert workflows == {"SUCCESSFUL": 4, "FAILED": 1}
     assert schedules.get("every second").is_over
     assert schedules.get("every hour").is_over
     states = Counter(DeadLetter.objects.values_list("state", flat=True))
-    assert states == {"open": 1, "discarded": 2, "resolved": 1}
+    assert states == {"open": 2, "discarded": 2, "resolved": 2}
 
 
 def started() -> Counter[str]:
