@@ -33,7 +33,6 @@ from stoker.store.wake import EitherWake, Wake
 from .arrivals import Arrivals
 from .contract import Broker, ClaimRequest, Delivery, Extension, Lease, LeaseId, Leases, Return
 from .orm.broker import OrmBroker
-from .outbox import as_message, as_row
 
 LONGEST_NAME = 100
 """Length limit of a queue name in the store."""
@@ -129,7 +128,7 @@ class Dispatch:
                 self.enqueue(inside[start : start + AT_ONCE])
             after_commit(alias, partial(self.wake_up, {message.queue for message in inside}))
         if outside:
-            rows = [as_row(self.settings.alias, message) for message in outside]
+            rows = [Outgoing.of_message(self.settings.alias, message) for message in outside]
             outgoing = Outgoing.objects.using(alias)
             outgoing.bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)
             after_commit(alias, partial(self.relay_outbox, [message.job_id for message in outside]))
@@ -141,7 +140,7 @@ class Dispatch:
         outgoing = Outgoing.objects.using(alias)
 
         def relay(rows: Sequence[Outgoing], until: float) -> None:
-            self.relay([as_message(row) for row in rows], until=until)
+            self.relay([row.as_message() for row in rows], until=until)
 
         for start in range(0, len(job_ids), AT_ONCE):
             lock = partial(outgoing.lock_these, job_ids[start : start + AT_ONCE])

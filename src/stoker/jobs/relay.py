@@ -25,7 +25,6 @@ from uuid import UUID
 from django.db import DatabaseError, InterfaceError, connections
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.outbox import as_message, as_row
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, PackageError, StokerError, UnknownTask
@@ -55,7 +54,7 @@ _away_until: dict[str, float] = {}
 
 def put(settings: Settings, alias: str, newcomers: Iterable[Newcomer]) -> None:
     """Insert jobs into the outbox of the database whose transaction is open."""
-    rows = [as_row(settings.alias, one.message, one.claim) for one in newcomers]
+    rows = [Outgoing.of_message(settings.alias, one.message, one.claim) for one in newcomers]
     Outgoing.objects.using(alias).bulk_create(rows, batch_size=AT_ONCE)
 
 
@@ -192,7 +191,7 @@ class Relay:
 
         rows = self._broker.move_outbox(self._alias, lock, hand_over)
         for inside in (True, False):
-            queues = {row.queue for row in rows if self._broker.joins(as_message(row)) is inside}
+            queues = {row.queue for row in rows if self._broker.joins(row.as_message()) is inside}
             if queues:
                 self._broker.wake_up(queues, inside=inside)
         return Round(len(rows), told)
@@ -200,7 +199,7 @@ class Relay:
     def _hand_over(self, rows: Sequence[Outgoing], until: float) -> dict[UUID, Result[Any]]:
         inside, outside = [], []
         for row in rows:
-            message = as_message(row)
+            message = row.as_message()
             if self._broker.joins(message):
                 inside.append(row)
             else:
@@ -214,7 +213,7 @@ class Relay:
         with explained(store), deciding(store):
             fresh = Relayed.objects.using(store).note([row.pk for row in rows])
             new = [row for row in rows if row.pk in fresh]
-            self._broker.enqueue([as_message(row) for row in new if row.claim is None])
+            self._broker.enqueue([row.as_message() for row in new if row.claim is None])
             return self._decide([(row, row.claim) for row in new if row.claim is not None])
 
     def _decide(self, rows: Sequence[tuple[Outgoing, list[Any]]]) -> dict[UUID, Result[Any]]:
@@ -227,7 +226,7 @@ class Relay:
                 task = task_of(newcomer.package).using(backend=self._settings.alias)
                 sealing = Sealing(self._settings, task, Commitment(is_made=True))
             except (PackageError, UnknownTask, InvalidTask):  # the worker will report the error
-                self._broker.enqueue([as_message(row)])
+                self._broker.enqueue([row.as_message()])
                 continue
             (told[row.pk],), neglected = Newcomers(sealing, [newcomer]).store()
             if neglected:
@@ -235,7 +234,7 @@ class Relay:
         return told
 
     def _newcomer(self, row: Outgoing, claim: list[Any]) -> Newcomer:
-        message = as_message(row)
+        message = row.as_message()
         package = sealer_for(self._settings).open(message.package)
         state = JobState.READY if row.run_after is None else JobState.DEFERRED
         result = result_of(self._settings, row.pk, Progress(None, state))

@@ -23,6 +23,9 @@ from stoker.exceptions import BrokerUnavailable
 from stoker.store.engines import engine_of
 from stoker.store.statements import delete_by_key, with_keys
 
+from .job import Message
+from .need import NewNeed
+
 LOOK_FOR_TABLE_SECONDS = 60.0
 SILENT_SECONDS = 30.0
 """Pause in seconds before a database that did not answer is queried again."""
@@ -185,8 +188,46 @@ class Outgoing(models.Model):
     def __str__(self) -> str:
         return f"{self.task} {self.pk}"
 
+    @classmethod
+    def of_message(
+        cls, backend: str, message: Message, claim: tuple[Any, ...] | None = None
+    ) -> Outgoing:
+        """Return the row of a message.
 
-def as_json(guard: tuple[Any, ...]) -> list[Any]:
+        Args:
+            backend: the name under ``TASKS``.
+            claim: claim on the job's unique key, if it has one.
+        """
+        return cls(
+            job_id=message.job_id,
+            backend=backend,
+            task=message.task,
+            queue=message.queue,
+            priority=message.priority,
+            package=message.package,
+            enqueued_at=message.enqueued_at,
+            run_after=message.run_after,
+            needs=[_as_json(need) for need in message.needs],
+            stays_in_store=message.stays_in_store,
+            claim=None if claim is None else _as_json(claim),
+        )
+
+    def as_message(self) -> Message:
+        """Return the message of this row."""
+        return Message(
+            job_id=self.job_id,
+            task=self.task,
+            queue=self.queue,
+            priority=self.priority,
+            package=bytes(self.package),
+            run_after=self.run_after,
+            enqueued_at=self.enqueued_at,
+            needs=[NewNeed(UUID(key_id), *rest) for key_id, *rest in self.needs],
+            stays_in_store=self.stays_in_store,
+        )
+
+
+def _as_json(guard: tuple[Any, ...]) -> list[Any]:
     """Convert a tuple that begins with a key's id."""
     key_id, *rest = guard
     return [str(key_id), *rest]
