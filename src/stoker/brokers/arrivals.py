@@ -16,7 +16,6 @@ decision 0026.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Collection, Sequence
@@ -35,7 +34,7 @@ from stoker.models.outbox import RELAYED_SECONDS
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
-from stoker.store.wake import Wake
+from stoker.store.wake import PipeWake, Wake
 from stoker.values.ids import seconds_of
 
 from .contract import ClaimRequest, Delivery
@@ -293,7 +292,7 @@ class PollRequest(NamedTuple):
     passed_over: Collection[str]
 
 
-class Poller(Wake):
+class Poller(PipeWake):
     """Wait for messages in a thread, and wake the pusher when one arrives.
 
     A claim that finds nothing starts the wait. The next claim takes the messages.
@@ -303,15 +302,12 @@ class Poller(Wake):
     """
 
     def __init__(self, transport: Transport) -> None:
+        super().__init__()
         self._transport = transport
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._request: PollRequest | None = None
         self._buffer: list[Parcel] = []
-        self._is_closed = False
 
     # -- called by claims -------------------------------------------------------------------------
 
@@ -342,24 +338,14 @@ class Poller(Wake):
 
     # -- called by the pusher ---------------------------------------------------------------------
 
-    def fileno(self) -> int | None:
-        return None if self._is_closed else self._read
-
-    def is_due(self) -> bool:
-        with suppress(BlockingIOError):
-            return not self._is_closed and bool(os.read(self._read, 4096))
-        return False
-
     def close(self) -> None:
         """Stop the thread and release its messages. A request that is still waiting is
         abandoned."""
         with self._changed:
             if self._is_closed:
                 return
-            self._is_closed = True
+            super().close()
             self._request = None
-            os.close(self._read)
-            os.close(self._write)
             self._changed.notify()
         if self._thread is None:
             self._transport.close()
@@ -404,8 +390,7 @@ class Poller(Wake):
             self._request = None
             if not self._is_closed:
                 self._buffer = parcels
-                with suppress(BlockingIOError):
-                    os.write(self._write, b"!")
+                self.wake()
                 self._changed.wait_for(lambda: not self._buffer or self._is_closed, BUFFER_SECONDS)
                 parcels, self._buffer = self._buffer, []
         if parcels:

@@ -63,6 +63,34 @@ class NoWake(Wake):
         return False
 
 
+class PipeWake(Wake):
+    """Wake-ups from a thread of this process, which calls ``wake`` when jobs have come."""
+
+    def __init__(self) -> None:
+        self._is_closed = False
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+
+    def fileno(self) -> int | None:
+        return None if self._is_closed else self._read
+
+    def is_due(self) -> bool:
+        with suppress(BlockingIOError):
+            return not self._is_closed and bool(os.read(self._read, 4096))
+        return False
+
+    def wake(self) -> None:
+        """Wake the pusher. Must not be called after ``close``."""
+        with suppress(BlockingIOError):
+            os.write(self._write, b"!")
+
+    def close(self) -> None:
+        self._is_closed = True
+        os.close(self._read)
+        os.close(self._write)
+
+
 class EitherWake(Wake):
     """Combines two sources: the wake-up source of the store and that of a broker outside it.
 

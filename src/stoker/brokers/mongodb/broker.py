@@ -14,7 +14,6 @@ some of them may be stored. The caller gets an error and may repeat the call.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,7 +30,7 @@ from stoker.brokers.contract import Broker, Capabilities, ClaimRequest, Delivery
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
-from stoker.store.wake import NoWake, Wake
+from stoker.store.wake import NoWake, PipeWake, Wake
 from stoker.values.ids import new_lease_id
 
 from .documents import (
@@ -328,30 +327,18 @@ def open_mongodb_wake(connect: Callable[[], tuple[Any, Any]]) -> Wake:
     return NoWake()
 
 
-class MongodbWake(Wake):
+class MongodbWake(PipeWake):
     """A thread that listens to the change stream on its own connection and writes to a pipe."""
 
     def __init__(self, client: Any, jobs: Any) -> None:
+        super().__init__()
         self._client = client
         self._jobs = jobs
-        self._read, self._write = os.pipe()
-        os.set_blocking(self._read, False)
-        os.set_blocking(self._write, False)
         self._is_listening = threading.Event()
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="stoker-wake", daemon=True)
         self._thread.start()
         self._is_listening.wait(RECONNECT_SECONDS)
-
-    def fileno(self) -> int | None:
-        return None if self._is_over.is_set() else self._read
-
-    def is_due(self) -> bool:
-        if self._is_over.is_set():
-            return False
-        with suppress(BlockingIOError):
-            return bool(os.read(self._read, 4096))
-        return False
 
     def close(self) -> None:
         if self._is_over.is_set():
@@ -359,8 +346,7 @@ class MongodbWake(Wake):
         self._is_over.set()
         self._client.close()
         self._thread.join()
-        os.close(self._read)
-        os.close(self._write)
+        super().close()
 
     def _listen(self) -> None:
         while not self._is_over.is_set():
@@ -372,12 +358,8 @@ class MongodbWake(Wake):
         options = {"full_document": "updateLookup", "max_await_time_ms": WAIT_MS}
         with self._jobs.watch(CAME, **options) as changes:
             if self._is_listening.is_set():
-                self._call()  # jobs may have arrived between the two connections
+                self.wake()  # jobs may have arrived between the two connections
             self._is_listening.set()
             while changes.alive and not self._is_over.is_set():
                 if changes.try_next() is not None:
-                    self._call()
-
-    def _call(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._write, b"!")
+                    self.wake()
