@@ -26,8 +26,8 @@ from stoker.management.dead import DeadLettersCommand
 from stoker.management.health import judge, longest_silence
 from stoker.management.run import plan_of, queues_of
 from stoker.management.subcommand import MEANINGS, ExitCode, as_json
-from stoker.operations.operation import first_line_of
 from stoker.values.durations import in_words
+from stoker.values.text import first_line_of
 
 pytestmark = pytest.mark.unit
 

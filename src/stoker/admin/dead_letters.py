@@ -20,10 +20,11 @@ from stoker.operations import dead_letters as operations
 from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
 from stoker.operations.details import REVEAL, call_of, opened_call
-from stoker.operations.operation import LIMIT, Done, Operation, first_line_of
+from stoker.operations.operation import LIMIT, Done, Operation
 from stoker.operations.wording import exactly, first_line, since
 from stoker.tasks.arguments import ShownCall
 from stoker.values.ids import parse_job_id
+from stoker.values.text import first_line_of
 
 from .arguments import Edited, as_text, runner_of
 from .base import AdminContext, StoreAdmin

@@ -16,13 +16,14 @@ from stoker.exceptions import InvalidSchedule, PackageError, StokerError
 from stoker.models import Schedule
 from stoker.operations import schedules as operations
 from stoker.operations.details import REVEAL, call_hidden, call_of
-from stoker.operations.operation import Done, first_line_of
+from stoker.operations.operation import Done
 from stoker.operations.schedules import MOMENT, next_ticks_of, rule_of
 from stoker.operations.wording import exactly, since
 from stoker.schedules import service as schedules
 from stoker.tasks.arguments import ShownCall
 from stoker.tasks.schedules import Cron, Every, Once, Scheduled
 from stoker.values.cron import UNITS, zone_named
+from stoker.values.text import first_line_of
 from stoker.values.ticks import as_moment
 
 from .arguments import Edited, as_text

@@ -36,6 +36,7 @@ from stoker.exceptions import (
     WorkflowNotFound,
 )
 from stoker.setting_values import api_settings
+from stoker.values.text import first_line_of
 
 MEDIA_TYPE = "application/problem+json"
 STRANGER = "Sign in, or send Authorization: Bearer TOKEN."
@@ -144,7 +145,7 @@ Handler = Callable[[HttpRequest, Any], HttpResponse]
 
 
 def _own_sentence(status: int) -> Handler:
-    return lambda _request, error: problem(status, first_line(error))
+    return lambda _request, error: problem(status, first_line_of(error))
 
 
 def _sentence(status: int, sentence: str) -> Handler:
@@ -196,11 +197,6 @@ def _without_its_name(place: Sequence[Any]) -> Sequence[Any]:
     """Remove the name of the body parameter from a path, because the path begins with "body"
     already."""
     return place[1:] if tuple(place[:2]) == ("body", "body") else place
-
-
-def first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _plain(part: Any) -> str | int:

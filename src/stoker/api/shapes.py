@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 from uuid import UUID
 
 from ninja import Schema
-from pydantic import ConfigDict, field_validator
+from pydantic import AfterValidator, ConfigDict
 
 from stoker.inspect.guards import Crowded
 from stoker.inspect.stats import ClusterState, DeadLetterCounts, FinishedCounts
@@ -16,6 +16,9 @@ from stoker.queues import QueueDepth
 from stoker.why import Kind
 
 from .values import plain
+
+PlainText = Annotated[str, AfterValidator(lambda text: str(plain(text)))]
+"""Text of an error, in a form that JSON can have."""
 
 
 class Shape(Schema):
@@ -50,15 +53,10 @@ class AttemptShape(Shape):
     started_at: datetime | None
     finished_at: datetime
     exception_class: str
-    message: str
-    traceback: str
+    message: PlainText
+    traceback: PlainText
     exit_code: int | None
     signal: int | None
-
-    @field_validator("message", "traceback", mode="after")
-    @classmethod
-    def _as_json_can_have_it(cls, value: str) -> str:
-        return str(plain(value))
 
 
 class ProgressShape(Shape):
@@ -193,7 +191,7 @@ class LetterShape(Shape):
     reason: str
     """error, timeout, crash, expired, unreadable or unknown_task."""
     exception_class: str
-    message: str
+    message: PlainText
     fingerprint: str
     """Identifies the fault."""
     failure_count: int
@@ -213,11 +211,6 @@ class LetterShape(Shape):
     closed_at: datetime | None
     closed_by: str
     closed_because: str
-
-    @field_validator("message", mode="after")
-    @classmethod
-    def _as_json_can_have_it(cls, value: str) -> str:
-        return str(plain(value))
 
 
 class RequeueShape(Shape):

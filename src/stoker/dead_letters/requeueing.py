@@ -46,7 +46,7 @@ from stoker.store.engines.sessions import explained
 from stoker.store.transactions import after_commit, is_conflict
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import following_job_id
-from stoker.values.text import stored_text
+from stoker.values.text import first_line_of, stored_text
 from stoker.workflows.follow import record_taken_back, reopen, transaction_for
 
 from .entries import key_of
@@ -174,7 +174,7 @@ class _Requeue:
         try:
             newcomer, sealing = self._newcomer(seen)
         except (StokerError, InvalidTask, TypeError, ValueError) as error:
-            return LetterAnswer(self._id, LetterFate.REFUSED, None, _sentence(error))
+            return LetterAnswer(self._id, LetterFate.REFUSED, None, first_line_of(error))
         with transaction_for(self._alias, [seen.job_id]):
             answer, result = self._send(seen, newcomer, sealing)
             after_commit(self._alias, self._commit)
@@ -295,11 +295,6 @@ def _claim_of(identity: str) -> UniqueClaim | None:
         return None
     key_id = UUID(identity.rpartition(" ")[2])
     return UniqueClaim(key_id, name, "finished", 0, "keep", 0, None, blocks_overlap=False)
-
-
-def _sentence(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def take_back(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> LetterAnswer:

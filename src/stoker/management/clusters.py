@@ -9,8 +9,9 @@ from typing import Any, ClassVar
 from stoker.exceptions import ClusterNotFound
 from stoker.inspect.stats import ClusterState
 from stoker.operations import clusters
-from stoker.operations.operation import Done, Operation, first_line_of
+from stoker.operations.operation import Done, Operation
 from stoker.values.durations import in_words
+from stoker.values.text import first_line_of
 
 from .subcommand import (
     BACKEND,

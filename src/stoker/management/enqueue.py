@@ -6,8 +6,8 @@ from typing import Any
 
 from stoker.compat import InvalidTask
 from stoker.exceptions import DuplicateJob, JobFailed, ResultTimeout
-from stoker.operations.operation import first_line_of
 from stoker.tasks.registry import find_task
+from stoker.values.text import first_line_of
 
 from .arguments import json_of, json_or_text, moment, positive_seconds, written
 from .subcommand import (

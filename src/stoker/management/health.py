@@ -15,7 +15,7 @@ from stoker.exceptions import StokerError
 from stoker.inspect.stats import ClusterState, clusters
 from stoker.operations.clusters import judge as judge_clusters
 from stoker.operations.clusters import longest_silence
-from stoker.operations.operation import first_line_of
+from stoker.values.text import first_line_of
 
 from .arguments import positive_seconds
 from .subcommand import BACKEND, ExitCode, Subcommand, backend_settings, refuse

@@ -25,10 +25,11 @@ from stoker.operations.jobs import (
     job_id_of,
     rows_of,
 )
-from stoker.operations.operation import Operation, first_line_of
+from stoker.operations.operation import Operation
 from stoker.operations.wording import duration, exactly, first_line, since
 from stoker.store.engines.sessions import explained
 from stoker.values.marks import moment_from
+from stoker.values.text import first_line_of
 
 from .arguments import call_as_plain
 from .subcommand import (

@@ -21,9 +21,9 @@ from stoker.exceptions import StokerError
 from stoker.inspect.queue_depths import QueueDepth, queues
 from stoker.inspect.stats import ClusterState, clusters, dead_letters, longest_silence, state_of
 from stoker.metrics import by_queue
-from stoker.operations.operation import first_line_of
 from stoker.operations.queues import QUEUE_COLUMNS, queue_row
 from stoker.values.durations import in_words
+from stoker.values.text import first_line_of
 
 from .arguments import positive_seconds
 from .info import table_lines

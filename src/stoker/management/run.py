@@ -22,7 +22,7 @@ from stoker.exceptions import (
     PoolerRefused,
     StokerError,
 )
-from stoker.operations.operation import first_line_of
+from stoker.values.text import first_line_of
 
 from .arguments import setting
 from .subcommand import BACKEND, ExitCode, Subcommand, backend_settings, option, refuse

@@ -19,10 +19,11 @@ from stoker.exceptions import BulkOperationNotFound
 from stoker.models import BulkItem, BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import new_job_id, parse_job_id
+from stoker.values.text import first_line_of
 
 from . import dead_letters, jobs, waiting_jobs
 from .bulk_walk import BY_NAME, State, count, go_on, rows_of_bulk
-from .operation import Done, Operation, Operator, first_line_of
+from .operation import Done, Operation, Operator
 from .wording import plural
 
 UNDOABLE = (*waiting_jobs.IN_BULK, dead_letters.REQUEUE)

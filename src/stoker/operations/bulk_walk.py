@@ -34,11 +34,11 @@ from stoker.store.transactions import is_conflict
 from stoker.tasks.arguments import changed_call, shown_arguments
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.marks import project_moment
-from stoker.values.text import stored_text
+from stoker.values.text import first_line_of, stored_text
 
 from . import dead_letters, jobs, waiting_jobs
 from .details import opened_call
-from .operation import NOT_FOUND, Done, Operation, Operator, first_line_of
+from .operation import NOT_FOUND, Done, Operation, Operator
 
 State = BulkOperation.State
 ON_JOBS = (*waiting_jobs.IN_BULK, jobs.CANCEL)

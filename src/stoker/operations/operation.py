@@ -31,6 +31,7 @@ from stoker.exceptions import (
 from stoker.models import BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import new_job_id
+from stoker.values.text import first_line_of
 
 logger = logging.getLogger("stoker.operations")
 LIMIT = 1000
@@ -210,9 +211,3 @@ class Operation:
         if refusals:
             sentence += f" {len(refusals):,} not; the first: {refusals[0].rstrip('.')}."
         return Done(sentence, is_good=not refusals)
-
-
-def first_line_of(error: BaseException) -> str:
-    """Return the first line of the message, or the class if there is no message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Texts in a form that every database accepts."""
+"""Texts that every database accepts, and that fit a line."""
 
 from __future__ import annotations
 
@@ -26,3 +26,9 @@ def stored_text(text: str | None, most: int) -> str:
     """
     clean = str("" if text is None else text).replace("\x00", "\\x00")
     return clean.encode("utf-8", "backslashreplace").decode("utf-8")[:most]
+
+
+def first_line_of(error: BaseException) -> str:
+    """Return the first line of the message, or the class if there is no message."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from stoker.api.access import Routes, operator_of, perform
 from stoker.api.filters import LONGEST_PAGE, NO_REASON, Body, ReasonBody
-from stoker.api.problems import CallRefused, first_line
+from stoker.api.problems import CallRefused
 from stoker.api.shapes import BulkOperationPageShape, BulkOperationShape
 from stoker.api.values import Backend, Moment, Name, Strict, cursor_of, mark_of, settings_of
 from stoker.models import BulkOperation
@@ -19,6 +19,7 @@ from stoker.operations import bulk
 from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.operation import Operation
 from stoker.store.engines.sessions import explained
+from stoker.values.text import first_line_of
 
 routes = Routes(tags=["bulk operations"])
 
@@ -119,7 +120,7 @@ def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backe
             return Status(200, bulk.preview(operator, operation, filters, body.options()))
         row = bulk.start(operator, operation, filters, body.options())
     except ValueError as error:
-        raise CallRefused(422, first_line(error)) from error
+        raise CallRefused(422, first_line_of(error)) from error
     return Status(201, row)
 
 

@@ -24,7 +24,7 @@ from stoker.api.filters import (
     ReasonBody,
     moment_of,
 )
-from stoker.api.problems import CallRefused, first_line
+from stoker.api.problems import CallRefused
 from stoker.api.shapes import (
     AttemptShape,
     ExposedTask,
@@ -59,6 +59,7 @@ from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import shown_call
 from stoker.tasks.guards import Unique, signature_of_call
 from stoker.tasks.registry import exposed_task, exposed_tasks
+from stoker.values.text import first_line_of
 from stoker.why import Kind, why
 
 
@@ -395,7 +396,7 @@ def _changed(
     try:
         perform(operation, operator, str(job_id), **options)
     except ValueError as error:
-        raise CallRefused(409, first_line(error)) from error
+        raise CallRefused(409, first_line_of(error)) from error
     return shape_of(operator.settings, job_id, reveal=may_reveal(request))
 
 

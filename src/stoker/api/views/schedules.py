@@ -12,12 +12,13 @@ from pydantic import Field
 
 from stoker.api.access import Routes, operator_of
 from stoker.api.filters import NO_REASON, ReasonBody
-from stoker.api.problems import CallRefused, first_line
+from stoker.api.problems import CallRefused
 from stoker.api.shapes import Shape
 from stoker.api.values import Backend, cursor_of, mark_of, settings_of
 from stoker.models import Schedule
 from stoker.operations.schedules import PAUSE, RESUME, RUN, page_of
 from stoker.schedules import service as schedules
+from stoker.values.text import first_line_of
 from stoker.values.ticks import as_moment
 
 routes = Routes(tags=["schedules"])
@@ -122,7 +123,7 @@ def resume_schedule(
     try:
         return shape_of(RESUME.perform(operator_of(request, backend), schedule).value)
     except ValueError as error:
-        raise CallRefused(409, f"Its rule cannot be read: {first_line(error)}.") from error
+        raise CallRefused(409, f"Its rule cannot be read: {first_line_of(error)}.") from error
 
 
 # This route is last, because a name may contain slashes and end like the URLs above.

@@ -53,11 +53,6 @@ def install() -> None:
     _put(alias, {**tasks, alias: entry_of(configured())})
 
 
-def is_derived() -> bool:
-    """Return whether the backend was derived from Q_CLUSTER."""
-    return alias() in _derived
-
-
 def _put(alias: str, tasks: dict[str, Any]) -> None:
     django_settings.TASKS = tasks
     settings_for.cache_clear()

@@ -41,7 +41,7 @@ from stoker.management.subcommand import (
 from stoker.management.tasks import TasksCommand
 from stoker.management.why import WhyCommand
 from stoker.management.workflows import WorkflowsCommand
-from stoker.operations.operation import first_line_of
+from stoker.values.text import first_line_of
 
 SUBCOMMANDS: tuple[type[Subcommand], ...] = (
     RunCommand,

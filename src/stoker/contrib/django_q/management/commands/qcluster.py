@@ -11,7 +11,7 @@ from stoker.contrib.django_q import conf
 from stoker.exceptions import StokerError
 from stoker.management.run import RunCommand
 from stoker.management.subcommand import ExitCode, has_own_process, refuse
-from stoker.operations.operation import first_line_of
+from stoker.values.text import first_line_of
 
 
 class Command(BaseCommand):
