@@ -13,7 +13,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs import relay as outbox
-from stoker.jobs.relay import relay_all
+from stoker.jobs.relay import relay_from
 from stoker.jobs.states import JobState
 from stoker.models import Job, Outgoing
 
@@ -49,7 +49,7 @@ def waiting() -> int:
 
 
 def relay() -> int:
-    return relay_all(settings_for(), lambda: None)
+    return relay_from(settings_for(), "default", lambda: None)
 
 
 def test_outbox_row_exists_until_commit_and_job_afterwards() -> None:

@@ -12,7 +12,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.upkeep import Upkeep
 from stoker.conf import settings_for
-from stoker.jobs.relay import relay_all
+from stoker.jobs.relay import relay_from
 from stoker.jobs.results import fetch
 from stoker.models import Job, Ready, Step, Workflow
 from stoker.testing import drain
@@ -166,7 +166,7 @@ def test_step_that_was_never_relayed_to_the_broker_is_relayed_later(
         patch.setattr("stoker.brokers.dispatch.Dispatch.relay_outbox", lambda *_: None)
         workflow = chain(note.si("a"), note.si("b")).enqueue()
         assert not drain()
-    assert relay_all(settings_for(), lambda: None) == 1
+    assert relay_from(settings_for(), "default", lambda: None) == 1
     drain()
     assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["a", "b"])
-    assert relay_all(settings_for(), lambda: None) == 0
+    assert relay_from(settings_for(), "default", lambda: None) == 0

@@ -81,12 +81,6 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
     return told
 
 
-def relay_all(settings: Settings, beat: Callable[[], None]) -> int:
-    """Relay the jobs that other processes have left in any database's outbox. Return their number.
-    Arguments and errors are those of ``relay_from``."""
-    return sum(relay_from(settings, alias, beat) for alias in broker_for(settings).outboxes())
-
-
 def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
     """Relay the jobs that other processes have left in the outbox of this database. Return their
     number.
