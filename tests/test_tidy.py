@@ -57,6 +57,7 @@ SHARED_CLASS_NAMES = {
     "Lock": "an option of tasks, and its table",
     "OrmQ": "a model of Django Q's, and its historical state",
     "Schedule": "our model, and Django Q's",
+    "Success": "a model of Django Q's, and its historical state",
     "Task": "the decorated function, and a model of Django Q's",
 }
 """Class names that exist more than once, each with the public names that it serves. Users import

@@ -103,6 +103,10 @@ class DjangoQScheduleAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generi
     readonly_fields = ("last_run",)
 
 
+ScheduleAdmin = DjangoQScheduleAdmin
+"""Django Q's name, for projects that extend the class."""
+
+
 @admin.register(OrmQ)
 class OrmQAdmin(ReadOnlyAdmin):
     """Jobs that wait or run. Deleting a row cancels its job."""
