@@ -18,6 +18,7 @@ from stoker.models.deferred import Deferred
 from stoker.models.guard_key import Decisions, GuardKey, LockedKey, learn
 from stoker.models.need import Need, StatedNeed
 from stoker.models.ready import Place, Ready
+from stoker.models.wait import NewWait, Wait
 from stoker.store.engines import engine_of
 from stoker.store.engines.rows import FIRST, HEAD, HOLDER, NOW
 from stoker.store.turns import LOOK_AGAIN_US, call_all
@@ -143,6 +144,8 @@ class _Admission:
         self._look()
         self._blocked: list[tuple[Place, UUID]] = []
         self._deferred: list[tuple[Place, int]] = []
+        self._waits: list[NewWait] = []
+        """The waits of the jobs that are checked again later."""
         self._passed_over: dict[UUID, int] = {}
         """Key -> number of jobs that were first in its line but could not start because of
         another key."""
@@ -301,6 +304,8 @@ class _Admission:
             self._passed_over[key_id] = self._passed_over.get(key_id, 0) + 1
         if refusal.on_busy == "retry":
             self._deferred.append((place, self._now_us + refusal.retry_us))
+            waits_for = (refusal.kind, refusal.name, self._now_us, refusal.retry_us)
+            self._waits.append(NewWait(place.job_id, place.attempts, *waits_for))
             return
         key = self._keys[refusal.key_id]
         self._next_weight.setdefault(key.pk, refusal.weight)
@@ -322,6 +327,7 @@ class _Admission:
                 weight = self._next_weight.get(key_id, 1)
                 key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us, weight)
                 self._changed[key_id] = key
+        Wait.objects.using(self._alias).add(self._waits)
         return lease(
             self._alias,
             Decisions(
@@ -330,6 +336,7 @@ class _Admission:
                 self._deferred,
                 self._fences,
                 list(self._changed.values()),
+                self._now_us,
             ),
             leasing,
             admitted,

@@ -14,6 +14,7 @@ from stoker.models.dead_letter import DeadLetter
 from stoker.models.guard_key import GuardKey
 from stoker.models.job import Job
 from stoker.models.need import Need
+from stoker.models.wait import Wait
 from stoker.store.statements import deciding, update_by_key, with_keys
 from stoker.store.turns import LOOK_AGAIN_US, call_all, call_next
 from stoker.store.written import DatabaseNow, database_now_us
@@ -165,6 +166,23 @@ def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID 
     over = [row.pk for row in rows if row.job_id not in (halted if row.halts else alive)]
     Need.objects.using(alias).remove(over)
     return len(over), rows[-1].pk if len(rows) == limit else None
+
+
+def forget_waits(alias: str, after: int | None, limit: int) -> tuple[int, int | None]:
+    """Delete what jobs waited for that do not exist any more.
+
+    Arguments and return value are those of ``sweep_keys``, with ids of waits.
+    """
+    rows = Wait.objects.using(alias).order_by("pk")
+    if after is not None:
+        rows = rows.filter(pk__gt=after)
+    page = list(rows.values_list("pk", "job_id")[:limit])
+    jobs = with_keys(Job.objects.using(alias), {job_id for _, job_id in page})
+    there = set(jobs.values_list("pk", flat=True)) if page else set()
+    gone = [pk for pk, job_id in page if job_id not in there]
+    if gone:
+        Wait.objects.using(alias).filter(pk__in=gone).delete()
+    return len(gone), page[-1][0] if len(page) == limit else None
 
 
 def _alive(alias: str, job_ids: Collection[UUID]) -> set[UUID]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from uuid import UUID
+from typing import Any
 
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
@@ -17,10 +17,11 @@ from stoker.signals import tell
 from . import sweep as guard_upkeep
 
 AT_ONCE = 200
+WAITS_AT_ONCE = 500
 ALL_SECONDS = 3600.0
-"""How often keys without blocked jobs and needs of past jobs are checked."""
+"""How often keys without blocked jobs, and needs and waits of past jobs, are checked."""
 
-Page = Callable[[UUID | None], tuple[int, UUID | None]]
+Page = Callable[[Any], tuple[int, Any]]
 
 
 class GuardSweep:
@@ -37,7 +38,7 @@ class GuardSweep:
         self._all_at = 0.0
 
     def sweep(self) -> int:
-        """Repair all keys with blocked jobs, and once an hour all keys and needs.
+        """Repair all keys with blocked jobs, and once an hour all keys, needs and waits.
 
         Returns the number of freed places.
         """
@@ -50,6 +51,9 @@ class GuardSweep:
             self._look_through(lambda after: guard_upkeep.forget_needs(self._alias, after, AT_ONCE))
             freed += self._look_through(
                 lambda after: guard_upkeep.sweep_keys(self._alias, after, AT_ONCE, only_lines=False)
+            )
+            self._look_through(
+                lambda after: guard_upkeep.forget_waits(self._alias, after, WAITS_AT_ONCE)
             )
             self._all_at = time.monotonic() + ALL_SECONDS
         if freed:

@@ -6,7 +6,7 @@ transaction. A job that has started meanwhile stays as it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -17,15 +17,17 @@ from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption, PackageError, UnknownTask
 from stoker.guards.keys import needs_of, unique_of
 from stoker.guards.sweep import look_after
-from stoker.models import Deferred, Job, Need
+from stoker.models import Attempt, Deferred, Job, Need
 from stoker.models.job import Message
 from stoker.models.need import NewNeed, StatedNeed
+from stoker.models.wait import NewWait, Wait
 from stoker.store import waiting
+from stoker.store.engines.base import aware
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding
 from stoker.store.transactions import after_commit
 from stoker.store.waiting import Held
-from stoker.store.written import MICROSECONDS
+from stoker.store.written import MICROSECONDS, database_now_us, microseconds
 from stoker.tasks.registry import task_of
 
 from .package import Package, sealer_for
@@ -102,6 +104,8 @@ def change(settings: Settings, job_ids: Sequence[UUID], wanted: Change) -> list[
         with deciding(alias):
             held = waiting.hold(alias, waits, alone=True)
             outcome, replacements = _decide(settings, held, wanted)
+            if wanted.run_after == AT_ONCE:
+                Wait.objects.using(alias).add(_waits_of_deferred(alias, replacements))
             neglected = waiting.replace(alias, replacements)
             neglected |= waiting.lines_of(alias, list(held.values()))
     queues = {job.queue for _, job in replacements}
@@ -142,6 +146,23 @@ def _decide(
         )
         replacements.append((one, new))
     return outcome, replacements
+
+
+def _waits_of_deferred(alias: str, replacements: Sequence[Replacement]) -> Iterator[NewWait]:
+    """Yield how long the deferred jobs have waited since their enqueue or last attempt. Afterwards
+    their start time is overwritten."""
+    deferred = {
+        one.place.job_id: (one.place, job) for one, job in replacements if one.table == "deferred"
+    }
+    failures = Attempt.objects.using(alias).filter(job_id__in=deferred).order_by("number")
+    failed_at = dict(failures.values_list("job_id", "finished_at"))
+    now_us = database_now_us(alias) if deferred else 0
+    for job_id, (place, job) in deferred.items():
+        since_us = microseconds(job.enqueued_at)
+        if job_id in failed_at:
+            since_us = microseconds(aware(failed_at[job_id]).timestamp())
+        waited = (Wait.Kind.START_TIME, "", since_us, now_us - since_us)
+        yield NewWait(job_id, place.attempts, *waited)
 
 
 def _new_job(

@@ -32,10 +32,11 @@ from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
 from stoker.exceptions import PackageError
 from stoker.models import Attempt, DeadLetter, Job, Step
+from stoker.models.wait import NewWait, Wait
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key, with_keys
-from stoker.store.written import moment
+from stoker.store.written import microseconds, moment
 from stoker.values.ids import is_step
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
@@ -337,6 +338,7 @@ class Recorder:
         attempts = [as_attempt(one) for one in verdicts if one not in snoozed]
         if attempts:
             Attempt.objects.using(self._alias).bulk_create(attempts, ignore_conflicts=True)
+        Wait.objects.using(self._alias).add(map(_wait_of, snoozed))
         failed = [
             (one.attempted, one.outcome) for one in verdicts if isinstance(one.outcome, Failed)
         ]
@@ -427,12 +429,37 @@ def as_attempt(verdict: Verdict) -> Attempt:
         worker_id=attempted.worker_id,
         started_at=_moment(attempted.started_at),
         finished_at=moment(attempted.finished_at),
+        retry_at=_retry_at(verdict),
         exception_class=fault.exception_class,
         message=fault.message,
         traceback=fault.traceback,
         exit_code=seen.exit_code if isinstance(seen, outcomes.Crashed) else None,
         signal=seen.signal if isinstance(seen, outcomes.Crashed | outcomes.TimedOut) else None,
     )
+
+
+def _retry_at(verdict: Verdict) -> datetime | None:
+    """Return when the next attempt is due; None if there is none."""
+    if not isinstance(verdict.outcome, outcomes.Retry):
+        return None
+    try:
+        return moment(verdict.attempted.finished_at + verdict.outcome.delay_seconds)
+    except (OverflowError, ValueError):  # later than a datetime can say
+        return None
+
+
+def _wait_of(verdict: Verdict) -> NewWait:
+    """Return the wait of a job that was put back, with the time of the attempt that does not
+    count."""
+    attempted, outcome = verdict.attempted, verdict.outcome
+    assert isinstance(outcome, outcomes.Snoozed)
+    began_at = attempted.finished_at
+    if attempted.started_at is not None:
+        began_at = min(attempted.started_at, began_at)
+    seconds = attempted.finished_at - began_at + outcome.delay_seconds
+    attempts = attempted.delivery.attempt - 1
+    waited = (microseconds(began_at), microseconds(seconds))
+    return NewWait(verdict.lease.job_id, attempts, Wait.Kind.PUT_BACK, "", *waited)
 
 
 def jobs_of(batch: Batch) -> list[Job]:

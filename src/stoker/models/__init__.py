@@ -29,6 +29,7 @@ from .schedule import Schedule
 from .step import Step
 from .tick import Tick
 from .unique_key import UniqueKey
+from .wait import Wait
 from .workflow import Workflow
 
 __all__ = [
@@ -60,5 +61,6 @@ __all__ = [
     "Tally",
     "Tick",
     "UniqueKey",
+    "Wait",
     "Workflow",
 ]

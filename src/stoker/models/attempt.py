@@ -24,6 +24,8 @@ class Attempt(models.Model):
     worker_id = models.CharField(max_length=128, default="")
     started_at = models.DateTimeField(null=True)
     finished_at = models.DateTimeField()
+    retry_at = models.DateTimeField(null=True)
+    """Due time of the next attempt. NULL: there is none, or an older Stoker has written the row."""
     exception_class = models.CharField(max_length=255, default="")
     message = models.TextField(default="")
     traceback = models.TextField(default="")

@@ -61,6 +61,7 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
             )
             if place[0] == jobs.get(key_id)
         }
+        engine.add_waits_of_blocked([place[0] for place in places.values()])
         engine.move_to_ready(self, list(places.values()))
         rest = [key_id for key_id in jobs if key_id not in places]
         missed: set[UUID] = set()
@@ -82,6 +83,8 @@ class Blocked(models.Model):
     attempts = models.SmallIntegerField(default=0)
     crashes = models.SmallIntegerField(default=0)
     guards = models.SmallIntegerField(default=0, db_default=0)
+    since_us = models.BigIntegerField(default=0, db_default=0)
+    """When it was blocked, in microseconds since 1970 on the database's clock; 0 = unknown."""
 
     objects = BlockedQuerySet.as_manager()
 

@@ -87,6 +87,8 @@ class Decisions(NamedTuple):
     """Need that now holds a place -> its fencing number."""
     keys: Sequence[LockedKey] = ()
     """The keys that were changed."""
+    now_us: int = 0
+    """Time of the decisions, in microseconds on the database's clock."""
 
     @property
     def job_ids(self) -> list[UUID]:

@@ -13,6 +13,7 @@ from django.db import connections, models, transaction
 from stoker.conf import Settings
 
 from .engines import engine_of
+from .engines.base import BLOCKED
 
 
 def with_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
@@ -47,7 +48,7 @@ def insert_rows(
 def delete_returning_guards(
     rows: models.QuerySet[Any], keys: Collection[UUID], *, waits: bool = True
 ) -> dict[UUID, int]:
-    """Delete rows of a narrow table.
+    """Delete rows of a narrow table. For blocked jobs, record how long they were blocked.
 
     Returns:
         Deleted job ids -> number of guards. Rows that another transaction deletes at the same time
@@ -56,6 +57,8 @@ def delete_returning_guards(
     with transaction.atomic(using=rows.db):
         locked = lock_by_key(rows, keys, "job_id", "guards", waits=waits)
         gone = {row.job_id: row.guards for row in locked}
+        if rows.model._meta.db_table == BLOCKED:
+            engine_of(rows.db).add_waits_of_blocked(gone)
         delete_by_key(rows, gone.keys())
         return gone
 

@@ -76,6 +76,8 @@ def replace(alias: str, replacements: Sequence[tuple[Held, Message]]) -> set[UUI
         return set()
     _write_jobs(alias, [job for _, job in replacements])
     freed = _change_needs(alias, replacements)
+    blocked = [held.place.job_id for held, _ in replacements if held.table == "blocked"]
+    engine_of(alias).add_waits_of_blocked(blocked)
     for name, table in TABLES.items():
         moved = [held.place.job_id for held, _ in replacements if held.table == name]
         delete_by_key(table.objects.using(alias), moved)

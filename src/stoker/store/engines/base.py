@@ -219,8 +219,11 @@ class Engine(GuardRows):
             lease = (leasing.lease_id, write(leasing.holder), leasing.lease_us)
             self.find_each("guarded_lease", leased, "PRIMARY", *lease)
         self.delete_by_key(ready, decisions.job_ids)
-        blocked = [(write(key), write(one[0]), *one[1:]) for one, key in decisions.blocked]
-        self.insert_rows(BLOCKED, ("key_id", *PLACE), blocked)
+        since_us = decisions.now_us
+        blocked = [
+            (since_us, write(key), write(one[0]), *one[1:]) for one, key in decisions.blocked
+        ]
+        self.insert_rows(BLOCKED, ("since_us", "key_id", *PLACE), blocked)
         deferred = [(due_us, write(one[0]), *one[1:]) for one, due_us in decisions.deferred]
         self.insert_rows(DEFERRED, ("due_us", *PLACE), deferred)
         self.update_each(needs, "fence", decisions.fences, holds="key_id")
@@ -384,6 +387,7 @@ class Engine(GuardRows):
         for start in range(0, len(lines), LINES_AT_ONCE):
             some = lines[start : start + LINES_AT_ONCE]
             places += self.lock_lines(blocked, [(*line, counts[line[0]]) for line in some])
+        self.add_waits_of_blocked([as_uuid(place[1]) for place in places])
         self.move_to_ready(blocked, [place[1:] for place in places])
         moved = Counter((as_uuid(key_id), queue) for key_id, _, queue, *_ in places)
         short = [line[0] for line in lines if moved[line] < counts[line[0]]]

@@ -410,6 +410,7 @@ class PostgreSQL(Engine):
         arrays = {
             **leasing._asdict(),
             "job_ids": decisions.job_ids,
+            "now_us": decisions.now_us,
             "turned_ids": [one.job_id for one, _ in (*blocked, *deferred)],
             "key_ids": [*(key_id for _, key_id in blocked), *(None for _ in deferred)],
             "until_us": [*(None for _ in blocked), *(until_us for _, until_us in deferred)],

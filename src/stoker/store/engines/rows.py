@@ -234,7 +234,7 @@ class Rows(Sessions):
             )
 
     def insert_rows(
-        self, table: str, names: Sequence[str], values: Sequence[Sequence[Any]]
+        self, table: str, names: Sequence[str], values: Sequence[Sequence[Any]], then: str = ""
     ) -> None:
         """Insert rows.
 
@@ -242,10 +242,11 @@ class Rows(Sessions):
             table: name of the table.
             names: names of the columns.
             values: values of each row, converted by ``Written``.
+            then: end of the statement, see ``on_conflict``.
         """
         if not values:
             return
-        text = self.insert_into(table, names)
+        text = f"{self.insert_into(table, names)} {then}"
         with self.connection.cursor() as cursor:
             if len(values) == 1:
                 cursor.execute(text, values[0])
@@ -265,9 +266,9 @@ class Rows(Sessions):
     new_value = ("excluded.", "")
     """Text before and after a column's name to refer to the value of the failed INSERT."""
 
-    def on_conflict(self, column: str) -> str:
+    def on_conflict(self, columns: str) -> str:
         """Return the start of the clause that updates an existing row instead of inserting."""
-        return f"ON CONFLICT ({column}) DO UPDATE SET"
+        return f"ON CONFLICT ({columns}) DO UPDATE SET"
 
     def _read(self, text: str, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:
@@ -470,13 +471,28 @@ class GuardRows(Rows):
         names = ("id", "kind", "name", *CHANGING)
         quoted = list(map(self.connection.ops.quote_name, CHANGING))
         changes = ", ".join(f"{name} = {new}{name}{end}" for name in quoted)
-        text = f"{self.insert_into('stoker_key', names)} {self.on_conflict('id')} {changes}"
         rows = [
             (write(key.pk), key.kind, key.name, key.fence, key.places,
              key.places_by and write(key.places_by), key.has_line, key.period_us, key.burst,
              json.dumps(key.starts), key.due_us)
             for key in keys
         ]  # fmt: skip
-        if rows:
-            with self.connection.cursor() as cursor:
-                cursor.executemany(text, rows)
+        self.insert_rows("stoker_key", names, rows, f"{self.on_conflict('id')} {changes}")
+
+    def add_waits(self, names: Sequence[str], values: Sequence[Sequence[Any]]) -> None:
+        """Insert rows of ``Wait``, see ``insert_rows``. If a row exists, add the time to it."""
+        self.insert_rows("stoker_wait", names, values, self._adding_wait)
+
+    def add_waits_of_blocked(self, job_ids: Collection[UUID]) -> None:
+        """Record how long jobs have been blocked. The caller has locked their rows in the blocked
+        table, and then moves or deletes them."""
+        if job_ids:
+            among, keys = self.among(job_ids)
+            words = {"among": among, "now": self.now_sql, "conflict": self._adding_wait}
+            self._write(statement("wait_of_blocked", **words), keys)
+
+    @property
+    def _adding_wait(self) -> str:
+        new, end = self.new_value
+        added = f"stoker_wait.total_us + {new}total_us{end}, times = stoker_wait.times + 1"
+        return f"{self.on_conflict('job_id, attempts, kind, name')} total_us = {added}"

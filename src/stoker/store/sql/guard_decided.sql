@@ -15,8 +15,10 @@ turned_away AS (
     ) AS turned (job_id, key_id, due_us)
 ),
 blocked AS (
-    INSERT INTO stoker_blocked (job_id, key_id, queue, rank, attempts, crashes, guards)
-    SELECT gone.job_id, turned.key_id, queue, rank, attempts, crashes, guards
+    INSERT INTO stoker_blocked (
+        job_id, key_id, queue, rank, attempts, crashes, guards, since_us
+    )
+    SELECT gone.job_id, turned.key_id, queue, rank, attempts, crashes, guards, %(now_us)s::bigint
     FROM gone
     JOIN turned_away AS turned ON turned.job_id = gone.job_id AND turned.key_id IS NOT NULL
 ),
