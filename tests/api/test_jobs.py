@@ -2,9 +2,11 @@
 
 import uuid
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
 
 from stoker.models import Deferred, Job, Ready
 from stoker.tasks.registry import exposed_tasks
@@ -236,3 +238,21 @@ def test_list_searches_arguments_page_by_page(anna: Caller) -> None:
     assert anna.call("GET", "jobs?state=odd").status_code == 422
     other = anna.get("jobs", limit=2)["next"]
     assert anna.call("GET", f"jobs?state=DEFERRED&after={other}").status_code == 422
+
+
+def test_waits_of_an_ended_job_are_shown_by_cause(anna: Caller) -> None:
+    result = add.using(run_after=timedelta(seconds=100)).enqueue(1, second=2)
+    earlier = timedelta(seconds=300)
+    Job.objects.update(enqueued_at=F("enqueued_at") - earlier, run_after=F("run_after") - earlier)
+    Deferred.objects.update(due_us=0)
+    work_all()
+    waits = anna.get(f"jobs/{result.id}")["waits"]
+    assert waits["is_complete"]
+    causes = {one["cause"]: (one["name"], one["times"]) for one in waits["causes"]}
+    assert causes == {"queue": ("", 1), "start_time": ("", 1)}
+    seconds = {one["cause"]: one["seconds"] for one in waits["causes"]}
+    assert seconds["start_time"] == pytest.approx(100, abs=0.1)
+    assert sum(seconds.values()) == pytest.approx(waits["seconds"])
+    facts = anna.get(f"jobs/{result.id}/why")["facts"]
+    assert facts["waits"] == waits
+    assert "1 min 40 s until its start time" in facts["waited"]

@@ -1,14 +1,16 @@
 """``manage.py stoker jobs`` and ``stoker tasks``, and what all lists have in common."""
 
 import json
+import re
 from contextlib import nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from io import StringIO
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db.models import F
 
 from stoker.models import Job, LogChunk
 from stoker.testing import drain
@@ -80,6 +82,19 @@ def test_show_tells_call_result_life_and_errors() -> None:
         told("jobs", "show", str(uuid4()))
     with pytest.raises(CommandError, match="is not an id of a job"):
         told("jobs", "show", "seven")
+
+
+def test_show_and_why_tell_what_a_job_waited_for() -> None:
+    job = add.enqueue(1, 2)
+    Job.objects.update(enqueued_at=F("enqueued_at") - timedelta(seconds=100))
+    drain()
+    text = "1 min 4[0-9] s in the queue or with a busy worker"
+    assert re.search(f"\nwaited            {text}\n", told("jobs", "show", job.id))
+    assert re.search(f"\n  It waited {text}\\.\n", told("why", job.id))
+    waits = plain("jobs", "show", job.id)["waits"]
+    (cause,) = waits["causes"]
+    assert (cause["cause"], cause["seconds"]) == ("queue", waits["seconds"])
+    assert plain("why", job.id)["facts"]["waits"] == waits
 
 
 def test_cancel_withdraws_waiting_jobs_only() -> None:

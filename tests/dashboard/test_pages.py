@@ -11,14 +11,15 @@ from uuid import UUID
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import OperationalError, connection
+from django.db.models import F
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker import chain, dead_letters, every, group, queues, schedules
+from stoker import Lock, chain, dead_letters, every, group, queues, schedules
 from stoker.conf import settings_for
 from stoker.inspect import stats
-from stoker.models import DeadLetter, Tally
+from stoker.models import DeadLetter, Job, Tally, Wait
 from stoker.operations import wording as words
 from stoker.testing import drain
 from stoker.why import why
@@ -409,3 +410,17 @@ def test_deferred_job_says_when_it_is_due(ids: dict[str, Any], anna: Client) -> 
 def test_job_that_failed_once_has_one_attempt(ids: dict[str, Any]) -> None:
     sentence = why(settings_for(), UUID(ids["failed"])).sentence
     assert "after 1 attempt:" in sentence or re.search(r"after [2-9] attempts:", sentence)
+
+
+def test_page_of_an_ended_job_shows_what_it_waited_for(anna: Client) -> None:
+    job = tasks.add.using(lock=Lock("<b>feed:7")).enqueue(1, 2)
+    place = {"attempts": 0, "began_us": 1, "times": 2}
+    wait = {"kind": "lock", "name": "lock <b>feed:7", "total_us": 180_000_000}
+    Wait.objects.create(job_id=job.id, **place, **wait)
+    Job.objects.update(enqueued_at=F("enqueued_at") - timedelta(seconds=200))
+    drain()
+    page = anna.get(f"{PREFIX}jobs/{job.id}").content.decode()
+    told = "3 min 0 s blocked by lock &lt;b&gt;feed:7 (2 times), "
+    assert page.count(told) == 2, "in the timeline and in the details"
+    assert '<b>Waited</b> <span class="faint">3 min' in page
+    assert "in the queue or with a busy worker" in page

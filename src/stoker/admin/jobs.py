@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from stoker.guards.keys import ids_of_unique_text
 from stoker.inspect.jobs import STATES, JobFilter, JobPage, JobSearch
-from stoker.inspect.timeline import Moment
+from stoker.inspect.timeline import Moment, MomentKind
 from stoker.jobs.states import JobState, progress_of
 from stoker.models import DeadLetter, Job, Step, Tally, UniqueKey
 from stoker.operations import jobs
@@ -201,11 +201,12 @@ def _moment(visit: AdminContext, moment: Moment, colour: str) -> dict[str, Any]:
         links.append((f"job {moment.job_id}", visit.at("job_change", moment.job_id)))
     if moment.dead_letter_id is not None:
         links.append(("dead letter", visit.at("deadletter_change", moment.dead_letter_id)))
+    took = moment.seconds is not None and moment.kind != MomentKind.WAITED
     return {
         "is": moment,
         "at": exactly(moment.at),
         "until": f"until {exactly(moment.until)}, {since(moment.until)}" if moment.until else "",
-        "took": f"took {duration(moment.seconds)}" if moment.seconds is not None else "",
+        "took": f"took {duration(moment.seconds)}" if took else "",
         "links": links,
         "colour": "wait" if moment.is_now else colour,
     }

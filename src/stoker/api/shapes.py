@@ -12,6 +12,7 @@ from pydantic import AfterValidator, ConfigDict
 
 from stoker.inspect.guards import Crowded
 from stoker.inspect.stats import ClusterState, DeadLetterCounts, FinishedCounts
+from stoker.inspect.waits import WaitCause
 from stoker.queues import QueueDepth
 from stoker.why import Kind
 
@@ -84,6 +85,29 @@ class WhyShape(Shape):
     """Details that depend on the kind: see the guide `why-not-running`."""
 
 
+class WaitShape(Shape):
+    """Time that a job waited for one cause, before all its attempts."""
+
+    cause: WaitCause
+    """What it waited for; `queue` and `broker` include the time with a busy worker."""
+    name: str
+    """Name of the guard; empty = the cause is no guard."""
+    seconds: float
+    times: int
+    """How often it waited for it."""
+
+
+class WaitsShape(Shape):
+    """What a job waited for. The causes add up to the time that it did not run."""
+
+    seconds: float
+    is_complete: bool
+    """Whether the start of every attempt is known. If not, the wait before that attempt is
+    missing."""
+    causes: list[WaitShape]
+    """The longest first."""
+
+
 class JobShape(Shape):
     """One job in its current state."""
 
@@ -114,6 +138,8 @@ class JobShape(Shape):
     """The attempts that did not succeed, in order."""
     progress: ProgressShape | None
     """The last reported progress; null = none was reported."""
+    waits: WaitsShape | None
+    """The waits by cause; null = only the broker knows the job."""
 
 
 class JobRowShape(Shape):

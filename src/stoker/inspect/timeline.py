@@ -34,6 +34,8 @@ from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, moment
 from stoker.values.ids import is_step
 
+from .waits import Waits, waits_of
+
 
 class MomentKind(TextChoices):
     """Kind of an event, or of the current state."""
@@ -43,6 +45,7 @@ class MomentKind(TextChoices):
     CARRIES_ON = "carries_on", "continues a failed job"
     IN_WORKFLOW = "in_workflow", "a step of a workflow"
     DEFERRED = "deferred", "not before"
+    WAITED = "waited", "waited"
     ATTEMPT_BEGAN = "attempt_began", "attempt began"
     ATTEMPT_FAILED = "attempt_failed", "attempt failed"
     ATTEMPT_TIMED_OUT = "attempt_timed_out", "attempt timed out"
@@ -79,7 +82,7 @@ class Moment:
     until: datetime | None = None
     """End of a wait, if it is known."""
     seconds: float | None = None
-    """Duration of an attempt."""
+    """Duration of an attempt, or of the wait before it."""
     attempt: Attempt | None = None
     """Row of an unsuccessful attempt, with error and traceback."""
     number: int | None = None
@@ -105,6 +108,8 @@ class Timeline:
     """Dotted path; "" = only the broker knows it."""
     state: JobState
     moments: Sequence[Moment]
+    waits: Waits | None
+    """The waits by cause; None = only the broker knows the job."""
 
 
 KIND_OF_ATTEMPT = {
@@ -158,10 +163,12 @@ PLACES = {
 }
 
 
-def row_of(settings: Settings, job_id: UUID, state: JobState) -> Any:
+def row_of(settings: Settings, job_id: UUID, progress: Progress) -> Any:
     """Return the job's row in its hot table. None if it has ended or just moved, or if only the
     broker has it."""
-    table: Any = PLACES.get(state)
+    if progress.claim is not None:
+        return progress.claim
+    table: Any = PLACES.get(progress.state)
     return table and table.objects.using(settings.database).filter(pk=job_id).first()
 
 
@@ -182,15 +189,27 @@ def timeline(
     """
     progress = progress or progress_of_one(settings, job_id)
     with explained(settings.database):
-        moments = tuple(_Life(settings, job_id, progress, row).moments())
-    return Timeline(job_id, progress.job.task if progress.job else "", progress.state, moments)
+        row = row or row_of(settings, job_id, progress)
+        waits = waits_of(settings, progress, row)
+        moments = tuple(_Life(settings, job_id, progress, row, waits).moments())
+    task = progress.job.task if progress.job else ""
+    return Timeline(job_id, task, progress.state, moments, waits)
 
 
 class _Life:
     """The stored rows of one job. Each is read at most once."""
 
-    def __init__(self, settings: Settings, job_id: UUID, progress: Progress, row: Any) -> None:
-        self._row = row
+    def __init__(
+        self,
+        settings: Settings,
+        job_id: UUID,
+        progress: Progress,
+        row: Any,
+        waits: Waits | None,
+    ) -> None:
+        self._place = row
+        """The job's row in a hot table, or None if only the broker has the job."""
+        self._waits = {one.number: one for one in waits.before} if waits is not None else {}
         self._settings = settings
         self._alias = settings.database
         self._id = job_id
@@ -249,11 +268,24 @@ class _Life:
         for number in range(1, self._begun + 1):
             failure = known.get(number)
             if failure is not None:
+                yield from self._waited(number)
                 yield from of_attempt(failure)
             elif number == self._begun and self._state == JobState.SUCCESSFUL:
+                yield from self._waited(number)
                 yield self._last_attempt()
             elif number < self._begun or self._state != JobState.RUNNING:
                 yield Moment(kind=MomentKind.ATTEMPT_UNKNOWN, number=number)
+
+    def _waited(self, number: int) -> Iterator[Moment]:
+        """Yield the wait before an attempt that began, unless it waited only for a worker."""
+        wait = self._waits.get(number)
+        if wait is not None and not wait.is_now and not wait.was_in_queue_only:
+            yield Moment(
+                kind=MomentKind.WAITED,
+                at=wait.began_at,
+                text=str(wait),
+                seconds=wait.seconds,
+            )
 
     @cached_property
     def _begun(self) -> int:
@@ -321,6 +353,7 @@ class _Life:
 
     def _now(self) -> Iterator[Moment]:
         if self._state == JobState.RUNNING:
+            yield from self._waited(self._begun)
             yield self._running()
         yield from self._noted()
         asked = Cancellation.objects.using(self._alias).filter(pk=self._id)
@@ -347,7 +380,8 @@ class _Life:
         if isinstance(place, Blocked):
             keys = GuardKey.objects.using(self._alias).filter(pk=place.key_id)
             guard = keys.values_list("name", flat=True).first() or ""
-            return Moment(kind=MomentKind.WAITS_FOR_GUARD, is_now=True, text=guard)
+            blocked_at = moment(place.since_us / MICROSECONDS) if place.since_us else None
+            return Moment(kind=MomentKind.WAITS_FOR_GUARD, at=blocked_at, is_now=True, text=guard)
         if isinstance(place, Deferred):
             is_retry = bool(self._failures)
             kind = MomentKind.WAITS_FOR_RETRY if is_retry else MomentKind.WAITS_FOR_MOMENT
@@ -358,11 +392,6 @@ class _Life:
         if self._state == JobState.DEFERRED:
             return Moment(kind=MomentKind.WAITS_FOR_MOMENT, is_now=True)
         return Moment(kind=MomentKind.WAITS_FOR_WORKER, is_now=True)
-
-    @cached_property
-    def _place(self) -> Any:
-        """Return the job's row in a hot table, or None if only the broker has the job."""
-        return self._row or row_of(self._settings, self._id, self._state)
 
     def _noted(self) -> Iterator[Moment]:
         rows = Note.objects.using(self._alias).filter(pk=self._id, done__isnull=False)

@@ -69,6 +69,8 @@ class Progress:
     """The attempts that did not succeed, in order."""
     seat: Seat | None = None
     """The worker that runs the job."""
+    claim: Claimed | None = None
+    """The row of a running job's lease, if it is in the store."""
 
     @property
     def errors(self) -> list[TaskError]:
@@ -221,7 +223,7 @@ def _seated(settings: Settings, found: Mapping[UUID, Progress]) -> dict[UUID, Pr
     claims |= Claimed.objects.using(alias).in_bulk(list(running))
     seats = Cluster.objects.using(alias).seats(claims)
     return {
-        job_id: replace(one, seat=seats[job_id])
+        job_id: replace(one, seat=seats[job_id], claim=claims[job_id])
         if seats[job_id].has_started
         else replace(one, state=JobState.CLAIMED)
         for job_id, one in running.items()

@@ -12,7 +12,7 @@ from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import Settings
 from stoker.exceptions import StokerError
 from stoker.inspect.jobs import STATES, JobFilter, JobSearch
-from stoker.inspect.timeline import Moment
+from stoker.inspect.timeline import Moment, MomentKind
 from stoker.jobs.states import progress_of_one
 from stoker.logs.lines import LogLine, LogPage, has_ended, log_page
 from stoker.operations.details import call_fact, lines_of
@@ -182,13 +182,14 @@ def _row_lines(row: JobRow) -> Iterator[str]:
 class ShowJob(Subcommand):
     """Show one job: its call, its timeline, its errors.
 
-    Show a job: task, arguments, result, and its timeline from the enqueue to its end,
-    with the traceback of each failed attempt. `stoker why ID` says why it is not running.
+    Show a job: task, arguments, result, what it waited for, and its timeline from the enqueue to
+    its end, with the traceback of each failed attempt. `stoker why ID` says why it is not running.
 
     --json writes one object: job (as in `jobs list`; without ran_seconds), state, args, kwargs
     (each value as text; null if the package cannot be opened), value (as text, or null), life[]
-    {kind, at, text, until, seconds, number, worker_id, by, job_id}, errors[] {number, kind,
-    exception_class, message, traceback}.
+    {kind, at, text, until, seconds, number, worker_id, by, job_id}, waits {seconds, is_complete,
+    causes[] {cause, name, seconds, times}} (null if only the broker knows the job), errors[]
+    {number, kind, exception_class, message, traceback}.
 
     Examples:
       manage.py stoker jobs show 01a1ffdb-f411-7482-86ed-55b43acb2507
@@ -218,7 +219,8 @@ class ShowJob(Subcommand):
 
 def _moment_line(moment: Moment) -> str:
     number = f" {moment.number}" if moment.number is not None else ""
-    after = f", after {duration(moment.seconds)}" if moment.seconds is not None else ""
+    before = " " if moment.kind == MomentKind.WAITED else ", after "
+    after = f"{before}{duration(moment.seconds)}" if moment.seconds is not None else ""
     until = f", until {exactly(moment.until)}" if moment.until is not None else ""
     by = f", by {moment.by}" if moment.by else ""
     text = f": {first_line(moment.text, 300)}" if moment.text else ""
@@ -239,6 +241,7 @@ def _as_plain(found: JobDetails) -> dict[str, Any]:
         **call_as_plain(found.shown),
         "value": found.value,
         "life": moments,
+        "waits": found.life.waits and found.life.waits.as_facts(),
         "errors": [{name: getattr(one, name) for name in ERROR} for one in attempts],
     }
 

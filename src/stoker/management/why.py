@@ -46,6 +46,8 @@ class WhyCommand(Subcommand):
         kind = answer.kind.value.replace("_", " ")
         yield self.heading(f"{answer.task or 'job'} {answer.job_id}: {kind}")
         yield f"  {answer.sentence}"
+        if answer.facts.get("waited"):
+            yield f"  It waited {answer.facts['waited']}."
         if answer.advice:
             yield f"  {answer.advice}"
 

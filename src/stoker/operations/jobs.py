@@ -16,6 +16,7 @@ from stoker.dead_letters.requeueing import run_again
 from stoker.exceptions import PackageError
 from stoker.inspect.jobs import COUNTED, STATES, JobFilter, tally
 from stoker.inspect.timeline import MomentKind, Timeline, row_of, seconds_between, timeline
+from stoker.inspect.waits import Waits
 from stoker.jobs.change import is_held
 from stoker.jobs.package import Package
 from stoker.jobs.results import fetch, result_of
@@ -179,7 +180,7 @@ def details_of(settings: Settings, job_id: UUID, *, reveal: bool = False) -> Job
     progress = progress_of_one(settings, job_id)
     package = package_of(settings, progress.job)
     with explained(settings.database):
-        row = row_of(settings, job_id, progress.state)
+        row = row_of(settings, job_id, progress)
     life = timeline(settings, job_id, progress, row)
     call = None if package is None else shown_call(package, settings.redact, reveal=reveal)
     if progress.job is None:  # the job is at the broker, and its arguments are unknown
@@ -191,7 +192,7 @@ def details_of(settings: Settings, job_id: UUID, *, reveal: bool = False) -> Job
         life,
         call,
         value_of(settings, job_id, progress),
-        facts_of(progress, package),
+        facts_of(progress, package, life.waits),
         _letter(settings.database, life),
     )
 
@@ -206,7 +207,7 @@ def value_of(settings: Settings, job_id: UUID, progress: Progress) -> str | None
         return f"cannot be read here: {error}"
 
 
-def facts_of(progress: Progress, package: Package | None) -> list[Fact]:
+def facts_of(progress: Progress, package: Package | None, waits: Waits | None) -> list[Fact]:
     """Return the details of a job."""
     job = progress.job
     if job is None:
@@ -221,6 +222,7 @@ def facts_of(progress: Progress, package: Package | None) -> list[Fact]:
         Fact("Not before", "held by an operator" if is_held(job.run_after) else job.run_after),
         Fact("Started", progress.started_at, hint="When its first attempt began"),
         Fact("Ended", job.finished_at),
+        Fact("Waited", str(waits or ""), hint="Before all its attempts, by cause"),
         Fact("Attempts", f"{progress.attempts}{most}", hint="Started attempts, and the maximum"),
         Fact("Worker", job.worker_id, hint="Where its last attempt ran"),
         Fact("Reason", job.reason),

@@ -34,6 +34,7 @@ from stoker.api.shapes import (
     ProgressShape,
     Shape,
     TaskList,
+    WaitsShape,
     WhyShape,
 )
 from stoker.api.values import (
@@ -50,6 +51,8 @@ from stoker.api.values import (
 from stoker.conf import Settings
 from stoker.exceptions import PackageError
 from stoker.inspect.jobs import JobSearch
+from stoker.inspect.timeline import row_of
+from stoker.inspect.waits import waits_of
 from stoker.jobs.results import Result, result_of
 from stoker.jobs.states import not_there, package_of, progress_of_one
 from stoker.operations.jobs import CANCEL, JobRow, rows_of
@@ -443,6 +446,8 @@ def shape_of(settings: Settings, job_id: UUID, *, reveal: bool) -> JobShape:
     call = None if package is None else shown_call(package, settings.redact, reveal=reveal)
     result = result_of(settings, job_id, progress)
     report = result.progress
+    with explained(settings.database):
+        waits = waits_of(settings, progress, row_of(settings, job_id, progress))
     return JobShape(
         id=job_id,
         task=job.task if job else "",
@@ -461,6 +466,7 @@ def shape_of(settings: Settings, job_id: UUID, *, reveal: bool) -> JobShape:
         reason=job.reason if job else "",
         errors=[AttemptShape.model_validate(one) for one in progress.failures],
         progress=report and ProgressShape(**report._asdict()),
+        waits=None if waits is None else WaitsShape(**waits.as_facts()),
     )
 
 

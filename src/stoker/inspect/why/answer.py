@@ -24,7 +24,11 @@ from stoker.tasks.registry import find_task, task_of
 
 
 class Kind(TextChoices):
-    """The kind of obstacle that a job waits for. If it does not wait: its state."""
+    """The kind of obstacle that a job waits for. If it does not wait: its state.
+
+    Jobs that run or have ended have two more facts, about the time before all attempts by cause:
+    waited (a text), and waits (seconds, is_complete, causes).
+    """
 
     SUCCESSFUL = "successful"
     """It succeeded. Facts: finished_at, started_at, attempts, worker."""
@@ -199,6 +203,11 @@ class Asked:
     @cached_property
     def pause(self) -> Pause | None:
         return pauses(self.settings).get(self.queue)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the caller has read the job's progress already."""
+        return self._seen is not None
 
     @cached_property
     def package(self) -> Package | PackageError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -15,7 +16,8 @@ from stoker.inspect.stats import (
     clusters,
     longest_silence,
 )
-from stoker.jobs.states import JobState, Progress
+from stoker.inspect.waits import waits_of
+from stoker.jobs.states import JobState, Progress, progress_of
 from stoker.models import (
     Blocked,
     Cancellation,
@@ -269,7 +271,8 @@ def why(
     Args:
         settings: of the job's backend.
         job_id: of the job.
-        progress: the job's progress, if the caller has read it already.
+        progress: the job's progress, if the caller has read it already. The answer then has no
+        facts about earlier waits, which are in the job's timeline.
         row: the job's row of a hot table, if the caller has read it already: see
         ``timeline.row_of``.
 
@@ -292,7 +295,7 @@ def why(
 def _look(asked: Asked) -> Answer | None:
     """Return the answer, or None if the job is in no table or has just moved."""
     if asked.job is not None and asked.job.status is not None:
-        return answer_ended(asked)
+        return _with_waits(asked, answer_ended(asked))
     if asked.may_be(JobState.DEFERRED) and (deferred := asked.row(Deferred)) is not None:
         return answer_deferred(asked, deferred)
     if asked.may_be(JobState.BLOCKED) and (blocked := asked.row(Blocked)) is not None:
@@ -301,8 +304,20 @@ def _look(asked: Asked) -> Answer | None:
         return answer_ready(asked, ready)
     is_claimed = asked.may_be(JobState.RUNNING) or asked.may_be(JobState.CLAIMED)
     if is_claimed and (claimed := asked.row(Claimed)) is not None:
-        return answer_running(asked, claimed)
+        answer = answer_running(asked, claimed)
+        return _with_waits(asked, answer) if answer.kind == Kind.RUNNING else answer
     return _in_outbox(asked) or _at_broker(asked)
+
+
+def _with_waits(asked: Asked, answer: Answer) -> Answer:
+    """Add what the job waited for before it started, unless the caller has read it already."""
+    if asked.is_read:
+        return answer
+    progress = progress_of(asked.settings, [asked.job_id]).get(asked.job_id)
+    waits = None if progress is None else waits_of(asked.settings, progress)
+    if waits is None:
+        return answer
+    return replace(answer, facts={**answer.facts, "waited": str(waits), "waits": waits.as_facts()})
 
 
 def _in_outbox(asked: Asked) -> Answer | None:
