@@ -61,7 +61,8 @@ class WaitPart:
 
     def __str__(self) -> str:
         name = f" {self.name}" if self.name else ""
-        times = f" ({self.times:,} times)" if self.times > 1 else ""
+        is_rest = self.cause in (WaitCause.QUEUE, WaitCause.BROKER)
+        times = f" ({self.times:,} times)" if self.times > 1 and not is_rest else ""
         return f"{in_words(self.seconds)} {self.cause.label}{name}{times}"
 
 
