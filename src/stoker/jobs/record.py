@@ -440,7 +440,7 @@ def as_attempt(verdict: Verdict) -> Attempt:
 
 def _retry_at(verdict: Verdict) -> datetime | None:
     """Return when the next attempt is due; None if there is none."""
-    if not isinstance(verdict.outcome, outcomes.Retry):
+    if not isinstance(verdict.outcome, outcomes.Retried):
         return None
     try:
         return moment(verdict.attempted.finished_at + verdict.outcome.delay_seconds)

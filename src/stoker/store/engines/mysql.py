@@ -246,7 +246,7 @@ class MySQL(Engine):
 
     new_value = ("VALUES(", ")")
 
-    def on_conflict(self, column: str) -> str:
+    def on_conflict(self, columns: str) -> str:
         return "ON DUPLICATE KEY UPDATE"
 
     def take_over_keys(
