@@ -24,13 +24,13 @@ TABLES = re.compile(r"stoker_(need|key|blocked)\b")
 OF_GUARDS = {
     ("postgresql", "lock", JOBS): (4, 3),
     ("postgresql", "lock", 10): (4, 4),
-    ("postgresql", "sequence", 10): (4, 6),
+    ("postgresql", "sequence", 10): (4, 7),
     ("sqlite", "lock", JOBS): (4, 3),
-    ("sqlite", "lock", 10): (6, 6),
-    ("sqlite", "sequence", 10): (6, 6),
+    ("sqlite", "lock", 10): (6, 7),
+    ("sqlite", "sequence", 10): (6, 7),
     ("mysql", "lock", JOBS): (4, 3),
-    ("mysql", "lock", 10): (6, 6),
-    ("mysql", "sequence", 10): (6, 6),
+    ("mysql", "lock", 10): (6, 7),
+    ("mysql", "sequence", 10): (6, 7),
 }
 """Database, kind of guard, keys -> statements on tables of guards of a claim, and of the ends of
 its jobs. PostgreSQL leases by one of them."""

@@ -211,7 +211,7 @@ def test_job_that_an_operator_held_was_delayed_until_it_was_run() -> None:
 def test_retry_waited_until_it_was_due_and_then_in_the_queue() -> None:
     result = tasks.nothing.using(max_attempts=5).enqueue()
     age(result.id, enqueued=30)
-    end_with(outcomes.Retry(plain_fault(ValueError, "no"), 90.0, "error"), began_seconds_ago=10)
+    end_with(outcomes.Retried(plain_fault(ValueError, "no"), 90.0, "error"), began_seconds_ago=10)
     attempt = Attempt.objects.get()
     assert attempt.retry_at == attempt.finished_at + timedelta(seconds=90)
     earlier = timedelta(seconds=150)
@@ -329,7 +329,7 @@ def test_clocks_that_differ_make_no_negative_wait() -> None:
 def test_unknown_attempt_makes_the_waits_incomplete() -> None:
     result = tasks.nothing.using(max_attempts=5).enqueue()
     for _ in range(2):
-        end_with(outcomes.Retry(plain_fault(ValueError, "no"), 0.0, "error"))
+        end_with(outcomes.Retried(plain_fault(ValueError, "no"), 0.0, "error"))
     Attempt.objects.filter(number=1).delete()
     work_off()
     found = waits(result.id)
