@@ -317,3 +317,17 @@ def test_absent_task_cannot_be_enqueued() -> None:
 
 def test_exponential_backoff_is_kept() -> None:
     assert task(backoff=exponential(3))(function).backoff == exponential(3)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("delay", r"write enqueue\(\.\.\.\)\.$"),
+        ("apply_async", "run_after and queue_name"),
+        ("apply", r"write call\(\.\.\.\)\.$"),
+        ("dely", "no attribute 'dely'$"),
+    ],
+)
+def test_method_of_celery_says_what_to_write(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=hint):
+        getattr(task(function), name)

@@ -63,6 +63,12 @@ if TYPE_CHECKING:
 
 
 Check = Callable[[str, Any], Any]
+OF_CELERY = {
+    "delay": "enqueue(...)",
+    "apply_async": "using(...).enqueue(...), with options such as run_after and queue_name",
+    "apply": "call(...)",
+}
+"""Methods of Celery's tasks, and the calls that stand for them."""
 
 
 def one_guard(kind: type[Guard]) -> Check:
@@ -259,6 +265,15 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
 
     def __repr__(self) -> str:
         return f"<Task {self.module_path}>"
+
+    if not TYPE_CHECKING:  # or every attribute would seem to exist
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise AttributeError. For a method of Celery's, say what to write instead."""
+            sentence = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in OF_CELERY:
+                sentence += f": write {OF_CELERY[name]}."
+            raise AttributeError(sentence, name=name, obj=self)
 
     def __post_init__(self) -> None:
         """Check every option.
