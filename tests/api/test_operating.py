@@ -138,9 +138,6 @@ def test_cluster_requests_are_shown_and_logged(
     assert anna.post(f"{path}/quiet")["request"] == "quiet"
     assert anna.post(f"{path}/quiet")["request"] == "quiet"
     assert anna.post(f"{path}/resume")["request"] == ""
-    assert anna.post(f"{path}/stop")["request"] == "stop"
-    assert anna.post(f"{path}/stop")["request"] == "stop"
-    anna.post(f"{path}/resume", status=409)
     anna.post(f"{path}/resize", {"workers": 3}, status=409)
     anna.post(f"{path}/recycle", {}, status=409)
     Cluster.objects.update(info={**cluster.info, "most_workers": 4})
@@ -150,6 +147,10 @@ def test_cluster_requests_are_shown_and_logged(
     anna.post(f"{path}/resize", {}, status=422)
     assert anna.post(f"{path}/recycle", {})["workers"][0]["is_recycled"]
     anna.post(f"{path}/recycle", {"worker": 99}, status=409)
+    assert anna.post(f"{path}/stop")["request"] == "stop"
+    assert anna.post(f"{path}/stop")["request"] == "stop"
+    for word in ("resume", "recycle", "resize"):
+        anna.post(f"{path}/{word}", {"workers": 3} if word == "resize" else {}, status=409)
     assert f"anna asked the cluster {cluster.pk}: quiet." in caplog.text
     assert anna.get(path)["request"] == "stop"
     for word in ("quiet", "resume", "stop"):
