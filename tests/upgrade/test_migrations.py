@@ -14,7 +14,7 @@ from tests.upgrade.databases import applied_migrations, migrate_one_by_one, new_
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-SQUASHED = "0001_squashed_0020_resize_clusters"
+SQUASHED = "0001_squashed_0021_waits"
 REPLACED = [name for _, name in MigrationLoader(None).disk_migrations["stoker", SQUASHED].replaces]
 
 
@@ -38,7 +38,7 @@ def test_squashed_migration_makes_the_schema_of_those_it_replaces() -> None:
     assert applied_migrations() == sorted([SQUASHED, *REPLACED])
 
 
-@pytest.mark.parametrize("last", ["0014_screens", "0018_bulk_operations", "0020_resize_clusters"])
+@pytest.mark.parametrize("last", ["0014_screens", "0018_bulk_operations", "0021_waits"])
 def test_store_with_old_migrations_becomes_like_a_new_one(last: str) -> None:
     migrate()
     applied, new = applied_migrations(), schema()

@@ -5,7 +5,7 @@ from django.db import migrations, models
 
 class Migration(migrations.Migration):
     dependencies = [
-        ("stoker", "0001_squashed_0020_resize_clusters"),
+        ("stoker", "0020_resize_clusters"),
     ]
 
     operations = [

@@ -45,6 +45,7 @@ class Migration(migrations.Migration):
         ("stoker", "0018_bulk_operations"),
         ("stoker", "0019_log_chunks"),
         ("stoker", "0020_resize_clusters"),
+        ("stoker", "0021_waits"),
     ]
 
     initial = True
@@ -78,6 +79,7 @@ class Migration(migrations.Migration):
                 ("traceback", models.TextField(default="")),
                 ("exit_code", models.SmallIntegerField(null=True)),
                 ("signal", models.SmallIntegerField(null=True)),
+                ("retry_at", models.DateTimeField(null=True)),
             ],
             options={
                 "verbose_name": "attempt",
@@ -156,6 +158,7 @@ class Migration(migrations.Migration):
                 ("attempts", models.SmallIntegerField(default=0)),
                 ("crashes", models.SmallIntegerField(default=0)),
                 ("guards", models.SmallIntegerField(db_default=0, default=0)),
+                ("since_us", models.BigIntegerField(db_default=0, default=0)),
             ],
             options={
                 "verbose_name": "blocked job",
@@ -818,6 +821,40 @@ class Migration(migrations.Migration):
             ],
             options={
                 "verbose_name": "claimed job",
+            },
+        ),
+        migrations.CreateModel(
+            name="Wait",
+            fields=[
+                ("id", models.BigAutoField(primary_key=True, serialize=False)),
+                ("job_id", models.UUIDField()),
+                ("attempts", models.SmallIntegerField()),
+                (
+                    "kind",
+                    models.CharField(
+                        choices=[
+                            ("lock", "Lock"),
+                            ("limit", "Limit"),
+                            ("rate", "Rate"),
+                            ("sequence", "Sequence"),
+                            ("put_back", "Put Back"),
+                            ("start_time", "Start Time"),
+                        ],
+                        max_length=10,
+                    ),
+                ),
+                ("name", models.CharField(default="", max_length=255)),
+                ("began_us", models.BigIntegerField()),
+                ("total_us", models.BigIntegerField()),
+                ("times", models.IntegerField(db_default=1, default=1)),
+            ],
+            options={
+                "verbose_name": "wait",
+                "constraints": [
+                    models.UniqueConstraint(
+                        fields=("job_id", "attempts", "kind", "name"), name="stoker_wait_once"
+                    )
+                ],
             },
         ),
         migrations.CreateModel(
