@@ -333,9 +333,13 @@ def _copy_package(row: Mapping[str, Any], name: str) -> None:
         package = read_package(row["payload"], name)
     except NotReadable as error:
         raise _Left(str(error)) from error
-    if package.get("iter_count") or package.get("chain"):
-        kind = "an iteration" if package.get("iter_count") else "a chain"
-        raise _Left(f"it is part of {kind}, of which the rest is not here: enqueue that again")
+    if package.get("iter_count"):
+        raise _Left("it is part of an iteration, of which the rest is not here: enqueue that again")
+    if package.get("chain"):
+        raise _Left(
+            f"{package.get('name')} calls {package.get('func')} as a step of a chain, of which the "
+            "rest is not here: enqueue that again"
+        )
     try:
         _enqueue(package, str(row["key"]))
     except (StokerError, ValueError, TypeError) as error:
