@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 from stoker.brokers.contract import ClaimRequest, Delivery, Lease, Return
 from stoker.brokers.orm import broker as orm
 from stoker.brokers.orm import claim as watermarks
+from stoker.brokers.orm.broker import OrmBroker
 
 from tests.conformance.server_stands import MongodbStand
 from tests.conformance.stands import MemoryStand, OrmStand, Stand, message
@@ -83,6 +84,9 @@ class BrokerMachine(RuleBasedStateMachine):
             message(queue=queue, priority=priority, run_after=run_after) for priority in priorities
         ]
         self.stand.broker.enqueue(messages)
+        if isinstance(self.stand.broker, OrmBroker):
+            # Claims may skip jobs that are due before the watermark, for a few seconds.
+            self.stand.broker._marks.begin_due_at(0)
         for one in messages:
             place = "ready" if delay is None else "deferred"
             due_at = self.now + (delay or 0)
