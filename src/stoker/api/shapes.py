@@ -89,7 +89,7 @@ class WaitShape(Shape):
     """Time that a job waited for one cause, before all its attempts."""
 
     cause: WaitCause
-    """What it waited for; `queue` and `broker` include the time with a busy worker."""
+    """What the job waited for. `queue` and `broker` include the time with a busy worker."""
     name: str
     """Name of the guard; empty = the cause is no guard."""
     seconds: float

@@ -61,7 +61,7 @@ class Chart:
     about: str
     """What is counted or measured, and over which time."""
     summary: str
-    """One sentence that tells what can be seen, for those who cannot see the chart."""
+    """The chart in one sentence, for screen readers."""
     top: str
     """Label of the upper edge: the largest value."""
     first: str

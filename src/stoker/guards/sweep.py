@@ -105,8 +105,8 @@ def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
 
 
 def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
-    """Make jobs ready that are blocked by the given keys, where there is room, in case they were
-    skipped.
+    """Make blocked jobs ready if their key has room again. Usually the end of a job does that; this
+    is for jobs that it skipped.
 
     Returns:
         The queues in which blocked jobs became ready.

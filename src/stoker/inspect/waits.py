@@ -34,7 +34,7 @@ clocks."""
 
 
 class WaitCause(TextChoices):
-    """What a job waited for. The label follows the duration; the name of a guard follows it."""
+    """What a job waited for. A text about it has the duration, the label, then the guard's name."""
 
     START_TIME = "start_time", "until its start time"
     RETRY = "retry", "for a retry"

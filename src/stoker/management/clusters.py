@@ -156,9 +156,9 @@ class StopClusters(_AskClusters):
 class ResizeClusters(_AskClusters):
     """Change the number of workers of clusters.
 
-    Ask clusters to have another number of workers, until they end or are asked again. New workers
-    start within a second. Workers that are too many finish their running jobs first. The setting
-    MAX_WORKERS bounds the number: by default it is twice WORKERS.
+    Each cluster keeps the number until it ends or gets another one. New workers start within a
+    second. To have fewer, a cluster stops workers once their running jobs have ended. The setting
+    MAX_WORKERS is the largest number; its default is twice WORKERS.
 
     --json writes one object: clusters[] {id, is_done, sentence}.
 

@@ -19,8 +19,8 @@ FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.0005, 0.5
 """First and longest pause between looks after a reported write: the commit only counts after the
 disk has it."""
 LONGER = 1.3
-"""Factor by which each pause is longer than the previous one. So the delay in noticing a commit is
-in proportion to the commit's duration."""
+"""Factor between one pause and the next. With it, a commit that takes twice as long is noticed with
+twice the delay."""
 SLOW_SECONDS, LONGER_IF_SLOW = 0.02, 2.0
 """A commit that takes longer than this is rare. Further pauses grow by the second factor, because
 most looks of an idle cluster follow its own writes."""
