@@ -54,7 +54,6 @@ which it is not a part of that importer."""
 
 SHARED_CLASS_NAMES = {
     "Failure": "a failed attempt, and a model of Django Q's",
-    "Lock": "an option of tasks, and its table",
     "OrmQ": "a model of Django Q's, and its historical state",
     "Schedule": "our model, and Django Q's",
     "Success": "a model of Django Q's, and its historical state",

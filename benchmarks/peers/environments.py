@@ -7,6 +7,7 @@ runs in Stoker's own environment.
 
 from __future__ import annotations
 
+import fcntl
 import re
 import shutil
 import subprocess
@@ -55,9 +56,12 @@ def _python_with(name: str, requirements: Path) -> str:
     python = FOLDER / name / "bin" / "python"
     stamp = FOLDER / name / ".stamp"
     wanted = requirements.read_text()
-    if not stamp.exists() or stamp.read_text() != wanted:
-        _make(name, requirements)
-        stamp.write_text(wanted)
+    FOLDER.mkdir(exist_ok=True)
+    with (FOLDER / f"{name}.lock").open("w") as lock:  # several processes of pytest may want it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            _make(name, requirements)
+            stamp.write_text(wanted)
     return str(python)
 
 

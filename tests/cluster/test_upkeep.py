@@ -21,7 +21,7 @@ from stoker.cluster.upkeep import Upkeep
 from stoker.conf import Retention, settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs import pruning as pruning_module
-from stoker.models import Attempt, Claimed, Cluster, Job, Lock
+from stoker.models import Attempt, Claimed, Cluster, Job, LockKey
 from stoker.signals import event
 from stoker.store.written import DatabaseNow, microseconds
 
@@ -260,7 +260,7 @@ def test_upkeep_runs_on_one_cluster_at_a_time() -> None:
     second.run()
     assert not Job.objects.exists()
     first.run()
-    assert Lock.objects.get().owner == second._plan.cluster_id
+    assert LockKey.objects.get().owner == second._plan.cluster_id
 
 
 def test_pruning_beats_with_every_batch(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from stoker.locks.lock import key_of, lock
 from stoker.locks.stores import database as database_cache
 from stoker.locks.stores.contract import LockClaim
 from stoker.locks.stores.database import DatabaseCacheLocks
-from stoker.models import Lock
+from stoker.models import LockKey
 from stoker.models.lock import NOBODY
 
 from tests.locks.places import Place
@@ -79,15 +79,15 @@ class InATestCase(TestCase):
 
 @pytest.mark.django_db(transaction=True)
 def test_missing_lock_table_raises_not_migrated(name: str) -> None:
-    table, away = Lock._meta.db_table, "stoker_lock_away"
+    table, away = LockKey._meta.db_table, "stoker_lock_away"
     with connection.schema_editor() as editor:
-        editor.alter_db_table(Lock, table, away)
+        editor.alter_db_table(LockKey, table, away)
     try:
         with pytest.raises(NotMigrated, match=r"manage\.py migrate"):
             lock(name).acquire()
     finally:
         with connection.schema_editor() as editor:
-            editor.alter_db_table(Lock, away, table)
+            editor.alter_db_table(LockKey, away, table)
 
 
 @pytest.mark.parametrize("place", ["database cache"], indirect=True)
@@ -148,49 +148,49 @@ def ids() -> tuple[uuid.UUID, uuid.UUID]:
 def test_take_by_the_owner_keeps_the_fence(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     """Upkeep takes its lock again this way; its owner is a cluster."""
     ours, theirs = ids
-    assert Lock.objects.take("x", ours, 60)
-    fence = Lock.objects.get().fence
-    assert Lock.objects.take("x", ours, 60)
-    assert Lock.objects.get().fence == fence
-    assert not Lock.objects.take("x", theirs, 60)
-    Lock.objects.update(leased_until_us=1)
-    assert Lock.objects.take("x", theirs, 60)
-    assert Lock.objects.get().fence == fence + 1
-    assert not Lock.objects.drop("x", ours)
-    assert Lock.objects.drop("x", theirs)
-    assert Lock.objects.take("x", ours, 60)
+    assert LockKey.objects.take("x", ours, 60)
+    fence = LockKey.objects.get().fence
+    assert LockKey.objects.take("x", ours, 60)
+    assert LockKey.objects.get().fence == fence
+    assert not LockKey.objects.take("x", theirs, 60)
+    LockKey.objects.update(leased_until_us=1)
+    assert LockKey.objects.take("x", theirs, 60)
+    assert LockKey.objects.get().fence == fence + 1
+    assert not LockKey.objects.drop("x", ours)
+    assert LockKey.objects.drop("x", theirs)
+    assert LockKey.objects.take("x", ours, 60)
 
 
 @pytest.mark.django_db
 def test_ended_lease_is_not_renewed(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     ours, theirs = ids
-    assert Lock.objects.acquire("x", ours, 60)
-    assert not Lock.objects.renew("x", theirs, 60)
-    assert Lock.objects.renew("x", ours, 60)
-    Lock.objects.update(leased_until_us=1)
-    assert not Lock.objects.renew("x", ours, 60)
+    assert LockKey.objects.acquire("x", ours, 60)
+    assert not LockKey.objects.renew("x", theirs, 60)
+    assert LockKey.objects.renew("x", ours, 60)
+    LockKey.objects.update(leased_until_us=1)
+    assert not LockKey.objects.renew("x", ours, 60)
 
 
 @pytest.mark.django_db
 def test_dropped_lock_is_not_renewed(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     """A late renewal that waited for the row must not revive the lock."""
     ours, _ = ids
-    assert Lock.objects.acquire("x", ours, 60)
-    assert Lock.objects.drop("x", ours)
-    assert Lock.objects.get().owner == NOBODY
-    Lock.objects.update(leased_until_us=2**62)
-    assert not Lock.objects.renew("x", ours, 60)
-    assert not Lock.objects.drop("x", ours)
+    assert LockKey.objects.acquire("x", ours, 60)
+    assert LockKey.objects.drop("x", ours)
+    assert LockKey.objects.get().owner == NOBODY
+    LockKey.objects.update(leased_until_us=2**62)
+    assert not LockKey.objects.renew("x", ours, 60)
+    assert not LockKey.objects.drop("x", ours)
 
 
 @pytest.mark.django_db
 def test_unused_locks_are_deleted_and_fences_keep_growing(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     ours, theirs = ids
-    fences = [Lock.objects.acquire(name, ours, 60) for name in ("x", "y")]
-    Lock.objects.filter(name="x").update(leased_until_us=1)
-    assert Lock.objects.forget(3600, limit=10) == 1
-    assert Lock.objects.get().name == "y"
-    later = Lock.objects.acquire("x", theirs, 60)
+    fences = [LockKey.objects.acquire(name, ours, 60) for name in ("x", "y")]
+    LockKey.objects.filter(name="x").update(leased_until_us=1)
+    assert LockKey.objects.forget(3600, limit=10) == 1
+    assert LockKey.objects.get().name == "y"
+    later = LockKey.objects.acquire("x", theirs, 60)
     assert later is not None
     assert fences[0] is not None
     assert later > fences[0]
@@ -200,12 +200,12 @@ def test_unused_locks_are_deleted_and_fences_keep_growing(ids: tuple[uuid.UUID, 
 def test_upkeep_deletes_locks_unused_for_a_day(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     ours, _ = ids
     for name in ("held", "just released", "old"):
-        assert Lock.objects.acquire(name, ours, 60)
-    assert Lock.objects.drop("just released", ours)
-    Lock.objects.filter(name="old").update(leased_until_us=1)
+        assert LockKey.objects.acquire(name, ours, 60)
+    assert LockKey.objects.drop("just released", ours)
+    LockKey.objects.filter(name="old").update(leased_until_us=1)
     settings = settings_for()
     upkeep = Upkeep(Plan(), settings, broker_for(settings), beat=lambda: None)
     assert upkeep.leftovers.forget_locks() == 1
-    assert set(Lock.objects.values_list("name", flat=True)) == {"held", "just released"}
-    Lock.objects.update(leased_until_us=1)
+    assert set(LockKey.objects.values_list("name", flat=True)) == {"held", "just released"}
+    LockKey.objects.update(leased_until_us=1)
     assert upkeep.leftovers.forget_locks() == 0, "once an hour is enough"

@@ -39,7 +39,7 @@ from stoker.models import (
     Cluster,
     Deferred,
     GuardKey,
-    Lock,
+    LockKey,
     Need,
     Outgoing,
     Ready,
@@ -360,7 +360,7 @@ class Upkeep:
     def _take_lease(self) -> bool:
         # This saves work. Two clusters that prune at the same time do no harm.
         lease_seconds = max(3 * self._settings.upkeep_seconds, 2.0)
-        locks = Lock.objects.using(self._alias)
+        locks = LockKey.objects.using(self._alias)
         return locks.take(LOCK, self._plan.cluster_id, lease_seconds)
 
     def leave(self) -> None:
@@ -368,7 +368,7 @@ class Upkeep:
         self._step("tallies", self._tallies.write)
         self._step(
             "lease",
-            lambda: Lock.objects.using(self._alias).drop(LOCK, self._plan.cluster_id),
+            lambda: LockKey.objects.using(self._alias).drop(LOCK, self._plan.cluster_id),
         )
 
     def _vacuum(self) -> None:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from stoker.models import Begun, Lock, LogChunk, Note, Relayed, Schedule, Tick, UniqueKey
+from stoker.models import Begun, LockKey, LogChunk, Note, Relayed, Schedule, Tick, UniqueKey
 from stoker.models.begun import KEPT_SECONDS
 from stoker.models.outbox import RELAYED_SECONDS
 
@@ -52,7 +52,7 @@ class Leftovers:
             return 0
         self._locks_at = now + OFTEN_ENOUGH_SECONDS
         forgotten = 0
-        locks = Lock.objects.using(self._alias)
+        locks = LockKey.objects.using(self._alias)
         while count := locks.forget(UNUSED_LOCK_SECONDS, AT_ONCE):
             forgotten += count
             self._beat()

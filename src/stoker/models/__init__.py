@@ -16,7 +16,7 @@ from .deferred import Deferred
 from .edition import Edition
 from .guard_key import GuardKey
 from .job import Job
-from .lock import Lock
+from .lock import LockKey
 from .log_chunk import LogChunk
 from .metrics import Sample, Tally
 from .need import Need
@@ -46,7 +46,7 @@ __all__ = [
     "Edition",
     "GuardKey",
     "Job",
-    "Lock",
+    "LockKey",
     "LogChunk",
     "Need",
     "Note",

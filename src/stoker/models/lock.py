@@ -12,7 +12,7 @@ from stoker.store.written import DatabaseNow, microseconds
 NOBODY = UUID(int=0)
 
 
-class LockQuerySet(models.QuerySet["Lock"]):
+class LockQuerySet(models.QuerySet["LockKey"]):
     def acquire(
         self,
         name: str,
@@ -91,7 +91,7 @@ class LockQuerySet(models.QuerySet["Lock"]):
         return True
 
 
-class Lock(models.Model):
+class LockKey(models.Model):
     name = models.CharField(max_length=255, primary_key=True)
     owner = models.UUIDField()
     """Id of one acquisition; the nil UUID when the lock is free."""
@@ -104,6 +104,7 @@ class Lock(models.Model):
     objects = LockQuerySet.as_manager()
 
     class Meta:
+        db_table = "stoker_lock"
         verbose_name = "lock"
 
     def __str__(self) -> str:

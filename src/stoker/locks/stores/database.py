@@ -10,7 +10,7 @@ from django.conf import settings
 from django.db import IntegrityError, connections, router, transaction
 from django.db.transaction import TransactionManagementError
 
-from stoker.models import Lock
+from stoker.models import LockKey
 from stoker.models.lock import LockQuerySet
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
@@ -86,7 +86,7 @@ class DatabaseLocks(LockStore):
 
     @property
     def _locks(self) -> LockQuerySet:
-        return Lock.objects.using(self._alias)
+        return LockKey.objects.using(self._alias)
 
 
 class DatabaseCacheLocks(AnyCacheLocks):
