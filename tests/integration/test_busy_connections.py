@@ -10,13 +10,11 @@ from stoker.store.engines import engine_for
 
 from tests.guards.sessions import PATIENCE_SECONDS, session, wait_until_waiting
 
-pytestmark = [
-    pytest.mark.postgres,
-    pytest.mark.mariadb,
-    pytest.mark.django_db(transaction=True),
-]
+pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.mark.postgres
+@pytest.mark.mariadb
 def test_thread_asks_whether_a_busy_connection_may_be_in_a_transaction() -> None:
     """As a worker does when one of several async tasks ends. mysqlclient 2.3 raises an error for a
     connection that is in use."""
@@ -31,3 +29,15 @@ def test_thread_asks_whether_a_busy_connection_may_be_in_a_transaction() -> None
         other.roll_back()
         assert waiting.result(PATIENCE_SECONDS) == 1
         assert not engine_for(theirs).may_be_in_transaction(theirs)
+
+
+def test_connection_that_its_thread_is_closing_is_in_no_transaction() -> None:
+    """A worker asks this when one of several async tasks ends. An error would fail that task."""
+    with session() as other:
+        theirs = other.do(lambda: connections["default"])
+        other.do(theirs.ensure_connection)
+        other.do(theirs.connection.close)
+        try:
+            assert not engine_for(theirs).may_be_in_transaction(theirs)
+        finally:
+            theirs.connection = None

@@ -83,7 +83,7 @@ def test_every_job_is_recorded_once_despite_kills(
     assert not Cluster.objects.exists()
     assert_doctor_finds_no_fault()
     assert Ledger.objects.count() >= jobs
-    assert not story.complaints()
+    assert not (complaints := story.complaints()), "\n".join(complaints)
 
 
 class _Story:

@@ -111,6 +111,8 @@ class MySQL(Engine):
             return getattr(raw, "stoker_may_be_open", False) or not raw.get_autocommit()
         except connection.Database.ProgrammingError:  # in use by the thread that it belongs to
             return True
+        except connection.Database.OperationalError:  # its thread is closing it
+            return False
 
     def is_in_transaction(self, connection: Any) -> bool:
         """Ask the server, but only if a statement was sent that may have begun a transaction."""

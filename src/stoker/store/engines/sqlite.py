@@ -104,7 +104,10 @@ class SQLite(Engine):
 
     def may_be_in_transaction(self, connection: Any) -> bool:
         raw = connection.connection
-        return raw is not None and bool(raw.in_transaction)
+        try:
+            return raw is not None and bool(raw.in_transaction)
+        except connection.Database.ProgrammingError:  # its thread is closing it
+            return False
 
     def open_wake(self) -> Wake:
         return DataVersion(self.alias)
