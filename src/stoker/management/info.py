@@ -26,7 +26,7 @@ class InfoCommand(Subcommand):
 
     For each queue: how many jobs wait and run, and how long the next one has waited. For each
     cluster: what its workers run. At the end: how many finished jobs and dead letters are stored.
-    Numbers over 100,000 may be estimates; these begin with a ~.
+    Numbers over 20,000 may be estimates; these begin with a ~.
 
     --json writes one object:
       backend, cluster, broker, server   what is shown

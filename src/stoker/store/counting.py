@@ -15,7 +15,7 @@ from typing import Any
 from django.db import connections
 from django.db.models import Count, QuerySet
 
-COUNTED_ROWS = 100_000
+COUNTED_ROWS = 20_000
 SAMPLED_ROWS = 20_000
 """Size of the sample that estimates how many rows have each value."""
 
