@@ -199,12 +199,28 @@ ALL = (
     ),
 )
 
+STORIES_OF_SERVERS = tuple(
+    f"tests/story/test_{name}.py"
+    for name in (
+        "atomic",
+        "database_restart",
+        "lost_connections",
+        "mariadb_limits",
+        "pgbouncer",
+        "rates",
+        "rollback",
+        "server_limits",
+        "user_transactions",
+    )
+)
+"""In these the server does something: it locks, refuses, ends or loses a connection. In the other
+stories only our processes do, so they run on one version of each database."""
 OTHER_DATABASES = (("mysql-9", "mariadb"), ("postgres-14", "postgres"), ("postgres-18", "postgres"))
 OTHER_VERSIONS = (
     *(
         Part(
             f"all-{version}",
-            (*STORE, "tests/story"),
+            (*STORE, *STORIES_OF_SERVERS),
             database=database,
             marks="not (disque or ironmq or sqs)",  # their transports ask no database
             workers=4,
@@ -221,16 +237,13 @@ OTHER_VERSIONS = (
         )
         for version in ("redis-6.2", "valkey-9")
     ),
-    *(
-        Part(
-            f"all-{version}-stories",
-            ("tests/story",),
-            database="on_redis",
-            marks="on_redis",
-            needs=("postgres",),
-            version=version,
-        )
-        for version in ("redis-6.2", "valkey-9")
+    Part(
+        "all-redis-6.2-stories",
+        ("tests/story",),
+        database="on_redis",
+        marks="on_redis",
+        needs=("postgres",),
+        version="redis-6.2",
     ),
 )
 
