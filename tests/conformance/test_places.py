@@ -1,4 +1,4 @@
-"""Looking up and removing jobs: withdraw, whereabouts, sizes, purge, ping, info."""
+"""Looking up and removing jobs: withdraw, states, sizes, purge, ping, info."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stoker.values.ids import new_job_id
 from tests.conformance.stands import LEASE_SECONDS, Stand
 
 
-def test_whereabouts_names_every_state(stand: Stand) -> None:
+def test_states_names_every_state(stand: Stand) -> None:
     stand.needs("look_up")
     (running,) = stand.put()
     delivery = stand.claim_one()

@@ -66,7 +66,7 @@ def stand() -> Iterator[OrmStand]:
         cursor.execute(EMPTY)
 
 
-NOT_FOR_EACH_JOB = {"whereabouts", "withdraw"}
+NOT_FOR_EACH_JOB = {"states", "withdraw"}
 """Statements that operators cause. For a table that seems to be empty, PostgreSQL expects the same
 cost of the right index and of another one that it would read to the end."""
 
@@ -204,7 +204,7 @@ def verbs(stand: OrmStand, count: int) -> Iterator[tuple[str, Callable[[], objec
     if back:
         yield "release", lambda: stand.broker.settle(again=back)
     yield "enqueue", lambda: stand.broker.enqueue([message() for _ in range(count)])
-    yield "whereabouts", lambda: stand.broker.states([lease.job_id for lease in leases[:20]])
+    yield "states", lambda: stand.broker.states([lease.job_id for lease in leases[:20]])
     yield "withdraw", lambda: stand.broker.withdraw([uuid.uuid4() for _ in range(min(count, 50))])
     yield "next due", stand.broker.next_due_seconds
 

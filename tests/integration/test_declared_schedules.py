@@ -13,7 +13,7 @@ from stoker.exceptions import InvalidSchedule, InvalidTaskOption, ScheduleExists
 from stoker.models import Edition, Schedule
 from stoker.schedules.declare import Declared, Declaring, find_declared, problems
 from stoker.signals import event
-from stoker.tasks.schedules import Scheduled, declared_tasks
+from stoker.tasks.schedules import Scheduled, scheduled_tasks
 
 from tests.app.tasks import add, echo, nothing
 
@@ -161,7 +161,7 @@ def test_schedules_are_declared_by_tasks_and_settings() -> None:
         assert found == [("of settings", "settings"), (path, "code"), ("often", "code")]
         assert problems(settings, find_declared(settings)) == []
     finally:
-        declared_tasks.clear()
+        scheduled_tasks.clear()
 
 
 def declared_function() -> None:

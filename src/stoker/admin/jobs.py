@@ -59,7 +59,9 @@ class JobAdmin(StoreAdmin):
         if found is not None:
             return HttpResponseRedirect(found)
         numbers = jobs.numbers_by_state(visit.database)
-        page, problem = _page(visit, JobFilter(state, asked["queue"], asked["task"], asked["q"]))
+        page, problem = _page(
+            visit, JobFilter(state=state, queue=asked["queue"], task=asked["task"], text=asked["q"])
+        )
         context = {
             "rows": [
                 _row(visit, row)

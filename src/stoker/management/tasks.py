@@ -15,7 +15,8 @@ from stoker.values.durations import in_words
 from .arguments import duration
 from .subcommand import BACKEND, JSON, ExitCode, Subcommand, option
 
-OPTIONS = ("queue_name", "priority", "max_attempts", "timeout", "unique", "lock", "atomic")
+SHOWN_OPTIONS = ("queue_name", "priority", "max_attempts", "timeout", "unique", "lock", "atomic")
+"""The options that ``stoker tasks --json`` shows of each task."""
 
 
 class TasksCommand(Subcommand):
@@ -90,7 +91,7 @@ class TasksCommand(Subcommand):
 def _options_of(task: Any) -> dict[str, Any]:
     return {
         name: value if isinstance(value, int | float | str | None) else str(value)
-        for name in OPTIONS
+        for name in SHOWN_OPTIONS
         if (value := getattr(task, name, None)) is not None
     }
 

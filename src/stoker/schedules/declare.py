@@ -20,7 +20,7 @@ from stoker.exceptions import StokerError
 from stoker.models import Edition, Schedule, Tick
 from stoker.signals import tell
 from stoker.store.written import database_now_us
-from stoker.tasks.schedules import Scheduled, declared_tasks
+from stoker.tasks.schedules import Scheduled, scheduled_tasks
 from stoker.values.ids import new_job_id
 
 from .rows import changed_state, fresh_state, reseal, values_of
@@ -50,7 +50,7 @@ def find_declared(settings: Settings) -> list[Declared]:
         for name, path, when in settings.schedules
     ]
     autodiscover_modules("tasks")
-    for path, task in sorted(declared_tasks.items()):
+    for path, task in sorted(scheduled_tasks.items()):
         if task.backend == settings.alias:
             found += [
                 Declared(when.name or _numbered(path, number), Schedule.Source.CODE, task, when)

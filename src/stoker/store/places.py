@@ -21,7 +21,7 @@ WAITING: Mapping[str, type[Ready | Deferred | Blocked]] = {
 PLACES: Mapping[str, type[models.Model]] = {**WAITING, "running": Claimed}
 
 
-def whereabouts(
+def stored_states(
     alias: str, job_ids: Collection[UUID], places: Mapping[str, type[models.Model]] = PLACES
 ) -> dict[UUID, str]:
     """Return job id -> name of the narrow table that contains the job. The tables are read in one

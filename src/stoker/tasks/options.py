@@ -27,7 +27,9 @@ BackoffOption = Seconds | Sequence[Seconds] | Backoff
 Check = Callable[[str, Any], Any]
 
 
-class _Carried(TypedDict, total=False):
+class _Shared(TypedDict, total=False):
+    """Options that ``@task(...)`` and ``using(...)`` have in common."""
+
     max_attempts: int | None
     max_crashes: int | None
     timeout: Seconds | None
@@ -41,7 +43,7 @@ class _Carried(TypedDict, total=False):
     on_finish: Any
 
 
-class Options(_Carried, total=False):
+class Options(_Shared, total=False):
     """Options of ``@task(...)`` beyond Django's own. The fields of Task describe them."""
 
     backoff: BackoffOption | None
@@ -58,7 +60,7 @@ class Options(_Carried, total=False):
     redact: Sequence[str]
 
 
-class Changes(_Carried, total=False):
+class Changes(_Shared, total=False):
     """Options of ``using(...)``. They are stored in the job's package. The other options are read
     from the task after a failed attempt, so only ``@task`` accepts them."""
 

@@ -289,14 +289,14 @@ def _seconds(name: str, value: Any, most: float) -> float:
     return seconds
 
 
-declared_tasks: dict[str, Any] = {}
+scheduled_tasks: dict[str, Any] = {}
 """Tasks that have the option ``schedule``, by path."""
 
 
 def declare(task: Any) -> None:
     """Register a task that has the option ``schedule``, so that clusters find it."""
     if task.schedule:
-        declared_tasks.setdefault(task.module_path, task)
+        scheduled_tasks.setdefault(task.module_path, task)
 
 
 def schedules_of(name: str, value: Any) -> tuple[Scheduled, ...]:

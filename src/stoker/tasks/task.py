@@ -37,6 +37,7 @@ from .options import (
     GUARDS,
     BackoffOption,
     Changes,
+    Check,
     ErrorClasses,
     backoff,
     description,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
     from stoker.jobs.results import Result
 
 
-Check = Callable[[str, Any], Any]
 OF_CELERY = {
     "delay": "enqueue(...)",
     "apply_async": "using(...).enqueue(...), with options such as run_after and queue_name",

@@ -33,7 +33,7 @@ from stoker.models.ready import Place, Ready
 from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
-from stoker.store.places import PLACES, WAITING, whereabouts
+from stoker.store.places import PLACES, WAITING, stored_states
 from stoker.store.statements import delete_returning_guards, lock_by_key, update_by_key, with_keys
 from stoker.store.transactions import after_commit, is_locked_out
 from stoker.store.turns import free, leave
@@ -380,7 +380,7 @@ class OrmBroker(Broker):
         with explained(self.alias), transaction.atomic(using=self.alias):
             for pause_seconds in PAUSES_SECONDS:
                 left = [one for one in job_ids if one not in gone]
-                waiting = whereabouts(self.alias, left, WAITING)
+                waiting = stored_states(self.alias, left, WAITING)
                 if not waiting:
                     break
                 taken, freed = self._take(waiting, waits=pause_seconds is None)
@@ -416,7 +416,7 @@ class OrmBroker(Broker):
 
     def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         with explained(self.alias):
-            return whereabouts(self.alias, job_ids)
+            return stored_states(self.alias, job_ids)
 
     def sizes(self) -> dict[str, dict[str, int]]:
         counted = [

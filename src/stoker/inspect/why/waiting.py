@@ -27,7 +27,7 @@ from stoker.models import (
 )
 from stoker.models.step import GROUPS, OPEN
 from stoker.store.counting import Number, count_of
-from stoker.store.places import whereabouts
+from stoker.store.places import stored_states
 from stoker.store.statements import with_keys
 from stoker.store.written import MICROSECONDS
 from stoker.values.durations import in_words
@@ -189,7 +189,7 @@ def _shown(asked: Asked, job_ids: set[Any]) -> list[dict[str, Any]]:
     ids: list[UUID] = sorted(job_ids)[:HOLDERS]
     jobs = Job.objects.using(asked.alias)
     known = {row[0]: row[1:] for row in with_keys(jobs, ids).values_list("pk", "task", "status")}
-    places = whereabouts(asked.alias, ids)
+    places = stored_states(asked.alias, ids)
     shown = []
     for job_id in ids:
         task, status = known.get(job_id, ("", None))
