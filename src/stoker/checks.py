@@ -43,7 +43,7 @@ from django.core.checks import (
 )
 from django.db import DatabaseError, connections, router
 
-from stoker.brokers.adapters import ADAPTERS, ALONE, adapter_for
+from stoker.brokers.adapters import ADAPTERS, ALONE, adapter_for, name_of
 from stoker.compat import TASKS_APP
 from stoker.conf import Settings, problems, read_settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, StokerError
@@ -54,10 +54,6 @@ from stoker.setting_values import api_problems
 from stoker.store.engines import engine_of
 from stoker.store.unapplied import unapplied_migrations
 from stoker.tasks.decorator import own_backends
-
-PAGES = ("mongodb", "disque", "ironmq", "sqs")
-"""Prefixes of URL schemes that have their own page in the documentation. All others link to the
-page about Redis."""
 
 
 def check_broker(settings: Settings) -> Iterator[CheckMessage]:
@@ -139,8 +135,9 @@ def _redis_database(url: str, options: Mapping[str, Any]) -> tuple[str, int, str
 
 
 def _hint(settings: Settings) -> str:
-    page = next((page for page in PAGES if settings.broker.startswith(page)), "redis")
-    return f"See docs/howto/use-{page}.md."
+    scheme = settings.broker.partition("://")[0]
+    page = "reference/settings.md" if scheme in ALONE else f"howto/use-{name_of(scheme)}.md"
+    return f"See docs/{page}."
 
 
 HEARTBEATS_PER_LEASE = 3

@@ -2,7 +2,9 @@
 
 import inspect
 import re
+import tomllib
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,9 @@ from django.test import override_settings
 
 from stoker import Cron
 from stoker import checks as ours
+from stoker.brokers.adapters import ADAPTERS, ALONE, name_of
 from stoker.compat import TASKS_APP, task_backends
+from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
 from stoker.reporters import desk
 from stoker.setting_values import api_settings
@@ -20,6 +24,7 @@ from stoker.setting_values import api_settings
 pytestmark = pytest.mark.unit
 
 BACKEND = "stoker.backend.StokerBackend"
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def ids(**tasks: dict[str, Any]) -> list[str]:
@@ -49,6 +54,21 @@ def test_every_check_message_has_a_hint() -> None:
     found = messages(WORKERS="many", NO_SUCH=1)
     assert len(found) == 2
     assert all(message.hint for message in found)
+
+
+@pytest.mark.parametrize("scheme", sorted(ADAPTERS.keys() - ALONE))
+def test_every_broker_is_documented(scheme: str) -> None:
+    name = name_of(scheme)
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert name in extras["optional-dependencies"], "add the driver to pyproject.toml"
+    assert (ROOT / f"docs/howto/use-{name}.md").is_file(), "write its page, see name_of"
+    assert f"`{scheme}://" in Settings.__dataclass_fields__["broker"].metadata["doc"]
+    assert f"`{scheme}://`" in (ROOT / "README.md").read_text(), "add it to the table of brokers"
+
+
+def test_hint_of_a_broken_broker_names_its_page() -> None:
+    (message,) = messages(BROKER="rediss://host:port/0")
+    assert message.hint == "See docs/howto/use-redis.md."
 
 
 def test_e001_reports_each_wrong_option() -> None:

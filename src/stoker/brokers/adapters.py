@@ -28,7 +28,7 @@ ADAPTERS = {
     "ironmq": "stoker.brokers.ironmq.IronmqTransport",
     "sqs": "stoker.brokers.sqs.transport.SqsTransport",
 }
-"""URL scheme -> class."""
+"""URL scheme -> class. See ``name_of``."""
 ALONE = ("orm", "memory")
 """Schemes of the brokers that keep all jobs of a backend, so that the backend needs no second
 store."""
@@ -79,9 +79,14 @@ def adapter_class(settings: Settings) -> type[Broker | Transport]:
     try:
         adapter: type[Broker | Transport] = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
-        extra = module.split(".")[2]
         raise ConfigurationError(
             f"{scheme}:// needs the package {error.name!r}, which is not installed: "
-            f"pip install 'django-stoker[{extra}]'."
+            f"pip install 'django-stoker[{name_of(scheme)}]'."
         ) from error
     return adapter
+
+
+def name_of(scheme: str) -> str:
+    """Return the name of the adapter's folder or module. Its extra in ``pyproject.toml`` has the
+    same name, and so has its page ``docs/howto/use-<name>.md``."""
+    return ADAPTERS[scheme].split(".")[2]

@@ -125,7 +125,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "stale_outcome": (
         logging.WARNING,
-        "The outcome of job {job_id} came after its lease was lost; it was not recorded.",
+        (
+            "The outcome of job {job_id} came after its lease was lost, and was not recorded: "
+            "another cluster has the job, or its outcome is recorded already."
+        ),
     ),
     "relay_put_off": (
         logging.WARNING,
