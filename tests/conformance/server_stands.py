@@ -35,7 +35,7 @@ from tests.servers.sqs import CREDENTIALS
 from tests.servers.sqs import sqs_url as private_sqs_url
 
 
-class CarriedStand(OrmStand):
+class ArrivalsStand(OrmStand):
     """Jobs that a server without leases delivers into the store."""
 
     capabilities = replace(Capabilities(), look_up=False, priority=False)
@@ -77,7 +77,7 @@ class CarriedStand(OrmStand):
         return Dispatch(self.settings, store, Arrivals(self.transport, store))
 
 
-class DisqueStand(CarriedStand):
+class DisqueStand(ArrivalsStand):
     """Its own jobs on the stand-in server can be made older: other tests use the server, too."""
 
     url = "disque://"
@@ -103,7 +103,7 @@ class DisqueStand(CarriedStand):
         self.broker.close()
 
 
-class IronmqStand(CarriedStand):
+class IronmqStand(ArrivalsStand):
     """Its own messages on the stand-in server can be made older: other tests use it, too."""
 
     url = "ironmq://"
@@ -129,7 +129,7 @@ class IronmqStand(CarriedStand):
         self.broker.close()
 
 
-class SqsStand(CarriedStand):
+class SqsStand(ArrivalsStand):
     """Moto's messages can be made older."""
 
     url = "sqs://"
@@ -264,7 +264,7 @@ WITHOUT_DATABASE = pytest.mark.sqlite  # one database is enough
 STANDS: dict[str, tuple[Callable[[], Stand], list[pytest.MarkDecorator]]] = {
     "memory": (MemoryStand, [WITHOUT_DATABASE]),
     "orm": (OrmStand, [COMMITTING]),
-    "carried": (CarriedStand, [COMMITTING, pytest.mark.sqlite]),
+    "arrivals": (ArrivalsStand, [COMMITTING, pytest.mark.sqlite]),
     "disque": (DisqueStand, [COMMITTING, ONCE, pytest.mark.disque]),
     "ironmq": (IronmqStand, [COMMITTING, ONCE, pytest.mark.ironmq]),
     "sqs": (SqsStand, [COMMITTING, ONCE, pytest.mark.sqs]),

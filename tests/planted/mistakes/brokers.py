@@ -55,7 +55,7 @@ MISTAKES = (
     Mistake(
         "arrivals: a message that is delivered again becomes a second job",
         [Change("brokers.arrivals:Arrivals._note", replace("relayed.note", "set"))],
-        "tests/integration/test_carried.py",
+        "tests/integration/test_arrivals.py",
         "after_its_end",
     ),
     Mistake(
@@ -66,7 +66,7 @@ MISTAKES = (
                 precede("parcels = self._received", "self.transport.drop(self._received)"),
             )
         ],
-        "tests/integration/test_carried.py",
+        "tests/integration/test_arrivals.py",
         "close_gives_back_messages_not_yet_inserted or messages_stay_hidden_while_the_store_fails",
     ),
     Mistake(
@@ -77,7 +77,7 @@ MISTAKES = (
                 drop("with self._receive_lock:\n    self._extend_receipts()"),
             )
         ],
-        "tests/integration/test_carried.py",
+        "tests/integration/test_arrivals.py",
         "messages_stay_hidden_while_the_store_fails",
     ),
     Mistake(
@@ -88,7 +88,7 @@ MISTAKES = (
                 drop_operand("has_room or is_due", "is_due"),
             )
         ],
-        "tests/integration/test_carried.py",
+        "tests/integration/test_arrivals.py",
         "backlog",
     ),
     Mistake(
@@ -102,19 +102,19 @@ MISTAKES = (
                 ),
             )
         ],
-        "tests/integration/test_carried.py",
+        "tests/integration/test_arrivals.py",
         "backlog",
     ),
     Mistake(
         "arrivals: a message that the store refuses stops the others",
         [Change("brokers.transport:as_message", replace("_can_be_stored(message)", "message"))],
-        "tests/integration/test_carried.py",
+        "tests/integration/test_arrivals.py",
         "body_the_store_cannot_take_becomes_one_job_with_that_package",
     ),
     Mistake(
         "arrivals: unclaimed messages stay with the poller",
         [Change("brokers.arrivals:Poller._offer", drop("self._transport.release(parcels)"))],
-        "tests/integration/test_carried.py",
+        "tests/integration/test_arrivals.py",
         "close_gives_back_received_messages or unclaimed_message_is_given_back",
     ),
     Mistake(

@@ -1,4 +1,4 @@
-"""A server without leases: its messages are carried into the store once, whatever fails."""
+"""A server without leases: its messages are moved into the store once, whatever fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stoker.models.need import NewNeed
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.memory_transport import MemoryTransport
-from tests.conformance.server_stands import CarriedStand
+from tests.conformance.server_stands import ArrivalsStand
 from tests.conformance.stands import message
 from tests.conformance.threads import PATIENCE_SECONDS, together
 
@@ -38,21 +38,21 @@ pytestmark = [pytest.mark.sqlite, pytest.mark.postgres, pytest.mark.django_db(tr
 
 
 @pytest.fixture
-def stand() -> Iterator[CarriedStand]:
-    made = CarriedStand()
+def stand() -> Iterator[ArrivalsStand]:
+    made = ArrivalsStand()
     yield made
     made.clear()
 
 
 @pytest.fixture
-def transport(stand: CarriedStand) -> MemoryTransport:
+def transport(stand: ArrivalsStand) -> MemoryTransport:
     made: MemoryTransport = stand.transport
     return made
 
 
 class TestOnce:
     def test_message_relayed_again_after_its_end_adds_no_job(
-        self, stand: CarriedStand, transport: MemoryTransport
+        self, stand: ArrivalsStand, transport: MemoryTransport
     ) -> None:
         job = message()
         stand.broker.enqueue([job])
@@ -63,7 +63,7 @@ class TestOnce:
         assert transport.kept == {}
 
     def test_failed_drop_is_repeated_at_next_delivery(
-        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         put = stand.put(3)
         with monkeypatch.context() as patch:
@@ -75,7 +75,7 @@ class TestOnce:
         assert transport.kept == {}
 
     def test_message_received_by_a_dead_cluster_is_delivered_again_and_delays_no_other(
-        self, stand: CarriedStand, transport: MemoryTransport
+        self, stand: ArrivalsStand, transport: MemoryTransport
     ) -> None:
         (received,) = stand.put()
         assert len(transport.receive((), 10)) == 1  # by a cluster that dies now
@@ -86,7 +86,7 @@ class TestOnce:
 
     @pytest.mark.mariadb
     def test_job_cancelled_in_open_transaction_delays_no_other(
-        self, stand: CarriedStand, transport: MemoryTransport
+        self, stand: ArrivalsStand, transport: MemoryTransport
     ) -> None:
         if connection.vendor == "sqlite":
             pytest.skip("An open transaction blocks all other writers.")
@@ -123,7 +123,7 @@ class TestOnce:
         assert transport.kept == {}
 
     def test_job_inserted_by_another_cluster_first_is_not_inserted_again(
-        self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first insert of the note raises IntegrityError, the second finds it there."""
         (job_id,) = stand.put()
@@ -141,7 +141,7 @@ class TestOnce:
         assert len(tries) == 2
 
     def test_two_threads_of_one_broker_insert_all_messages(
-        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Without a lock the messages of one thread would replace those of the other."""
         put = stand.put(20)
@@ -159,7 +159,7 @@ class TestOnce:
         assert sorted(Job.objects.values_list("pk", flat=True)) == sorted(put)
 
     def test_messages_stay_hidden_while_the_store_fails(
-        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The messages stay reserved, so that the server does not deliver them to others."""
         put = stand.put(2)
@@ -175,7 +175,7 @@ class TestOnce:
         assert transport.kept == {}
 
     def test_close_gives_back_messages_not_yet_inserted(
-        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (job_id,) = stand.put()
         with monkeypatch.context() as patch:
@@ -188,7 +188,7 @@ class TestOnce:
 
 class TestTurns:
     def test_backlog_in_store_does_not_delay_new_messages(
-        self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("stoker.brokers.arrivals.MOST_AT_ONCE", 5)
         stand.broker.store.enqueue([message() for _ in range(20)])  # type: ignore[union-attr] # it has one
@@ -197,7 +197,7 @@ class TestTurns:
         assert job_id in first
 
     def test_slow_backlog_in_store_does_not_delay_new_messages(
-        self, stand: CarriedStand, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("stoker.brokers.arrivals.RELAY_SECONDS", 0.0)
         stand.broker.arrivals._relay_at = 0.0  # type: ignore[attr-defined] # a look is due
@@ -207,7 +207,7 @@ class TestTurns:
         assert job_id in first
 
     def test_backlog_in_store_does_not_wait_for_a_server_that_failed(
-        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked = []
 
@@ -224,7 +224,7 @@ class TestTurns:
         assert len(asked) == 1
 
     def test_jobs_in_store_run_while_the_server_is_away(
-        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked = []
 
@@ -263,13 +263,13 @@ class TestPlaces:
         ids=["atomic", "late", "guarded"],
     )
     def test_atomic_late_and_guarded_jobs_wait_in_the_store(
-        self, stand: CarriedStand, changes: dict[str, Any]
+        self, stand: ArrivalsStand, changes: dict[str, Any]
     ) -> None:
         assert stand.broker.joins(message(**changes))
         assert not stand.broker.joins(message())
 
     def test_claim_of_one_queue_leaves_others_on_the_server(
-        self, stand: CarriedStand, transport: MemoryTransport
+        self, stand: ArrivalsStand, transport: MemoryTransport
     ) -> None:
         stand.put(3, queue="mail")
         stand.put(1)
@@ -277,7 +277,7 @@ class TestPlaces:
         assert len(transport.kept) == 3
         assert not Ready.objects.exists()
 
-    def test_withdrawal_that_rolls_back_keeps_the_job(self, stand: CarriedStand) -> None:
+    def test_withdrawal_that_rolls_back_keeps_the_job(self, stand: ArrivalsStand) -> None:
         (job_id,) = stand.put()
         with transaction.atomic():
             assert stand.broker.withdraw([job_id]) == {job_id}
@@ -340,7 +340,7 @@ class TestBodies:
         assert (found.queue, found.priority, found.package) == ("mail", 0, body)
 
     def test_unreadable_body_does_not_stop_other_jobs(
-        self, stand: CarriedStand, transport: MemoryTransport
+        self, stand: ArrivalsStand, transport: MemoryTransport
     ) -> None:
         stand.put()
         next(iter(transport.kept.values())).body = b"something else"
@@ -371,7 +371,7 @@ class TestPoller:
         wait_for(lambda: transport.released, lambda: "the message was not given back")
 
     def test_claim_sends_no_request_while_the_poller_waits(
-        self, stand: CarriedStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with closing(stand.broker.open_wake()):
             assert stand.claim() == []
