@@ -91,7 +91,7 @@ def test_every_route_asks_for_the_permissions_in_the_table() -> None:
         assert [type(one) for one in callbacks] in ([], [SessionUser, TokenUser]), name
         asked[name] = callbacks[0].permissions if callbacks else ()
         assert all(one.permissions == asked[name] for one in callbacks)
-    assert asked == TABLE
+    assert asked == TABLE, "enter a new route and its permissions in TABLE"
     assert {name.partition(" ")[2].partition("/")[0] for name in TABLE} == set(AREAS)
 
 

@@ -378,7 +378,9 @@ def assert_shape(value: Any, name: str = "") -> None:
         for item in value:
             assert_shape(item, name)
     elif isinstance(value, dict) and name in SHAPE:
-        assert list(value) == SHAPE[name].split(), name
+        assert list(value) == SHAPE[name].split(), (
+            f"{name}: add a new key here and to the description in management/info.py"
+        )
         for key, inner in value.items():
             assert_shape(inner, key)
 
