@@ -53,7 +53,11 @@ KINDS = {"finished_at": datetime, "id": UUID, "job_id": UUID, "due_us": int, "ra
 
 @dataclass(frozen=True, slots=True)
 class JobFilter:
-    """A filter of jobs; "" = any."""
+    """A filter of jobs; "" = any.
+
+    The HTTP API makes it from ``JobQuery``, commands from ``stoker jobs list``, the dashboard and
+    operations on many from a query string (``operations.jobs.filter_of``).
+    """
 
     state: str = ""
     queue: str = ""
