@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -169,8 +170,8 @@ def test_death_of_a_process_is_reported(play: Callable[..., Demo]) -> None:
 
 
 @pytest.mark.slow
-def test_demo_imports_feeds_added_later(play: Callable[..., Demo]) -> None:
-    """A feed that is added on the page is imported and shown."""
+def test_demo_imports_feeds_added_later_and_shows_the_dashboard(play: Callable[..., Demo]) -> None:
+    """A feed that is added on the page is imported and shown. The printed user signs in."""
     import httpx
 
     with SampleServer(in_haste=True) as server:
@@ -184,6 +185,8 @@ def test_demo_imports_feeds_added_later(play: Callable[..., Demo]) -> None:
             assert visitor.post(page, data=form).is_redirect
             demo.until(lambda: re.search(r"kirchturm.xml +imported +4 entries", demo.told))
             assert "Der Kirchturm - Gemeindebrief" in visitor.get(page).text
+        with httpx.Client(trust_env=False, follow_redirects=True) as operator:
+            assert "Signed in as <b>demo</b>" in sign_in(operator, demo.told)
         demo.interrupt()
         assert demo.ended() == 0, demo.told
 
@@ -218,6 +221,18 @@ def test_two_hosts_demo_survives_a_cut_network() -> None:
     assert run.returncode == 0, told
     assert told.count("  yes  ") == 5, told
     assert "\n  NO   " not in told, told
+
+
+def sign_in(operator: Any, told: str) -> str:
+    """Sign in with what the demo has printed, and return the dashboard's first page."""
+    found = re.search(r"the dashboard +(\S+) \(sign in as (\w+), with the password (\S+)\)", told)
+    assert found, told
+    form = operator.get(found[1])
+    fields = {"username": found[2], "password": found[3], "next": form.url.params["next"]}
+    fields["csrfmiddlewaretoken"] = operator.cookies["csrftoken"]
+    answer = operator.post(str(form.url), data=fields)
+    assert str(answer.url) == found[1]
+    return str(answer.text)
 
 
 def is_dying(process: Path) -> bool:

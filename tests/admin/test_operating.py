@@ -266,3 +266,26 @@ def test_unreachable_store_gives_503_with_an_error(
         }
         for path in ("job/", "deadletter/", "pausedqueue/", "cluster/", "schedule/"):
             assert "errornote" in anna.get(path, status=503)
+
+
+# -- the dashboard --------------------------------------------------------------------------------
+
+
+def test_pages_link_the_same_page_of_the_dashboard(anna: Visitor, settings: Any) -> None:
+    job = tasks.add.enqueue(1, 2)
+    path = f"job/{job.id}/change/"
+    assert "Open in the dashboard" not in anna.get(path)
+    settings.ROOT_URLCONF = "tests.admin.urls_with_dashboard"
+    assert f'<a href="/stoker/jobs/{job.id}/">Open in the dashboard</a>' in anna.get(path)
+    assert '<a href="/stoker/dead-letters/">' in anna.get("deadletter/")
+    assert '<a href="/stoker/">Open in the dashboard</a>' in anna.get("schedule/add/")
+    page = anna.client.get(f"/stoker/jobs/{job.id}/").content.decode()
+    assert f'<a href="/admin/stoker/{path}">Open in the admin</a>' in page
+    assert '<form method="post" action="/admin/logout/">' in page
+
+
+def test_signing_out_leads_to_the_login(anna: Visitor, settings: Any) -> None:
+    settings.ROOT_URLCONF = "tests.admin.urls_with_dashboard"
+    settings.LOGIN_URL = "admin:login"
+    response = anna.client.post("/admin/logout/", {"next": "/stoker/"}, follow=True)
+    assert response.redirect_chain == [("/stoker/", 302), ("/admin/login/?next=/stoker/", 302)]

@@ -1,5 +1,6 @@
 """Permissions of every route: a table in which each new route must be entered."""
 
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -35,7 +36,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "POST jobs/{job_id}/move": ("stoker.change_job",),
     "POST jobs/{job_id}/edit": ("stoker.change_job",),
     "GET queues": ("stoker.view_job",),
-    "GET queues/{path:queue}": ("stoker.view_job",),
+    "GET queues/{stoker_name:queue}": ("stoker.view_job",),
     "POST queues/{path:queue}/pause": ("stoker.pause_queue",),
     "POST queues/{path:queue}/resume": ("stoker.pause_queue",),
     "POST queues/{path:queue}/clear": ("stoker.clear_queue",),
@@ -49,7 +50,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "POST dead-letters/{letter_id}/requeue": ("stoker.requeue_deadletter",),
     "POST dead-letters/{letter_id}/discard": ("stoker.discard_deadletter",),
     "GET schedules": ("stoker.view_schedule",),
-    "GET schedules/{path:schedule}": ("stoker.view_schedule",),
+    "GET schedules/{stoker_name:schedule}": ("stoker.view_schedule",),
     "POST schedules/{path:schedule}/run": ("stoker.run_schedule",),
     "POST schedules/{path:schedule}/pause": ("stoker.pause_schedule",),
     "POST schedules/{path:schedule}/resume": ("stoker.pause_schedule",),
@@ -57,6 +58,11 @@ TABLE: dict[str, tuple[str, ...]] = {
     "GET workflows/{workflow_id}": ("stoker.view_workflow",),
     "POST workflows/{workflow_id}/cancel": ("stoker.change_workflow",),
     "POST workflows/{workflow_id}/retry": ("stoker.change_workflow",),
+    "GET metrics": ("stoker.view_job",),
+    "GET metrics/tasks": ("stoker.view_job",),
+    "GET metrics/queues": ("stoker.view_job",),
+    "GET audit": ("stoker.view_bulkoperation",),
+    "GET audit/export": ("stoker.view_bulkoperation",),
     "GET clusters": ("stoker.view_cluster",),
     "GET clusters/{cluster_id}": ("stoker.view_cluster",),
     "POST clusters/{cluster_id}/quiet": ("stoker.quiet_cluster",),
@@ -100,7 +106,7 @@ def call(caller: Caller, route: str) -> Any:
     method, _, path = route.partition(" ")
     for name in ("{job_id}", "{letter_id}", "{cluster_id}", "{workflow_id}"):
         path = path.replace(name, str(uuid.uuid4()))
-    path = path.replace("{path:queue}", "mail").replace("{path:schedule}", "nightly")
+    path = re.sub(r"{\w+:queue}", "mail", re.sub(r"{\w+:schedule}", "nightly", path))
     return caller.call(method, path, body={} if method == "POST" else None)
 
 

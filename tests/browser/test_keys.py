@@ -35,7 +35,7 @@ def test_keys_move_through_a_list_and_open_a_line(alice: Window, waiting: list[s
     page.keyboard.press("x")
     expect(focused.locator("input[type=checkbox]")).to_be_checked()
     page.keyboard.press("Enter")
-    page.wait_for_url(f"**/jobs/{waiting[1]}")
+    page.wait_for_url(f"**/jobs/{waiting[1]}/")
 
 
 def test_keys_lead_to_pages_and_to_the_search(alice: Window) -> None:

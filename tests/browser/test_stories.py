@@ -74,7 +74,7 @@ def test_failed_job_is_found_and_requeued_until_it_succeeds(
     alice.go("/stoker/")
     page.get_by_role("link", name="Jobs").click()
     page.get_by_role("link", name="Failed").click()
-    page.locator(f'a[href="/stoker/jobs/{job.id}"]').click()
+    page.locator(f'a[href="/stoker/jobs/{job.id}/"]').click()
     expect(page.locator("h1")).to_contain_text("charge_card")
     expect(page.locator("#life")).to_contain_text("the bank did not answer: order 1041")
     raised = page.locator("#life pre").filter(has_text="raise BankUnreachable")
@@ -95,7 +95,7 @@ def test_job_page_is_updated_by_events(alice: Window, cluster: ProcessCluster) -
     """Server-sent events update the open page."""
     page = alice.page
     job = shop_tasks().engrave.enqueue(7)
-    alice.go(f"/stoker/jobs/{job.id}")
+    alice.go(f"/stoker/jobs/{job.id}/")
     page.evaluate("window.isTheSamePage = true")
     expect(page.locator("#job-head .state")).to_have_text("running")
     expect(page.locator("#why")).to_be_visible()
@@ -169,7 +169,7 @@ def test_job_page_is_updated_by_polling_without_asgi(
     with running_site(tmp_path, WSGI) as address:  # type: ignore[arg-type] # a path
         window = Window(browser, address)  # type: ignore[arg-type] # a context
         window.sign_in("alice", PASSWORD)
-        window.go(f"/stoker/jobs/{job.id}")
+        window.go(f"/stoker/jobs/{job.id}/")
         expect(window.page.locator("#job-head .state")).to_have_text("running")
         shop_tasks().mend()
         expect(window.page.locator("#job-head .state")).to_have_text("successful")
@@ -181,7 +181,7 @@ def test_job_page_is_updated_by_polling_without_asgi(
 def test_queue_is_paused_and_resumed(alice: Window, cluster: ProcessCluster) -> None:
     page = alice.page
     shop_tasks().send_receipt.enqueue(1, to="carol").wait(WAIT_SECONDS)
-    alice.go("/stoker/queues/one?name=mail")
+    alice.go("/stoker/queues/one/?name=mail")
     page.locator("#ask-pause summary").click()
     page.locator("#ask-pause input[name=because]").fill("the provider is down")
     page.locator("#ask-pause button").click()
@@ -192,10 +192,10 @@ def test_queue_is_paused_and_resumed(alice: Window, cluster: ProcessCluster) -> 
     job = held_back()
     expect(page.locator("#next")).to_contain_text("send_receipt")
     assert Job.objects.get(pk=job.id).status is None
-    alice.go(f"/stoker/jobs/{job.id}")
+    alice.go(f"/stoker/jobs/{job.id}/")
     expect(page.locator("#why")).to_contain_text("paused")
 
-    alice.go("/stoker/queues/one?name=mail")
+    alice.go("/stoker/queues/one/?name=mail")
     page.get_by_role("button", name="Resume").click()
     expect(page.get_by_text("The queue mail is resumed")).to_be_visible()
     assert job.wait(WAIT_SECONDS) == "sent to dave"
@@ -214,14 +214,14 @@ def held_back() -> Any:
 def test_viewer_cannot_pause_a_queue(window: Window, cluster: ProcessCluster) -> None:
     page = window.page
     window.sign_in("bob", PASSWORD)
-    window.go("/stoker/queues/one?name=mail")
+    window.go("/stoker/queues/one/?name=mail")
     button = page.get_by_role("button", name="Pause").first
     expect(button).to_be_disabled()
     # A form sent by hand is refused, too.
     status = page.evaluate(
         """async () => {
             const token = document.cookie.match(/csrftoken=([^;]+)/);
-            const answer = await fetch("/stoker/queues/pause", {method: "POST",
+            const answer = await fetch("/stoker/queues/pause/", {method: "POST",
                 headers: {"X-CSRFToken": token ? token[1] : "",
                           "Content-Type": "application/x-www-form-urlencoded"},
                 body: "queue=mail"});
@@ -286,7 +286,7 @@ def test_dashboard_works_by_keyboard(alice: Window, cluster: ProcessCluster) -> 
         assert name in seen, seen
 
     shop_tasks().send_receipt.enqueue(3).wait(WAIT_SECONDS)
-    alice.go("/stoker/queues/one?name=mail")
+    alice.go("/stoker/queues/one/?name=mail")
     why = page.locator("#ask-pause input[name=because]")
     page.locator("#ask-pause summary").focus()
     page.keyboard.press("Enter")

@@ -41,7 +41,7 @@ def lines_of(client: Client, query: str = "") -> list[tuple[str, str, str, int, 
 
 
 def exported(client: Client, query: str) -> str:
-    response: Any = client.get(f"{PREFIX}audit/export?{query}")
+    response: Any = client.get(f"{PREFIX}audit/export/?{query}")
     assert response.status_code == 200
     assert response.streaming
     return b"".join(response.streaming_content).decode()
@@ -62,15 +62,15 @@ def test_operations_of_pages_and_commands_are_listed_the_newest_first(anna: Clie
         ("anna", "pause-queue", "mail", 1, "lunch"),
     ]
     text = anna.get(f"{PREFIX}audit/").content.decode()
-    assert f"{PREFIX}jobs/{jobs[0].id}" in text
-    assert f"{PREFIX}queues/one?name=mail" in text
+    assert f"{PREFIX}jobs/{jobs[0].id}/" in text
+    assert f"{PREFIX}queues/one/?name=mail" in text
 
 
 def test_refused_operation_is_not_listed(anna: Client) -> None:
     job = tasks.add.enqueue(1, 2)
     drain()
     assert "ended already" in done(anna, "cancel-job", job=job.id)
-    assert anna.post(f"{PREFIX}jobs/cancel", {"job": str(new_job_id())}).status_code == 404
+    assert anna.post(f"{PREFIX}jobs/cancel/", {"job": str(new_job_id())}).status_code == 404
     assert lines_of(anna) == []
 
 
@@ -78,10 +78,10 @@ def test_bulk_operation_is_one_line_with_a_link(anna: Client) -> None:
     for number in range(3):
         tasks.add.enqueue(number, 1)
     fields = {"operation": "move-job", "queue": "default", "to": "slow", "because": "lunch"}
-    page = anna.post(f"{PREFIX}bulk/start", fields, follow=True)
+    page = anna.post(f"{PREFIX}bulk/start/", fields, follow=True)
     bulk_id = str(page.context["row"].pk)
     assert lines_of(anna) == [("anna", "move-job", "queue=default", 3, "lunch")]
-    assert f"{PREFIX}bulk/{bulk_id}" in anna.get(f"{PREFIX}audit/").content.decode()
+    assert f"{PREFIX}bulk/{bulk_id}/" in anna.get(f"{PREFIX}audit/").content.decode()
     done(anna, "undo-bulk", bulk=bulk_id)
     undo = anna.get(f"{PREFIX}audit/").context["entries"]
     assert [one["is"].title for one in undo] == ["Undo: Move", "Move"]
@@ -91,7 +91,7 @@ def test_list_of_bulk_operations_has_no_single_operations(anna: Client) -> None:
     job = tasks.add.enqueue(1, 2)
     done(anna, "cancel-job", job=job.id)
     assert not anna.get(f"{PREFIX}bulk/").context["rows"]
-    assert anna.get(f"{PREFIX}bulk/{BulkOperation.objects.get().pk}").status_code == 404
+    assert anna.get(f"{PREFIX}bulk/{BulkOperation.objects.get().pk}/").status_code == 404
 
 
 def test_dead_letters_requeued_by_filters_of_a_command_are_one_line(anna: Client) -> None:
@@ -116,8 +116,8 @@ def test_filters_narrow_the_list_and_stay_in_the_addresses(anna: Client) -> None
     assert lines_of(anna, "until=1h") == []
     assert lines_of(anna, "q=%25") == []
     exports = dict(anna.get(f"{PREFIX}audit/?by=cron&q=mail").context["exports"])
-    assert exports["csv"] == f"{PREFIX}audit/export?format=csv&by=cron&q=mail"
-    for wrong in ("audit/?since=soon", "audit/?after=odd", "audit/export?format=xml"):
+    assert exports["csv"] == f"{PREFIX}audit/export/?format=csv&by=cron&q=mail"
+    for wrong in ("audit/?since=soon", "audit/?after=odd", "audit/export/?format=xml"):
         assert anna.get(PREFIX + wrong).status_code == 400, wrong
 
 
@@ -194,7 +194,7 @@ def test_export_streams_under_asgi(anna: Client) -> None:
     client.cookies = anna.cookies
 
     async def texts() -> list[bytes]:
-        response: Any = await client.get(f"{PREFIX}audit/export?format=csv")
+        response: Any = await client.get(f"{PREFIX}audit/export/?format=csv")
         return [text async for text in response.streaming_content]
 
     assert b"".join(async_to_sync(texts)()).decode().startswith("at,by,operation")

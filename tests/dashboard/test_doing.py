@@ -138,11 +138,11 @@ def test_action_needs_post_and_csrf_token(name: str, db: None) -> None:
 
 
 def test_live_updates_need_a_view_permission(who_may: Callable[..., Client]) -> None:
-    assert Client().get(f"{PREFIX}live").status_code == 403
-    assert who_may().get(f"{PREFIX}live").status_code == 403
+    assert Client().get(f"{PREFIX}live/").status_code == 403
+    assert who_may().get(f"{PREFIX}live/").status_code == 403
     looker = who_may("view_cluster")
-    assert looker.get(f"{PREFIX}live").json()["pulse"]
-    no_events = looker.get(f"{PREFIX}live", headers={"Accept": "text/event-stream"})
+    assert looker.get(f"{PREFIX}live/").json()["pulse"]
+    no_events = looker.get(f"{PREFIX}live/", headers={"Accept": "text/event-stream"})
     assert no_events.status_code == 204, "events need ASGI"
 
 
@@ -150,7 +150,7 @@ def test_actions_without_permission_are_disabled(who_may: Callable[..., Client])
     queues.pause("mail")
     text = who_may("view_job").get(f"{PREFIX}queues/").content.decode()
     assert "disabled" in text
-    assert "/queues/resume" not in text
+    assert "/queues/resume/" not in text
     assert "Dead letters" not in text
 
 
@@ -170,9 +170,9 @@ def test_job_is_cancelled_and_run_again(anna: Client) -> None:
     job.refresh()
     assert (job.state, job.job.reason) == (JobState.CANCELLED, "cancelled by anna: ordered twice")
     assert "ended already" in done(anna, "cancel-job", job=job.id)
-    response = anna.post(f"{PREFIX}jobs/again", {"job": job.id})
+    response = anna.post(f"{PREFIX}jobs/again/", {"job": job.id})
     again = Job.objects.get(status=None)
-    assert response.headers["Location"] == f"{PREFIX}jobs/{again.pk}"
+    assert response.headers["Location"] == f"{PREFIX}jobs/{again.pk}/"
     drain()
     again.refresh_from_db()
     assert again.status == "SUCCESSFUL"
@@ -196,7 +196,7 @@ def test_dead_letters_are_requeued_undone_and_discarded(anna: Client) -> None:
     drain()
     letters = DeadLetter.objects.filter(job_id__in=[job.id for job in jobs])
     fault = letters[0].fingerprint
-    response = anna.post(f"{PREFIX}dead-letters/requeue", {"fingerprint": fault}, follow=True)
+    response = anna.post(f"{PREFIX}dead-letters/requeue/", {"fingerprint": fault}, follow=True)
     notice = response.context["notice"]
     assert notice["text"] == "3 of 3 dead letters requeued."
     assert {one.state for one in letters.all()} == {"requeued"}
@@ -214,14 +214,14 @@ def test_dead_letters_are_requeued_undone_and_discarded(anna: Client) -> None:
     said = done(anna, "discard-letter", fingerprint=fault, because="known")
     assert said == "2 of 2 dead letters discarded."
     assert letters.filter(state="discarded", closed_by="anna", closed_because="known").count() == 2
-    assert anna.post(f"{PREFIX}dead-letters/discard").status_code == 400, "none was named"
+    assert anna.post(f"{PREFIX}dead-letters/discard/").status_code == 400, "none was named"
 
 
 def test_schedule_is_run_paused_and_resumed(anna: Client) -> None:
     row = schedules.create("refresh", tasks.add, every(hours=1, args=[1, 2]))
-    response = anna.post(f"{PREFIX}schedules/run", {"schedule": row.name})
+    response = anna.post(f"{PREFIX}schedules/run/", {"schedule": row.name})
     job = Job.objects.get()
-    assert response.headers["Location"] == f"{PREFIX}jobs/{job.pk}"
+    assert response.headers["Location"] == f"{PREFIX}jobs/{job.pk}/"
     assert "is paused" in done(anna, "pause-schedule", schedule=row.name, because="lunch")
     row.refresh_from_db()
     assert (row.is_paused, row.paused_by, row.paused_because) == (True, "anna", "lunch")
@@ -296,14 +296,14 @@ def test_cluster_is_resized_and_its_worker_recycled(anna: Client) -> None:
         f"{PREFIX}files/x/..",
         f"{PREFIX}jobs/../../admin/",
         f"{PREFIX}%2e%2e/admin/",
-        f"{PREFIX}queues/pause",
+        f"{PREFIX}queues/pause/",
         "/accounts/login/?next=/stoker/",
         "/accounts/jobs/",
     ],
 )
 def test_foreign_back_url_leads_to_the_start_page(back: str, anna: Client) -> None:
     queues.pause("mail")
-    response = anna.post(f"{PREFIX}queues/resume", {"queue": "mail", "back": back})
+    response = anna.post(f"{PREFIX}queues/resume/", {"queue": "mail", "back": back})
     assert response.headers["Location"] == PREFIX
 
 
@@ -313,16 +313,16 @@ def test_redirect_to_another_site_is_refused_at_the_root(
 ) -> None:
     settings.ROOT_URLCONF = "tests.dashboard.urls_at_root"
     queues.pause("mail")
-    response = anna.post("/queues/resume", {"queue": "mail", "back": back})
+    response = anna.post("/queues/resume/", {"queue": "mail", "back": back})
     assert response.headers["Location"] == "/"
 
 
 @pytest.mark.parametrize(
-    "back", [f"{PREFIX}jobs/?state=ready&q=a%2Fb", f"{PREFIX}queues/one?name=mail", PREFIX]
+    "back", [f"{PREFIX}jobs/?state=ready&q=a%2Fb", f"{PREFIX}queues/one/?name=mail", PREFIX]
 )
 def test_operation_returns_to_the_page_it_was_sent_from(back: str, anna: Client) -> None:
     queues.pause("mail")
-    response = anna.post(f"{PREFIX}queues/resume", {"queue": "mail", "back": back})
+    response = anna.post(f"{PREFIX}queues/resume/", {"queue": "mail", "back": back})
     assert response.headers["Location"] == back
 
 
@@ -338,7 +338,7 @@ def test_all_that_match_are_previewed_started_and_undone(anna: Client) -> None:
     assert "3 jobs" in preview.content.decode()
     assert "note=&#x27;alice&#x27;" in preview.content.decode()
     fields = {"operation": "move-job", "q": "note=alice", "to": "slow", "because": "lunch"}
-    page = anna.post(f"{PREFIX}bulk/start", fields, follow=True)
+    page = anna.post(f"{PREFIX}bulk/start/", fields, follow=True)
     assert "3 of 3 jobs moved." in page.content.decode()
     assert "lunch" in page.content.decode()
     assert Job.objects.filter(queue="slow").count() == 3
@@ -353,7 +353,7 @@ def test_all_that_match_are_previewed_started_and_undone(anna: Client) -> None:
 
 def test_chosen_jobs_are_changed_and_put_back(anna: Client) -> None:
     jobs = [tasks.add.enqueue(number, 1).id for number in range(3)]
-    response = anna.post(f"{PREFIX}jobs/hold", {"job": jobs}, follow=True)
+    response = anna.post(f"{PREFIX}jobs/hold/", {"job": jobs}, follow=True)
     notice = response.context["notice"]
     assert notice["text"] == "3 of 3 jobs held."
     assert done(anna, notice["undo"], **dict(notice["fields"])) == "3 of 3 jobs put back."
@@ -366,15 +366,15 @@ def test_requeue_with_other_arguments_is_previewed(anna: Client) -> None:
     drain()
     frail.broken.clear()
     query = {"kind": "letter", "arguments": '{"note": "was {note}"}'}
-    text = anna.get(f"{PREFIX}bulk/new", query).content.decode()
+    text = anna.get(f"{PREFIX}bulk/new/", query).content.decode()
     assert "note=&#x27;was first&#x27;" in text
     assert DeadLetter.objects.get().state == "open"
     for wrong in ("[1]", "{", '"x"'):
-        assert anna.get(f"{PREFIX}bulk/new", {**query, "arguments": wrong}).status_code == 400
+        assert anna.get(f"{PREFIX}bulk/new/", {**query, "arguments": wrong}).status_code == 400
     fields = {"operation": "requeue-letter", "arguments": query["arguments"]}
     assert (
         "1 of 1 dead letters"
-        in anna.post(f"{PREFIX}bulk/start", fields, follow=True).content.decode()
+        in anna.post(f"{PREFIX}bulk/start/", fields, follow=True).content.decode()
     )
     drain()
     job_id = Requeue.objects.get().pk
@@ -394,9 +394,9 @@ def test_requeue_with_other_arguments_is_previewed(anna: Client) -> None:
     ],
 )
 def test_impossible_bulk_operation_is_refused(fields: dict[str, str], anna: Client) -> None:
-    assert anna.post(f"{PREFIX}bulk/start", fields).status_code == 400
+    assert anna.post(f"{PREFIX}bulk/start/", fields).status_code == 400
     assert anna.get(f"{PREFIX}bulk/?after=odd").status_code == 400
-    assert anna.get(f"{PREFIX}bulk/new?kind=odd").status_code == 400
+    assert anna.get(f"{PREFIX}bulk/new/?kind=odd").status_code == 400
 
 
 def test_bulk_operations_take_the_permission_of_what_they_do(
@@ -404,14 +404,14 @@ def test_bulk_operations_take_the_permission_of_what_they_do(
 ) -> None:
     for number in range(2):
         tasks.add.enqueue(number, 1)
-    page = anna.post(f"{PREFIX}bulk/start", {"operation": "hold-job"}, follow=True)
+    page = anna.post(f"{PREFIX}bulk/start/", {"operation": "hold-job"}, follow=True)
     bulk_id = str(page.context["row"].pk)
     looker = who_may("view_bulkoperation", "cancel_job", "requeue_deadletter")
-    assert looker.get(f"{PREFIX}bulk/{bulk_id}").status_code == 200
+    assert looker.get(f"{PREFIX}bulk/{bulk_id}/").status_code == 200
     for word in ("pause", "resume", "stop", "undo"):
-        refused = looker.post(f"{PREFIX}bulk/{word}", {"bulk": bulk_id})
+        refused = looker.post(f"{PREFIX}bulk/{word}/", {"bulk": bulk_id})
         assert refused.status_code == 403, word
-    assert looker.post(f"{PREFIX}bulk/start", {"operation": "hold-job"}).status_code == 403
-    assert looker.post(f"{PREFIX}dead-letters/undo", {"bulk": bulk_id}).status_code == 403
-    assert who_may("change_job").post(f"{PREFIX}bulk/undo", {"bulk": bulk_id}).status_code == 403
+    assert looker.post(f"{PREFIX}bulk/start/", {"operation": "hold-job"}).status_code == 403
+    assert looker.post(f"{PREFIX}dead-letters/undo/", {"bulk": bulk_id}).status_code == 403
+    assert who_may("change_job").post(f"{PREFIX}bulk/undo/", {"bulk": bulk_id}).status_code == 403
     assert not Ready.objects.exists()

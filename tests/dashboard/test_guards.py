@@ -56,7 +56,7 @@ def test_list_shows_holders_waiting_jobs_and_rates(anna: Client) -> None:
     assert "limit tenant:&lt;b&gt;7&lt;/b&gt;" in text
     assert "<b>7</b>" not in text
     assert "2 of 2" in re.sub(r"\s+", " ", text)
-    assert f"jobs/{jobs[0].id}" in text
+    assert f"jobs/{jobs[0].id}/" in text
     assert "next in" in text
     waiting = [row["waiting"] for row in anna.get(f"{PREFIX}guards/").context["rows"]]
     assert waiting == ["3", "1"]
@@ -67,7 +67,7 @@ def test_limit_is_changed_and_changed_back(anna: Client) -> None:
     send.enqueue_many([(("7",), {})] * 5)
     claim("default")
     one = key_named("limit tenant:7")
-    page = f"guards/{one.pk}"
+    page = f"guards/{one.pk}/"
     assert "Change the limit" in text_of(anna, page)
     said = done(anna, "limit-guard", guard=str(one.pk), places="4", because="rush hour")
     assert said == "The limit tenant:7 lets 4 jobs run at a time."
@@ -75,7 +75,7 @@ def test_limit_is_changed_and_changed_back(anna: Client) -> None:
     assert len(claim("default")) == 2
     assert "set by hand" in text_of(anna, "guards/")
     done(anna, "limit-guard", guard=str(one.pk), places="0")
-    response = anna.post(f"{PREFIX}guards/limit", {"guard": one.pk, "places": ""}, follow=True)
+    response = anna.post(f"{PREFIX}guards/limit/", {"guard": one.pk, "places": ""}, follow=True)
     notice = response.context["notice"]
     assert notice["text"] == "The limit tenant:7 is again what its tasks define."
     assert key_named(one.name).places_set is None
@@ -87,7 +87,7 @@ def test_limit_is_changed_and_changed_back(anna: Client) -> None:
 def test_impossible_limit_is_refused(places: str, anna: Client) -> None:
     set_limit("tenant:7", 3)
     one = key_named("limit tenant:7")
-    response = anna.post(f"{PREFIX}guards/limit", {"guard": one.pk, "places": places}, follow=True)
+    response = anna.post(f"{PREFIX}guards/limit/", {"guard": one.pk, "places": places}, follow=True)
     assert response.context["notice"]["is_bad"]
     assert key_named(one.name).places_set == 3
 
@@ -96,12 +96,12 @@ def test_other_guards_and_unknown_ones_have_no_limit_to_change(anna: Client) -> 
     payments.charge_till.enqueue(7)
     claim("default")
     lock = key_named("lock till:7")
-    assert "Change the limit" not in text_of(anna, f"guards/{lock.pk}")
+    assert "Change the limit" not in text_of(anna, f"guards/{lock.pk}/")
     assert "no limit" in done(anna, "limit-guard", guard=str(lock.pk), places="4")
     assert key_named(lock.name).places_set is None
     for wrong in (str(UUID(int=1)), "odd"):
-        assert anna.post(f"{PREFIX}guards/limit", {"guard": wrong}).status_code == 404
-    assert anna.get(f"{PREFIX}guards/{UUID(int=1)}").status_code == 404
+        assert anna.post(f"{PREFIX}guards/limit/", {"guard": wrong}).status_code == 404
+    assert anna.get(f"{PREFIX}guards/{UUID(int=1)}/").status_code == 404
 
 
 def test_halted_sequence_goes_on_from_its_page(anna: Client) -> None:
@@ -112,11 +112,11 @@ def test_halted_sequence_goes_on_from_its_page(anna: Client) -> None:
     frail.broken.clear()
     one = key_named("sequence account:alice")
     assert "halted" in text_of(anna, "guards/?state=halted")
-    page = anna.get(f"{PREFIX}guards/{one.pk}")
+    page = anna.get(f"{PREFIX}guards/{one.pk}/")
     letter_id = str(page.context["one"].letter_id)
-    assert f"dead-letters/{letter_id}" in page.content.decode()
+    assert f"dead-letters/{letter_id}/" in page.content.decode()
     done(anna, "requeue-letter", letter=letter_id)
-    assert "Why it is halted" not in text_of(anna, f"guards/{one.pk}")
+    assert "Why it is halted" not in text_of(anna, f"guards/{one.pk}/")
     drain()
     assert not Job.objects.filter(status=None).exists()
 
@@ -129,7 +129,7 @@ def test_dead_letter_of_a_halted_sequence_needs_its_permission(
     drain()
     frail.broken.clear()
     one = key_named("sequence account:alice")
-    for path in ("guards/", f"guards/{one.pk}"):
+    for path in ("guards/", f"guards/{one.pk}/"):
         text = text_of(who_may("view_job"), path)
         assert "halted" in text
         assert "dead-letters/" not in text
@@ -139,7 +139,7 @@ def test_unique_keys_are_listed_with_their_jobs(anna: Client) -> None:
     job = frail.fetch.enqueue("<b>one</b>")
     text = text_of(anna, "guards/?state=unique")
     assert "unique feed:&lt;b&gt;one&lt;/b&gt;" in text
-    assert f"jobs/{job.id}" in text
+    assert f"jobs/{job.id}/" in text
 
 
 def test_pages_with_many_keys_and_blocked_jobs_are_bounded(who_may: Callable[..., Client]) -> None:
@@ -148,7 +148,7 @@ def test_pages_with_many_keys_and_blocked_jobs_are_bounded(who_may: Callable[...
     looker = who_may("view_job", "view_deadletter")
     crowded = key_named("lock 0")
     for path in (
-        "guards/", "guards/?state=waiting", "guards/?q=lock", f"guards/{crowded.pk}",
+        "guards/", "guards/?state=waiting", "guards/?q=lock", f"guards/{crowded.pk}/",
         "guards/?state=halted", "guards/?state=unique",
     ):  # fmt: skip
         with CaptureQueriesContext(connection) as captured:

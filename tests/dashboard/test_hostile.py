@@ -49,20 +49,20 @@ KNOWN = {
 PARAMETERS = {
     "": ("last", "backend"),
     "audit/": ("by", "operation", "q", "since", "until", "after", "backend"),
-    "audit/export": ("format", "by", "operation", "q", "since", "until"),
+    "audit/export/": ("format", "by", "operation", "q", "since", "until"),
     "bulk/": ("after", "backend"),
-    "bulk/new": ("kind", "arguments", "state", "q", "task", "queue", "fingerprint", "since"),
+    "bulk/new/": ("kind", "arguments", "state", "q", "task", "queue", "fingerprint", "since"),
     "jobs/": ("state", "queue", "task", "q", "node", "since", "until", "after", "backend"),
     "guards/": ("state", "q", "after", "backend"),
     "queues/": ("last",),
-    "queues/one": ("name", "last"),
+    "queues/one/": ("name", "last"),
     "tasks/": ("last",),
-    "tasks/one": ("name", "last"),
+    "tasks/one/": ("name", "last"),
     "dead-letters/": ("fingerprint", "task", "reason", "queue", "state", "q", "after"),
     "schedules/": ("after",),
     "workflows/": ("state", "after"),
     "clusters/": ("backend",),
-    "live": ("backend",),
+    "live/": ("backend",),
 }
 """Page -> the parameters that it reads."""
 
@@ -81,11 +81,11 @@ def details() -> list[str]:
     letter = DeadLetter.objects.get(job_id=failed.id)
     set_limit("tenant:7", 3)
     return [
-        f"guards/{GuardKey.objects.get().pk}",
-        f"jobs/{failed.id}",
-        f"dead-letters/{letter.pk}",
-        f"schedules/{row.pk}",
-        f"workflows/{flow.id}",
+        f"guards/{GuardKey.objects.get().pk}/",
+        f"jobs/{failed.id}/",
+        f"dead-letters/{letter.pk}/",
+        f"schedules/{row.pk}/",
+        f"workflows/{flow.id}/",
     ]
 
 

@@ -49,7 +49,7 @@ def test_page_of_running_job_shows_lines_and_makes_few_queries(
     store(job_id, "one", "<b>two</b>\x1b")
     store(job_id, "three", attempt=2)
     with CaptureQueriesContext(connection) as captured:
-        page = looker.get(f"{PREFIX}jobs/{job_id}").content.decode()
+        page = looker.get(f"{PREFIX}jobs/{job_id}/").content.decode()
     assert len(captured) <= MOST_QUERIES, [one["sql"][:150] for one in captured]
     assert lines_on(page) == ["one", "&lt;b&gt;two&lt;/b&gt;\\x1b", "three"]
     assert re.findall(r"Attempt \d", page) == ["Attempt 1", "Attempt 2"]
@@ -62,12 +62,12 @@ def test_new_line_changes_the_word_for_open_pages(
 ) -> None:
     monkeypatch.setattr(live, "PULSE_SECONDS", 0)
     live._seen.cache_clear()  # forgets the word that a test before this one asked for
-    before = anna.get(f"{PREFIX}live").json()["pulse"]
-    assert anna.get(f"{PREFIX}live").json()["pulse"] == before
+    before = anna.get(f"{PREFIX}live/").json()["pulse"]
+    assert anna.get(f"{PREFIX}live/").json()["pulse"] == before
     store(tasks.add.using(run_after=3600).enqueue(1, 2).id, "one")
-    with_line = anna.get(f"{PREFIX}live").json()["pulse"]
+    with_line = anna.get(f"{PREFIX}live/").json()["pulse"]
     LogChunk.objects.all().delete()
-    assert len({before, with_line, anna.get(f"{PREFIX}live").json()["pulse"]}) == 3
+    assert len({before, with_line, anna.get(f"{PREFIX}live/").json()["pulse"]}) == 3
 
 
 @pytest.mark.usefixtures("_logs")
@@ -78,10 +78,10 @@ def test_page_shows_the_newest_lines_and_all_on_demand(
     job_id = tasks.add.enqueue(1, 2).id
     for number in range(3):
         store(job_id, f"{number}a", f"{number}b")
-    page = anna.get(f"{PREFIX}jobs/{job_id}").content.decode()
+    page = anna.get(f"{PREFIX}jobs/{job_id}/").content.decode()
     assert lines_on(page) == ["1b", "2a", "2b"]
     assert "?log=all#log" in page
-    page = anna.get(f"{PREFIX}jobs/{job_id}?log=all").content.decode()
+    page = anna.get(f"{PREFIX}jobs/{job_id}/?log=all").content.decode()
     assert lines_on(page) == ["0a", "0b", "1a", "1b", "2a", "2b"]
     assert "Earlier lines" not in page
 
@@ -92,11 +92,11 @@ def test_log_is_shown_only_with_the_setting_and_the_permission(
     job_id = tasks.add.enqueue(1, 2).id
     store(job_id, "one")
     with CaptureQueriesContext(connection) as captured:
-        assert 'id="log"' not in anna.get(f"{PREFIX}jobs/{job_id}").content.decode()
+        assert 'id="log"' not in anna.get(f"{PREFIX}jobs/{job_id}/").content.decode()
     assert not any("logchunk" in one["sql"] for one in captured), "it costs no query"
     request.getfixturevalue("_logs")
-    assert 'id="log"' not in who_may("view_job").get(f"{PREFIX}jobs/{job_id}").content.decode()
-    assert 'id="log"' in anna.get(f"{PREFIX}jobs/{job_id}").content.decode()
+    assert 'id="log"' not in who_may("view_job").get(f"{PREFIX}jobs/{job_id}/").content.decode()
+    assert 'id="log"' in anna.get(f"{PREFIX}jobs/{job_id}/").content.decode()
 
 
 def test_traceback_folds_frames_of_stoker(anna: Client) -> None:
@@ -104,7 +104,7 @@ def test_traceback_folds_frames_of_stoker(anna: Client) -> None:
     failed = frail.charge.enqueue("order 1")
     drain()
     frail.broken.clear()
-    page = anna.get(f"{PREFIX}jobs/{failed.id}").content.decode()
+    page = anna.get(f"{PREFIX}jobs/{failed.id}/").content.decode()
     folded = re.findall(
         r"<summary>\d+ frames? of Stoker</summary><pre>(.*?)</pre>", page, re.DOTALL
     )

@@ -88,29 +88,29 @@ PAGES = (
     "jobs/?state=ready&queue=mail",
     "jobs/?state=deferred&q=add",
     "jobs/?q=nothing+like+it",
-    "jobs/{failed}",
-    "jobs/{done}",
-    "jobs/{late}",
-    "jobs/{ready}",
-    "jobs/{running}",
+    "jobs/{failed}/",
+    "jobs/{done}/",
+    "jobs/{late}/",
+    "jobs/{ready}/",
+    "jobs/{running}/",
     "queues/",
-    "queues/one?name=mail",
-    "queues/one?name=a%2Fb%3Fc%3D%C3%BC",
+    "queues/one/?name=mail",
+    "queues/one/?name=a%2Fb%3Fc%3D%C3%BC",
     "guards/",
     "guards/?state=unique",
     "guards/?q=door",
     "tasks/",
-    "tasks/one?name=tests.app.tasks.add",
-    "tasks/one?name=gone.tasks.away",
+    "tasks/one/?name=tests.app.tasks.add",
+    "tasks/one/?name=gone.tasks.away",
     "dead-letters/",
     "dead-letters/?state=closed",
     "dead-letters/?q=broken",
-    "dead-letters/{letter}",
+    "dead-letters/{letter}/",
     "schedules/",
-    "schedules/{schedule}",
+    "schedules/{schedule}/",
     "workflows/",
     "workflows/?state=successful",
-    "workflows/{flow}",
+    "workflows/{flow}/",
     "clusters/",
     "audit/",
 )
@@ -138,15 +138,15 @@ def test_pages_show_errors_names_and_results(ids: dict[str, Any], anna: Client) 
     def text_of(path: str) -> str:
         return anna.get(PREFIX + path.format(**ids)).content.decode()
 
-    assert "order 1 is broken" in text_of("jobs/{failed}")
-    assert "Traceback" in text_of("jobs/{failed}")
+    assert "order 1 is broken" in text_of("jobs/{failed}/")
+    assert "Traceback" in text_of("jobs/{failed}/")
     assert "Broken" in text_of("dead-letters/")
     assert "&lt;b&gt;the provider&lt;/b&gt;" in text_of("queues/")
-    assert "and 4 more" in text_of("workflows/{flow}"), "a large group is shortened"
+    assert "and 4 more" in text_of("workflows/{flow}/"), "a large group is shortened"
     assert "every hour" in text_of("schedules/")
-    assert f"jobs/{ids['done']}" in text_of(f"jobs/?q={ids['done']}")
-    assert "a/b?c=ü" in text_of("queues/one?name=a%2Fb%3Fc%3D%C3%BC")
-    assert '<pre tabindex="0">3</pre>' in text_of("jobs/{done}")
+    assert f"jobs/{ids['done']}/" in text_of(f"jobs/?q={ids['done']}")
+    assert "a/b?c=ü" in text_of("queues/one/?name=a%2Fb%3Fc%3D%C3%BC")
+    assert '<pre tabindex="0">3</pre>' in text_of("jobs/{done}/")
 
 
 def test_numbers_in_svg_are_not_localised(ids: dict[str, Any], anna: Client, settings: Any) -> None:
@@ -184,7 +184,7 @@ def test_pages_cover_all_jobs_in_order(anna: Client) -> None:
 def test_search_shows_jobs_dead_letters_and_workflows(ids: dict[str, Any], anna: Client) -> None:
     failed = anna.get(f"{PREFIX}jobs/?q=order+1+is+broken")
     assert [str(row.job.pk) for row in failed.context["rows"]] == [ids["failed"]]
-    assert f"dead-letters/{ids['letter']}".encode() in failed.content
+    assert f"dead-letters/{ids['letter']}/".encode() in failed.content
     for name, page in (("letter", "dead-letters"), ("flow", "workflows"), ("done", "jobs")):
         found = anna.get(f"{PREFIX}jobs/?q={ids[name]}")
         assert f"{page}/{ids[name]}".encode() in found.content, name
@@ -254,7 +254,7 @@ def test_invalid_query_gives_400(path: str, anna: Client) -> None:
 
 @pytest.mark.parametrize("kind", ["jobs", "dead-letters", "schedules", "workflows"])
 def test_unknown_id_gives_404(kind: str, anna: Client) -> None:
-    response = anna.get(f"{PREFIX}{kind}/{UUID(int=1)}")
+    response = anna.get(f"{PREFIX}{kind}/{UUID(int=1)}/")
     assert response.status_code == 404
     assert b"There is no" in response.content
 
@@ -280,7 +280,7 @@ def test_unreachable_users_database_gives_503(anna: Client, settings: Any) -> No
         raise OperationalError("connection refused at 10.0.0.7")
 
     with connection.execute_wrapper(away):
-        page, word = anna.get(PREFIX), anna.get(f"{PREFIX}live")
+        page, word = anna.get(PREFIX), anna.get(f"{PREFIX}live/")
     assert page.status_code == 503
     assert page.content.decode().startswith("The database does not answer.")
     assert word.json() == {"pulse": "unknown"}, (
@@ -298,7 +298,7 @@ def test_pages_unpickle_nothing(anna: Client, settings: Any) -> None:
     pickles = {"OPTIONS": {"SERIALIZER": "pickle"}}
     settings.TASKS = {"default": {**settings.TASKS["default"], **pickles}}
     result = tasks.add.enqueue(Trap(), 2)
-    response = anna.get(f"{PREFIX}jobs/{result.id}")
+    response = anna.get(f"{PREFIX}jobs/{result.id}/")
     assert b"pages unpickle nothing" in response.content
     assert not TRAPPED
 
@@ -326,7 +326,7 @@ def test_static_files_are_cached_by_versioned_url(anna: Client) -> None:
 
 def test_waiting_job_shows_why(anna: Client) -> None:
     job = tasks.add.enqueue(1, 2)
-    response = anna.get(f"{PREFIX}jobs/{job.id}")
+    response = anna.get(f"{PREFIX}jobs/{job.id}/")
     assert response.status_code == 200
     assert response.context["why"].sentence in html.unescape(response.content.decode())
 
@@ -351,7 +351,7 @@ def test_durations_are_short(seconds: float | None, said: str) -> None:
 def test_page_of_large_workflow_makes_few_queries(anna: Client) -> None:
     flow = group(*(flows.member.si(n, 0.0) for n in range(900))).enqueue(name="large")
     with CaptureQueriesContext(connection) as captured:
-        response = anna.get(f"{PREFIX}workflows/{flow.id}")
+        response = anna.get(f"{PREFIX}workflows/{flow.id}/")
     assert response.status_code == 200
     assert len(captured) <= MOST_QUERIES
     assert "and 892 more" in response.content.decode()
@@ -359,7 +359,7 @@ def test_page_of_large_workflow_makes_few_queries(anna: Client) -> None:
 
 def test_paused_queue_says_that_its_jobs_start_when_it_is_resumed(anna: Client) -> None:
     tasks.add.using(queue_name="mail").enqueue(1, 2)
-    page = f"{PREFIX}queues/one?name=mail"
+    page = f"{PREFIX}queues/one/?name=mail"
     assert "could start now" in anna.get(page).content.decode()
     queues.pause("mail")
     text = anna.get(page).content.decode()
@@ -370,7 +370,7 @@ def test_paused_queue_says_that_its_jobs_start_when_it_is_resumed(anna: Client) 
 def test_cancelled_workflow_says_that_a_retry_begins_the_other_steps(anna: Client) -> None:
     flow = chain(tasks.add.si(1, 2), tasks.add.si(3, 4)).enqueue()
     flow.cancel()
-    text = anna.get(f"{PREFIX}workflows/{flow.id}").content.decode()
+    text = anna.get(f"{PREFIX}workflows/{flow.id}/").content.decode()
     assert "retry-workflow" in text or "Retry" in text
     assert "never" not in text
     assert "only after a retry" in text
@@ -389,7 +389,7 @@ def test_arguments_of_a_schedule_need_the_permission_to_see_jobs(
 ) -> None:
     schedules.create("secret", tasks.add, every(hours=1, args=[4711, 2]))
     row = schedules.get("secret")
-    page = f"{PREFIX}schedules/{row.pk}"
+    page = f"{PREFIX}schedules/{row.pk}/"
     text = who_may("view_schedule").get(page).content.decode()
     assert "4711" not in text
     assert "stoker.view_job" in text
@@ -397,12 +397,12 @@ def test_arguments_of_a_schedule_need_the_permission_to_see_jobs(
 
 
 def test_arguments_are_counted_from_one_in_the_dashboard(ids: dict[str, Any], anna: Client) -> None:
-    text = anna.get(f"{PREFIX}jobs/{ids['ready']}").content.decode()
+    text = anna.get(f"{PREFIX}jobs/{ids['ready']}/").content.decode()
     assert '<dt class="mono">0</dt>' not in text
 
 
 def test_deferred_job_says_when_it_is_due(ids: dict[str, Any], anna: Client) -> None:
-    text = re.sub(r"<[^>]+>", "", anna.get(f"{PREFIX}jobs/{ids['late']}").content.decode())
+    text = re.sub(r"<[^>]+>", "", anna.get(f"{PREFIX}jobs/{ids['late']}/").content.decode())
     assert "until in" not in text
     assert re.search(r"due in \d+ (min|h)", text)
 
@@ -419,7 +419,7 @@ def test_page_of_an_ended_job_shows_what_it_waited_for(anna: Client) -> None:
     Wait.objects.create(job_id=job.id, **place, **wait)
     Job.objects.update(enqueued_at=F("enqueued_at") - timedelta(seconds=200))
     drain()
-    page = anna.get(f"{PREFIX}jobs/{job.id}").content.decode()
+    page = anna.get(f"{PREFIX}jobs/{job.id}/").content.decode()
     told = "3 min 0 s blocked by lock &lt;b&gt;feed:7 (2 times), "
     assert page.count(told) == 2, "in the timeline and in the details"
     assert '<b>Waited</b> <span class="faint">3 min' in page

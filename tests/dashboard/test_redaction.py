@@ -33,13 +33,13 @@ def paths() -> list[str]:
     return [
         "jobs/",
         "jobs/?state=failed",
-        f"jobs/{failed.id}",
-        f"jobs/{waiting.id}",
-        "queues/one?name=default",
-        "tasks/one?name=tests.app.payments.pay",
+        f"jobs/{failed.id}/",
+        f"jobs/{waiting.id}/",
+        "queues/one/?name=default",
+        "tasks/one/?name=tests.app.payments.pay",
         "dead-letters/",
-        f"dead-letters/{letter.pk}",
-        f"schedules/{row.pk}",
+        f"dead-letters/{letter.pk}/",
+        f"schedules/{row.pk}/",
     ]
 
 
@@ -80,7 +80,7 @@ def test_setting_replaces_the_names_that_are_hidden(
     names = {"OPTIONS": {"REDACT": ["order_id"]}}
     settings.TASKS = {"default": {**settings.TASKS["default"], **names}}
     job = payments.pay.enqueue(7, payments.IBAN, password=payments.PASSWORD)
-    text = who_may("view_job").get(f"{PREFIX}jobs/{job.id}").content.decode()
+    text = who_may("view_job").get(f"{PREFIX}jobs/{job.id}/").content.decode()
     assert secrets_in(text) == [payments.PASSWORD]
     assert "order [withheld]" in text
 

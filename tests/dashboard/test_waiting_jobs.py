@@ -34,7 +34,7 @@ def alice(db: None) -> Operator:
 def said(client: Client, word: str, jobs: list[str], **fields: str) -> str:
     """Perform an operation in the dashboard, and return what the next page says."""
     fields = {"back": f"{PREFIX}jobs/", **fields}
-    response = client.post(f"{PREFIX}jobs/{word}", {**fields, "job": jobs}, follow=True)
+    response = client.post(f"{PREFIX}jobs/{word}/", {**fields, "job": jobs}, follow=True)
     assert response.status_code == 200, response.content
     return str(response.context["notice"]["text"])
 
@@ -62,7 +62,7 @@ def test_held_job_does_not_run_until_it_is_run_now(anna: Client) -> None:
     job.refresh()
     assert job.state == "DEFERRED"
     assert "An operator holds it" in why(settings_for(), UUID(job.id)).sentence
-    assert "An operator holds it" in anna.get(f"{PREFIX}jobs/{job.id}").content.decode()
+    assert "An operator holds it" in anna.get(f"{PREFIX}jobs/{job.id}/").content.decode()
     said(anna, "run", [job.id])
     drain()
     job.refresh()
@@ -195,18 +195,18 @@ def test_answer_why_links_the_holder_of_the_lock(anna: Client) -> None:
     broker_for(settings_for()).claim(
         ClaimRequest(2, holder=UUID(int=7), lease_seconds=60, queues=["default"])
     )
-    text = anna.get(f"{PREFIX}jobs/{waiting.id}").content.decode()
-    assert f'href="{PREFIX}jobs/{holder.id}"' in text
+    text = anna.get(f"{PREFIX}jobs/{waiting.id}/").content.decode()
+    assert f'href="{PREFIX}jobs/{holder.id}/"' in text
 
 
 def test_answer_why_resumes_the_paused_queue(anna: Client) -> None:
     queues.pause("mail")
     job = tasks.add.using(queue_name="mail").enqueue(1, 2)
-    page = f"{PREFIX}jobs/{job.id}"
+    page = f"{PREFIX}jobs/{job.id}/"
     text = anna.get(page).content.decode()
-    assert f'action="{PREFIX}queues/resume"' in text
-    anna.post(f"{PREFIX}queues/resume", {"queue": "mail", "back": page})
-    assert f'action="{PREFIX}queues/resume"' not in anna.get(page).content.decode()
+    assert f'action="{PREFIX}queues/resume/"' in text
+    anna.post(f"{PREFIX}queues/resume/", {"queue": "mail", "back": page})
+    assert f'action="{PREFIX}queues/resume/"' not in anna.get(page).content.decode()
 
 
 def test_operations_are_recorded_in_the_log(

@@ -1,12 +1,17 @@
 """The demo from its first line to its last."""
 
+import os
 import re
+import secrets
+import sys
 import time
+import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NoReturn
 
 import httpx
+from django.contrib.auth.models import User
 
 from . import verdict
 from .processes import (
@@ -25,6 +30,7 @@ from .terminal import Progress
 START_SECONDS = 60.0
 IMPORT_SECONDS = 120.0
 LOOK_SECONDS = 0.2
+USER = "demo"
 ANY_PORT = 0
 
 
@@ -71,6 +77,7 @@ class Play:
         if is_once:
             return self.judge()
         self.tell_where_to_look(page)
+        show_in_browser(f"{page}stoker/")
         return self.stay()
 
     # -- the acts ---------------------------------------------------------------------------------
@@ -176,9 +183,12 @@ class Play:
 
     def tell_where_to_look(self, page: str) -> None:
         """And how to go on from here."""
+        password = secrets.token_urlsafe(9)
+        User.objects.create_superuser(USER, password=password)
         database = self.folder / "feeds.sqlite3"
         say("\nWhere to look:")
         say(f"  the page      {page} (add a feed of your own)")
+        say(f"  the dashboard {page}stoker/ (sign in as {USER}, with the password {password})")
         say(f"  the queue     FEEDS_DATABASE={database} {command('stoker', 'info')}")
         for process in self.processes:
             say(f"  the log       {process.log}")
@@ -241,6 +251,13 @@ def tell_of(heading: str, seen: dict[str, Sight], least_attempts: int = 1) -> No
     for name, sight in told.items():
         attempts = counted(sight.outcome.attempts, "attempt", "attempts")
         say(f"  {name}: {attempts}. {sight.error}")
+
+
+def show_in_browser(address: str) -> None:
+    """Open the address if somebody sits at a desktop: a browser in the terminal would hide this."""
+    has_desktop = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    if sys.stdout.isatty() and has_desktop:
+        webbrowser.open(address)
 
 
 def say(sentence: str) -> None:

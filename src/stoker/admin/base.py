@@ -23,7 +23,7 @@ from django.urls import URLPattern, path, reverse
 
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, NotMigrated
 from stoker.operations.operation import NOT_FOUND, Done, Operation
-from stoker.operations.request_context import RequestContext
+from stoker.operations.request_context import ADMIN_PAGES, DASHBOARD, RequestContext
 from stoker.store.engines.sessions import explained
 from stoker.tasks.decorator import own_backends
 from stoker.values.pickles import nothing_unpickled
@@ -54,6 +54,17 @@ class AdminContext(RequestContext):
         """Raise PermissionDenied if the user does not have the permission."""
         if not self.may(permission):
             raise PermissionDenied(f"You need the permission {permission!r} for this.")
+
+    @property
+    def dashboard_address(self) -> str:
+        """Return the URL of the dashboard's page that shows the same as this page, or else of its
+        first page; "" = the project has no dashboard."""
+        front = (f"{DASHBOARD}:overview", ())
+        match = self.request.resolver_match
+        same = [one for one, name in ADMIN_PAGES.items() if match and match.url_name == name]
+        if match is None or not same:
+            return self.address_of(front)
+        return self.address_of((f"{DASHBOARD}:{same[0]}", [*match.kwargs.values()]), front)
 
     def path_of(self, name: str, args: Sequence[Any]) -> str:
         return reverse(f"admin:stoker_{name}", args=args, current_app=self._site_name)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import wraps
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
@@ -15,6 +16,8 @@ from django.contrib.auth.decorators import login_not_required
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
+from django.urls import register_converter
+from django.urls.converters import PathConverter
 from ninja import Router
 from ninja.parser import Parser
 from ninja.security.base import AuthBase
@@ -223,6 +226,15 @@ def perform(operation: Operation, operator: Operator, name: Any, **options: Any)
     return done
 
 
+class NameConverter(PathConverter):
+    """A name at the end of a URL. It may contain slashes, but not end with one: URLs that end with
+    a slash are those of the dashboard."""
+
+    regex = r".*[^/]"
+
+
+register_converter(NameConverter, "stoker_name")
+
 View = TypeVar("View", bound=Callable[..., Any])
 
 PROBLEMS = (400, 401, 403, 404, 422, 503)
@@ -238,12 +250,30 @@ class Open(Enum):
     """No authentication, for health probes of hosting platforms."""
 
 
+def example_of_body(example: Any) -> dict[str, Any]:
+    """Return the part of the OpenAPI document that shows an example of a request."""
+    return {"requestBody": {"content": {"application/json": {"example": example}}}}
+
+
 class Routes(Router):
     """The routes of one kind of object. Every route declares its ``permissions``."""
 
     def show(self, path: str, permission: str, shape: Any) -> Callable[[View], View]:
         """Declare a route that only reads."""
         return self.route("GET", path, permissions=(permission,), answers={200: shape})
+
+    def export(
+        self, path: str, permission: str, types: Mapping[str, str]
+    ) -> Callable[[View], View]:
+        """Declare a route that returns a file.
+
+        Args:
+            types: The formats of the file -> their content types.
+        """
+        text = {"schema": {"type": "string"}}
+        content = {kind.partition(";")[0]: text for kind in types.values()}
+        more = {"responses": {200: {"description": "The file.", "content": content}}}
+        return self.route("GET", path, permissions=(permission,), answers={200: None}, extra=more)
 
     def change(
         self,
@@ -261,7 +291,8 @@ class Routes(Router):
         """
         needed = operation if isinstance(operation, str) else operation.permission
         answers = {200: shape, 409: ...} if may_conflict else {200: shape}
-        return self.route("POST", path, permissions=(needed,), answers=answers, example=example)
+        more = {} if example is None else example_of_body(example)
+        return self.route("POST", path, permissions=(needed,), answers=answers, extra=more)
 
     def route(
         self,
@@ -270,14 +301,14 @@ class Routes(Router):
         *,
         permissions: tuple[str, ...] | Open,
         answers: dict[int, Any],
-        example: Any = None,
+        extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> Callable[[View], View]:
         """Declare a route.
 
         Args:
             permissions: The required permissions, such as ``stoker.view_job``.
             answers: Status -> shape; ``...`` = a problem.
-            example: An example of a body.
+            extra: More about the operation, for the OpenAPI document.
         """
         is_open = isinstance(permissions, Open)
         needed: tuple[str, ...] = () if isinstance(permissions, Open) else permissions
@@ -286,9 +317,6 @@ class Routes(Router):
         problems: tuple[int, ...] = PROBLEMS_OF_OPEN if is_open else PROBLEMS
         if method != "GET":
             problems += PROBLEMS_OF_BODIES
-        extra: dict[str, Any] = {"x-permissions": list(needed)}
-        if example is not None:
-            extra["requestBody"] = {"content": {"application/json": {"example": example}}}
 
         def declare(view: View) -> View:
             self.add_api_operation(
@@ -300,7 +328,7 @@ class Routes(Router):
                 | {status: Problem if one is ... else one for status, one in answers.items()},
                 operation_id=view.__name__,
                 url_name=view.__name__,
-                openapi_extra=extra,
+                openapi_extra={"x-permissions": list(needed), **extra},
             )
             return view
 

@@ -1,6 +1,7 @@
 """``path("stoker/", include("stoker.api.urls"))``: the HTTP API and its OpenAPI document.
 
-The ``tasks`` modules of the installed apps are imported, so that the exposed tasks are known.
+The ``tasks`` modules of the installed apps are imported, so that the exposed tasks are known. No
+URL ends with a slash, so the dashboard can be mounted under the same prefix.
 """
 
 from __future__ import annotations
@@ -22,7 +23,19 @@ from stoker.setting_values import api_settings
 from . import problems
 from .access import SessionUser, StrictParser, TokenUser, enclosed, not_found
 from .problems import MEDIA_TYPE, STRANGER, CallRefused, problem
-from .views import bulk, clusters, dead_letters, health, jobs, logs, queues, schedules, workflows
+from .views import (
+    audit,
+    bulk,
+    clusters,
+    dead_letters,
+    health,
+    jobs,
+    logs,
+    metrics,
+    queues,
+    schedules,
+    workflows,
+)
 
 FILES = {
     "swagger-ui.css": "text/css; charset=utf-8",
@@ -130,6 +143,8 @@ AREAS = (
     "workflows",
     "clusters",
     "bulk",
+    "metrics",
+    "audit",
 )
 """The first path segments of all URLs of the API."""
 
@@ -143,7 +158,9 @@ api = NinjaAPI(
     parser=StrictParser(),
 )
 problems.install(api)
-for part in (health, jobs, logs, queues, dead_letters, schedules, workflows, clusters, bulk):
+for part in (
+    health, jobs, logs, queues, dead_letters, schedules, workflows, clusters, bulk, metrics, audit,
+):  # fmt: skip
     api.add_router("", part.routes)
 document = Document(api)
 
@@ -159,5 +176,6 @@ urlpatterns = [
         for one in api.urls[0]
         if isinstance(one, URLPattern) and one.name != "api-root"
     ),
-    re_path(rf"^(?:{'|'.join(AREAS)})(?:/[\s\S]*)?\Z", enclosed(not_found)),
+    # URLs that end with a slash are those of the dashboard.
+    re_path(rf"^(?:{'|'.join(AREAS)})(?:/[\s\S]*)?(?<!/)\Z", enclosed(not_found)),
 ]

@@ -9,9 +9,10 @@ from typing import Any
 
 from django.urls import reverse
 
-from stoker.operations.request_context import RequestContext
+from stoker.operations.request_context import ADMIN_PAGES, DASHBOARD, RequestContext
 
-APP = "stoker-dashboard"
+SIGN_OUT = ("logout", "account_logout", "admin:logout")
+"""Names of the views that sign users out in Django, in django-allauth and in the admin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,31 @@ class DashboardContext(RequestContext):
     def path_of(self, name: str, args: Sequence[Any]) -> str:
         match = self.request.resolver_match
         namespace = match.namespace if match is not None else ""
-        return reverse(f"{APP}:{name}", args=args, current_app=namespace or None)
+        return reverse(f"{DASHBOARD}:{name}", args=args, current_app=namespace or None)
 
     @property
     def page(self) -> str:
         """Return the name of the requested page."""
         match = self.request.resolver_match
         return match.url_name or "" if match is not None else ""
+
+    @property
+    def sign_out_address(self) -> str:
+        """Return the URL that signs the user out; "" = the project has none."""
+        return self.address_of(*((name, ()) for name in SIGN_OUT)).partition("?")[0]
+
+    @property
+    def admin_address(self) -> str:
+        """Return the URL of the admin's page that shows the same as this page, or else of the
+        admin's first page; "" = this user has no admin."""
+        if not getattr(self.request.user, "is_staff", False):
+            return ""
+        front = ("admin:index", ())
+        match = self.request.resolver_match
+        same = ADMIN_PAGES.get(self.page)
+        if match is None or same is None:
+            return self.address_of(front)
+        return self.address_of((f"admin:{same}", [*match.kwargs.values()]), front)
 
     @property
     def sections(self) -> list[dict[str, Any]]:

@@ -1,4 +1,8 @@
-"""The URLs of the dashboard: ``path("stoker/", include("stoker.dashboard.urls"))``."""
+"""The URLs of the dashboard: ``path("stoker/", include("stoker.dashboard.urls"))``.
+
+URLs of pages and operations end with a slash. Those of the HTTP API do not, so both can be mounted
+under the same prefix.
+"""
 
 from __future__ import annotations
 
@@ -55,31 +59,31 @@ ELSEWHERE = ("delete-schedule", EDIT.name)
 
 urlpatterns = [
     path("", overview.show, name="overview"),
-    path("live", live, name="live"),
+    path("live/", live, name="live"),
     path("files/<slug:version>/<str:name>", assets.show, name="asset"),
     path("jobs/", jobs.show, name="jobs"),
-    path("jobs/<uuid:job_id>", job.show, name="job"),
+    path("jobs/<uuid:job_id>/", job.show, name="job"),
     path("queues/", queues.show, name="queues"),
-    path("queues/one", queues.show_one, name="queue"),
+    path("queues/one/", queues.show_one, name="queue"),
     path("guards/", guards.show, name="guards"),
-    path("guards/<uuid:guard_id>", guards.show_one, name="guard"),
+    path("guards/<uuid:guard_id>/", guards.show_one, name="guard"),
     path("tasks/", tasks.show, name="tasks"),
-    path("tasks/one", tasks.show_one, name="task"),
+    path("tasks/one/", tasks.show_one, name="task"),
     path("dead-letters/", dead_letters.show, name="dead-letters"),
-    path("dead-letters/<uuid:letter_id>", dead_letters.show_one, name="dead-letter"),
+    path("dead-letters/<uuid:letter_id>/", dead_letters.show_one, name="dead-letter"),
     path("schedules/", schedules.show, name="schedules"),
-    path("schedules/<uuid:schedule_id>", schedules.show_one, name="schedule"),
+    path("schedules/<uuid:schedule_id>/", schedules.show_one, name="schedule"),
     path("workflows/", workflows.show, name="workflows"),
-    path("workflows/<uuid:workflow_id>", workflows.show_one, name="workflow"),
+    path("workflows/<uuid:workflow_id>/", workflows.show_one, name="workflow"),
     path("clusters/", clusters.show, name="clusters"),
     path("audit/", audit.show, name="audit"),
-    path("audit/export", audit.export, name="export-audit"),
+    path("audit/export/", audit.export, name="export-audit"),
     path("bulk/", bulk.show, name="bulk-operations"),
-    path("bulk/new", bulk.show_new, name="new-bulk"),
-    path("bulk/start", bulk.start, name="start-bulk"),
-    path("bulk/<uuid:bulk_id>", bulk.show_one, name="bulk"),
+    path("bulk/new/", bulk.show_new, name="new-bulk"),
+    path("bulk/start/", bulk.start, name="start-bulk"),
+    path("bulk/<uuid:bulk_id>/", bulk.show_one, name="bulk"),
     *(
-        path(f"{FOLDERS[one.target]}/{one.word}", perform(one, ON_MANY.get(name)), name=name)
+        path(f"{FOLDERS[one.target]}/{one.word}/", perform(one, ON_MANY.get(name)), name=name)
         for name, one in OPERATIONS.items()
         if name not in ELSEWHERE
     ),

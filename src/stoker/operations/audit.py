@@ -5,12 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from asgiref.sync import sync_to_async
+from django.core.handlers.asgi import ASGIRequest
 from django.db.models import Q
+from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone
 
 from stoker.conf import Settings
@@ -33,6 +36,8 @@ COLUMNS = (
     "at", "by", "operation", "target", "matched", "done", "refused", "state", "because", "backend",
     "id",
 )  # fmt: skip
+TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
+"""Format of an export -> its content type."""
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 """Beginnings of texts that spreadsheets execute as formulas."""
 
@@ -138,11 +143,53 @@ def exported(settings: Settings, wanted: AuditFilter, form: str) -> Iterator[str
     left = MOST_EXPORTED
     for _ in range(MOST_LOOKS):
         page = find(settings, wanted, min(left, EXPORTED_AT_ONCE), after or "")
-        lines = [write(_plain(one)) for one in page.entries]
+        lines = [write(plain(one)) for one in page.entries]
         yield "".join(lines)
         left, after = left - len(lines), page.next
         if after is None or not left:
             return
+
+
+def export_response(
+    request: HttpRequest, settings: Settings, wanted: AuditFilter, form: str
+) -> StreamingHttpResponse:
+    """Return an export as a response. It is read in small batches, while it is sent."""
+    texts = exported(settings, wanted, form)
+    is_asynchronous = isinstance(request, ASGIRequest)
+    response = StreamingHttpResponse(
+        _awaited(texts) if is_asynchronous else texts, content_type=TYPES[form]
+    )
+    response.headers["Content-Disposition"] = f'attachment; filename="stoker-audit.{form}"'
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response
+
+
+async def _awaited(texts: Iterator[str]) -> AsyncIterator[str]:
+    while (text := await sync_to_async(_next)(texts)) is not None:
+        yield text
+
+
+def _next(texts: Iterator[str]) -> str | None:
+    return next(texts, None)
+
+
+def plain(entry: AuditEntry) -> dict[str, Any]:
+    """Return the values of an operation as an export has them."""
+    row = entry.row
+    at = row.started_at
+    return {
+        "at": (at if timezone.is_aware(at) else timezone.make_aware(at)).isoformat(),
+        "by": row.by,
+        "operation": row.operation,
+        "target": entry.target,
+        "matched": row.matched,
+        "done": row.done,
+        "refused": row.refused,
+        "state": row.state,
+        "because": row.because,
+        "backend": row.backend,
+        "id": str(row.pk),
+    }
 
 
 def _entry(row: BulkOperation) -> AuditEntry:
@@ -161,24 +208,6 @@ def _found_by(filters: Mapping[str, Any]) -> str:
     if "ids" in filters:
         return f"{len(filters['ids']):,} chosen"
     return ", ".join(f"{name}={value}" for name, value in filters.items()) or "all"
-
-
-def _plain(entry: AuditEntry) -> dict[str, Any]:
-    row = entry.row
-    at = row.started_at
-    return {
-        "at": (at if timezone.is_aware(at) else timezone.make_aware(at)).isoformat(),
-        "by": row.by,
-        "operation": row.operation,
-        "target": entry.target,
-        "matched": row.matched,
-        "done": row.done,
-        "refused": row.refused,
-        "state": row.state,
-        "because": row.because,
-        "backend": row.backend,
-        "id": str(row.pk),
-    }
 
 
 def _json_line(values: Mapping[str, Any]) -> str:

@@ -8,10 +8,24 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.http import HttpRequest
+from django.urls import NoReverseMatch, reverse
 
 from stoker.conf import Settings
 
 from .operation import LONGEST_NAME, LONGEST_REASON, Operator
+
+DASHBOARD = "stoker-dashboard"
+"""The namespace of the dashboard's URLs."""
+ADMIN_PAGES = {
+    "jobs": "stoker_job_changelist",
+    "job": "stoker_job_change",
+    "queues": "stoker_pausedqueue_changelist",
+    "dead-letters": "stoker_deadletter_changelist",
+    "dead-letter": "stoker_deadletter_change",
+    "schedules": "stoker_schedule_changelist",
+    "clusters": "stoker_cluster_changelist",
+}
+"""Page of the dashboard -> the page of the admin that shows the same."""
 
 
 class RequestContext(ABC):
@@ -58,6 +72,20 @@ class RequestContext(ABC):
         if self.alias != self.aliases[0]:
             query["backend"] = self.alias
         return with_query(self.path_of(name, args), query)
+
+    def address_of(self, *pages: tuple[str, Sequence[Any]]) -> str:
+        """Return the URL of the first page that this project has; "" = it has none of them.
+
+        Args:
+            pages: The full names of views, each with the arguments of its URL.
+        """
+        query = {"backend": self.alias} if len(self.aliases) > 1 else {}
+        for name, args in pages:
+            try:
+                return with_query(reverse(name, args=args), query)
+            except NoReverseMatch:
+                continue
+        return ""
 
     def here(self, **changes: Any) -> str:
         """Return the URL of this page with other parameters."""

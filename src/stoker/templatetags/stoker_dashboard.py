@@ -13,9 +13,9 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 
 from stoker.dashboard import assets
-from stoker.dashboard.context import APP
 from stoker.operations import wording as words
 from stoker.operations.details import Fact
+from stoker.operations.request_context import DASHBOARD
 from stoker.operations.table import OPERATIONS
 from stoker.operations.tracebacks import trace_parts
 
@@ -122,7 +122,7 @@ def asset(context: dict[str, Any], name: str) -> str:
     match = context["visit"].request.resolver_match
     plain = "".join(name)  # a path takes no string that is marked as safe
     return reverse(
-        f"{APP}:asset",
+        f"{DASHBOARD}:asset",
         args=[assets.version_of(plain), plain],
         current_app=match.namespace if match is not None else None,
     )

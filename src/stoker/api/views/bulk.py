@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja import Status
 from pydantic import Field
 
-from stoker.api.access import Routes, operator_of, perform
+from stoker.api.access import Routes, example_of_body, operator_of, perform
 from stoker.api.filters import LONGEST_PAGE, NO_REASON, Body, ReasonBody
 from stoker.api.problems import CallRefused
 from stoker.api.shapes import BulkOperationPageShape, BulkOperationShape
@@ -98,12 +98,14 @@ def list_bulk_operations(
     "/bulk",
     permissions=(bulk.VIEW,),
     answers={201: BulkOperationShape, 200: BulkOperationShape, 409: ...},
-    example={
-        "operation": "requeue-letter",
-        "filters": {"q": "connection refused", "since": "2030-01-31T06:00:00Z"},
-        "arguments": {"currency": "EUR"},
-        "because": "the bank is back",
-    },
+    extra=example_of_body(
+        {
+            "operation": "requeue-letter",
+            "filters": {"q": "connection refused", "since": "2030-01-31T06:00:00Z"},
+            "arguments": {"currency": "EUR"},
+            "because": "the bank is back",
+        }
+    ),
 )
 def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backend = None) -> Any:
     """Start an operation on many jobs or dead letters, which continues in the background. The

@@ -15,7 +15,7 @@ from ninja import Header, Query, Status
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
 
-from stoker.api.access import Routes, may_reveal, operator_of, perform
+from stoker.api.access import Routes, example_of_body, may_reveal, operator_of, perform
 from stoker.api.filters import (
     LONGEST_DELAY_SECONDS,
     NO_REASON,
@@ -241,7 +241,7 @@ def list_tasks(request: HttpRequest) -> Any:
     "/jobs",
     permissions=("stoker.add_job",),
     answers={201: EnqueuedJob, 200: EnqueuedJob, 409: ...},
-    example={"task": "shop.tasks.send_welcome", "args": [7], "run_after_seconds": 60},
+    extra=example_of_body({"task": "shop.tasks.welcome", "args": [7], "run_after_seconds": 60}),
 )
 def enqueue_job(
     request: HttpRequest,

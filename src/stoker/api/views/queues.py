@@ -79,7 +79,7 @@ def clear_queue(
 
 
 # This route is last, because a name may contain slashes and end like the URLs above.
-@routes.show("/queues/{path:queue}", "stoker.view_job", QueueDepth)
+@routes.show("/queues/{stoker_name:queue}", "stoker.view_job", QueueDepth)
 def get_queue(request: HttpRequest, queue: QueueName, backend: Backend = None) -> Any:
     """Show one queue."""
     return queues.get(queue, backend=settings_of(backend).alias)

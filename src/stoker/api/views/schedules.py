@@ -127,7 +127,7 @@ def resume_schedule(
 
 
 # This route is last, because a name may contain slashes and end like the URLs above.
-@routes.show("/schedules/{path:schedule}", "stoker.view_schedule", ScheduleShape)
+@routes.show("/schedules/{stoker_name:schedule}", "stoker.view_schedule", ScheduleShape)
 def get_schedule(
     request: HttpRequest, schedule: ScheduleName, backend: Backend = None
 ) -> ScheduleShape:

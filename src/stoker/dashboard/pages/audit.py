@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from asgiref.sync import sync_to_async
-from django.core.handlers.asgi import ASGIRequest
 from django.http import StreamingHttpResponse
 
 from stoker.dashboard.context import DashboardContext
@@ -18,7 +15,6 @@ from stoker.operations.table import OPERATIONS
 from stoker.values.ids import parse_job_id
 
 ON_A_PAGE = 50
-TYPES = {"csv": "text/csv; charset=utf-8", "jsonl": "application/jsonl"}
 FILTERS = ("by", "operation", "q", "since", "until")
 PAGES = {
     "job": "job", "letter": "dead-letter", "workflow": "workflow", "guard": "guard", "bulk": "bulk",
@@ -45,7 +41,7 @@ def show(visit: DashboardContext) -> PageContent:
         "ages": AGES,
         "is_cut": found.is_cut,
         "exports": [
-            (name, visit.at("export-audit", **{"format": name, **filters})) for name in TYPES
+            (name, visit.at("export-audit", **{"format": name, **filters})) for name in audit.TYPES
         ],
         **visit.paging(found.next),
     }
@@ -54,28 +50,12 @@ def show(visit: DashboardContext) -> PageContent:
 
 def _export(visit: DashboardContext) -> StreamingHttpResponse:
     form = visit.request.GET.get("format", "csv")
-    if form not in TYPES:
+    if form not in audit.TYPES:
         raise PageRefused(400, f"There is no format {form[:50]!r}: write csv or jsonl.")
-    texts = audit.exported(visit.settings, _filter(visit), form)
-    is_asynchronous = isinstance(visit.request, ASGIRequest)
-    response = StreamingHttpResponse(
-        _awaited(texts) if is_asynchronous else texts, content_type=TYPES[form]
-    )
-    response.headers["Content-Disposition"] = f'attachment; filename="stoker-audit.{form}"'
-    response.headers["X-Content-Type-Options"] = "nosniff"
-    return response
+    return audit.export_response(visit.request, visit.settings, _filter(visit), form)
 
 
 export: Any = enclosed(_export, ("GET", "HEAD"), bulk.VIEW)
-
-
-async def _awaited(texts: Iterator[str]) -> AsyncIterator[str]:
-    while (text := await sync_to_async(_next)(texts)) is not None:
-        yield text
-
-
-def _next(texts: Iterator[str]) -> str | None:
-    return next(texts, None)
 
 
 def _filter(visit: DashboardContext) -> AuditFilter:
