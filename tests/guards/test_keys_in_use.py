@@ -82,7 +82,7 @@ def test_pages_with_and_without_filters_cover_all_keys(
 
 def test_whole_key_is_found_on_the_first_page_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guards, "SCANNED", 1)
-    monkeypatch.setattr(guards, "declared_tasks", lambda: [frail.fetch.module_path])
+    monkeypatch.setattr(guards, "tasks_of_apps", lambda: [frail.fetch.module_path])
     for number in range(9):
         frail.book.enqueue(f"a:{number}", "entry")
         frail.fetch.enqueue(f"b:{number}")

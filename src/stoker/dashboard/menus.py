@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.operations.jobs import nodes_of
-from stoker.tasks.registry import declared_tasks
+from stoker.tasks.registry import tasks_of_apps
 
 from . import figures
 from .context import DashboardContext
@@ -20,7 +20,7 @@ def menus_of(visit: DashboardContext) -> dict[str, Any]:
     given, span = visit.request.GET.dict(), span_of(visit, "day")
     task, queue = given.get("task", ""), given.get("queue", "")
     is_narrowed = any(given.get(name) for name in NARROWING)
-    tasks = {task, *declared_tasks(), *(one.task for one in figures.of_tasks(visit, span))}
+    tasks = {task, *tasks_of_apps(), *(one.task for one in figures.of_tasks(visit, span))}
     queues = {queue, *visit.settings.queues, *figures.of_queues(visit, span)}
     return {
         "given": given,

@@ -24,7 +24,7 @@ from stoker.store.counting import Number, count_of, counts_of
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import with_keys
 from stoker.store.written import MICROSECONDS, database_now_us, moment
-from stoker.tasks.registry import declared_tasks
+from stoker.tasks.registry import tasks_of_apps
 from stoker.values import rates
 from stoker.values.ids import parse_job_id
 
@@ -253,7 +253,7 @@ def unique_keys(
     alias = settings.database
     with explained(alias):
         condition = Q(name__icontains=text) if text else Q()
-        exact = ids_of_unique_text(text, declared_tasks()) if text else []
+        exact = ids_of_unique_text(text, tasks_of_apps()) if text else []
         rows = UniqueKey.objects.using(alias)
         found, last, is_cut = _page(rows, condition, exact, limit, after)
         states = [_unique_state(row) for row in found]

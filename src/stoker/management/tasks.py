@@ -9,7 +9,7 @@ from typing import Any
 
 from stoker.metrics import Figures, by_task
 from stoker.operations.wording import duration as seconds_text
-from stoker.tasks.registry import declared_tasks
+from stoker.tasks.registry import tasks_of_apps
 from stoker.values.durations import in_words
 
 from .arguments import duration
@@ -25,9 +25,9 @@ class TasksCommand(Subcommand):
     List the tasks in the modules named tasks of the project's apps, and all other tasks with recent
     jobs: queue, limits, how many jobs succeeded and failed, and how long they ran.
 
-    --json writes one object: since_seconds, tasks[] {name, is_declared, options {queue_name,
-    priority, max_attempts, timeout, unique, lock, atomic}, figures {successful, failed, cancelled,
-    retried, run, wait} or null}.
+    --json writes one object: since_seconds, tasks[] {name, is_declared (in such a module),
+    options {queue_name, priority, max_attempts, timeout, unique, lock, atomic}, figures
+    {successful, failed, cancelled, retried, run, wait} or null}.
 
     Examples:
       manage.py stoker tasks
@@ -50,7 +50,7 @@ class TasksCommand(Subcommand):
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings, now = self.settings(options), datetime.now(UTC)
         seen = {one.task: one.figures for one in by_task(settings, now - options["since"], now)}
-        declared = declared_tasks()
+        declared = tasks_of_apps()
         names = sorted({*declared, *filter(None, seen)})
         plain = [
             {
@@ -81,7 +81,7 @@ class TasksCommand(Subcommand):
             if name in declared:
                 yield f"  queue {declared[name].queue_name}, {_limits(declared[name])}"
             else:
-                yield "  not declared in any module of this project"
+                yield "  not in a module named tasks of this project's apps"
             if name in seen:
                 yield f"  last {in_words(back_seconds)}: {_did(seen[name])}"
         if not names:

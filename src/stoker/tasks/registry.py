@@ -97,8 +97,9 @@ def _not_imported(path: str, module: str, error: BaseException) -> UnknownTask:
 _MISSING = object()
 
 
-def declared_tasks() -> dict[str, Any]:
-    """Import the modules named ``tasks`` of all apps, and return their tasks by dotted path."""
+def tasks_of_apps() -> dict[str, Any]:
+    """Import the modules named ``tasks`` of all apps, and return their tasks by dotted path. Tasks
+    in other modules are not found."""
     autodiscover_modules("tasks")
     homes = tuple(f"{app.name}.tasks." for app in apps.get_app_configs())
     found = {}
