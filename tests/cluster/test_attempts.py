@@ -211,7 +211,7 @@ def test_unreadable_packages_become_dead_letters_and_other_jobs_run(
     sealed = sealer_for(settings_for()).seal(_package("tests.app.tasks.add"))
     old = _job_id_of(time.time() - HOUR_SECONDS)
     bad = {
-        "tampered": _put(_package("tests.app.tasks.add"), lambda data: data[:-1] + b"\x00"),
+        "tampered": _put(_package("tests.app.tasks.add"), _with_last_bit_flipped),
         "other key": _put(
             _package("tests.app.tasks.add"), sealer=Sealer(["another key"], "stoker")
         ),
@@ -375,6 +375,10 @@ def _put(
     message = Message(package.job_id, package.task, "default", 0, data, enqueued_at=time.time())
     broker_for(settings_for()).enqueue([message])
     return _Put(package.job_id)
+
+
+def _with_last_bit_flipped(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
 
 
 def _of_version(version: int) -> Callable[[bytes], bytes]:

@@ -125,9 +125,10 @@ def test_lost_monitor_connection_delays_no_other_job(proxy: Proxy, tmp_path: Pat
         long = run_until.using(max_attempts=1).enqueue(str(over))
         assert_plain_jobs_are_recorded(time.monotonic() + 1, cluster)
         lose_in_transaction(cluster, "monitor", proxy)
-        caught = [
-            result.id for result in nothing.using(max_attempts=1).enqueue_many([((), {})] * 20)
-        ]
+        # MySQL keeps the lost session, and its locks, for longer than a lease.
+        tries = 1 if getattr(connection, "mysql_is_mariadb", True) else 2
+        some = nothing.using(max_attempts=tries).enqueue_many([((), {})] * 20)
+        caught = [result.id for result in some]
         wait_for(proxy.abandoned.is_set, cluster.tail)
         assert silent_sessions()
         assert_plain_jobs_are_recorded(time.monotonic() + 1.5 * LEASE_SECONDS, cluster)
