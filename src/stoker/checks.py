@@ -13,7 +13,7 @@ stoker.E007 Two backends share queues in one database but cannot open each other
 stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
 stoker.E009 A declared schedule is invalid, or two have the same name.
 stoker.E010 A reporter under ``REPORTERS`` cannot be loaded, or refuses its options.
-stoker.E011 ``RESULTS`` names a cache that does not exist or cannot keep results.
+stoker.E011 ``RESULTS`` names a cache or a server that does not exist or cannot keep results.
 stoker.W001 Stoker's tables are missing or out of date.
 stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.
 stoker.W003 A lease may end before a live cluster has extended it.
@@ -349,10 +349,18 @@ def _not_ready(alias: str, problem: str) -> CheckMessage:
 
 
 def _results(settings: Settings) -> Iterator[CheckMessage]:
+    where = f'TASKS["{settings.alias}"]["OPTIONS"]["RESULTS"]'
     name = settings.results_cache
+    adapter = ADAPTERS.get(settings.broker.partition("://")[0])
+    if settings.results == "redis" and adapter != ADAPTERS["redis"]:
+        yield Error(
+            f'{where} is "redis", but BROKER does not name a Redis.',
+            hint='Write "database", or "cache:NAME" for a cache in Redis.',
+            id="stoker.E011",
+        )
     if name is not None and (reason := why_not(name)):
         yield Error(
-            f'TASKS["{settings.alias}"]["OPTIONS"]["RESULTS"] is "cache:{name}", but {reason}.',
+            f'{where} is "cache:{name}", but {reason}.',
             hint="Name a cache that every process shares, as Redis or memcached; or 'database'.",
             id="stoker.E011",
         )

@@ -74,8 +74,10 @@ def whole(minimum: int, maximum: int = 2**31 - 1) -> Check:
 
 def results_place(value: Any) -> str:
     name = value.removeprefix("cache:") if isinstance(value, str) else ""
-    if value != "database" and not (name and name != value):
-        raise ValueError("must be 'database', or 'cache:' and the name of a cache of CACHES")
+    if value not in ("database", "redis") and not (name and name != value):
+        raise ValueError(
+            "must be 'database', 'redis', or 'cache:' and the name of a cache of CACHES"
+        )
     return str(value)
 
 

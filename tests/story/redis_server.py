@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import pytest
 from django.conf import settings
@@ -30,10 +31,11 @@ def durable_redis() -> Iterator[PrivateRedis]:
 
 
 @contextmanager
-def broker_at(url: str, variable: str = URL) -> Iterator[None]:
-    """Use the broker at this URL in this process and those that it starts."""
+def broker_at(url: str, variable: str = URL, **more: Any) -> Iterator[None]:
+    """Use the broker at this URL in this process and those that it starts, with more options in
+    this process."""
     (tasks,) = settings.TASKS.values()
-    options = {**tasks["OPTIONS"], "BROKER": url}
+    options = {**tasks["OPTIONS"], "BROKER": url, **more}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(os.environ, variable, url)
         with override_settings(TASKS={"default": {**tasks, "OPTIONS": options}}):

@@ -4,20 +4,25 @@ break: no job is lost or recorded twice."""
 import os
 import random
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import transaction
 from redis import Redis
 
+from stoker.brokers.adapters import broker_for
+from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job, Outgoing
 
 from tests.app.tasks import write_ledger
-from tests.cluster.clusters import running_cluster, wait_for
+from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
 from tests.servers.redis import PrivateRedis
 from tests.story.ledgers import (
     assert_all_recorded_once,
@@ -144,6 +149,46 @@ def test_every_job_is_recorded_once_over_a_broken_connection(
         assert line.lost_replies > 0
     with broker_at(durable_redis.url):
         _assert_well(job_ids)
+
+
+def test_results_in_redis_are_kept_once_despite_kills_and_lost_replies(
+    durable_redis: PrivateRedis, line: BrokenLine, seed: int, tmp_path: Path
+) -> None:
+    """Each success is either in Redis or, if its job was released before, in the store."""
+    chance = random.Random(seed)
+    options: dict[str, Any] = {"DATABASE_SECONDS": 1, "LEASE_SECONDS": 6, "RESULTS": "redis"}
+    job_ids: list[str] = []
+    with broker_at(line.url, RESULTS="redis"), running_cluster(tmp_path, **options) as cluster:
+        cluster.wait_for_crew()
+        roles = ["monitor", "pusher", "worker"]
+        ways = [
+            line.cut,
+            line.lose_replies,
+            *(partial(_kill_one, cluster, role, chance) for role in roles),
+        ] * 2
+        for way in chance.sample(ways, len(ways)):
+            with suppress(BrokerUnavailable):
+                job_ids += _enqueue(chance, JOBS // 10)
+            way()
+            time.sleep(chance.uniform(0.1, 1.0))
+            line.release()
+        wait_for(is_over, cluster.tail, 240)
+        assert cluster.stop() == 0
+        assert line.lost_replies > 0
+    with broker_at(durable_redis.url, RESULTS="redis"):
+        broker = broker_for(settings_for())
+        in_redis = broker.results([UUID(job_id) for job_id in job_ids])
+        in_store = Job.objects.filter(pk__in=job_ids, status="SUCCESSFUL")
+        assert in_redis
+        assert Counter([*map(str, in_redis), *(str(job.pk) for job in in_store)]) == Counter(
+            job_ids
+        )
+        assert_no_overlap()
+        assert_doctor_finds_no_fault()
+
+
+def _kill_one(cluster: ProcessCluster, role: str, chance: random.Random) -> None:
+    chance.choice(cluster.crew()[role]).kill()
 
 
 @pytest.fixture

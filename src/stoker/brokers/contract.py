@@ -26,7 +26,7 @@ from stoker.values.ids import id_of
 
 if TYPE_CHECKING:
     from stoker.conf import Settings
-    from stoker.models.job import Message
+    from stoker.models.job import Job, JobColumns, Message
 
 
 LeaseId = int | str
@@ -51,6 +51,8 @@ class Capabilities:
     """Whether it supports locks, limits, rates and sequences."""
     atomic: bool = False
     """Whether a job's outcome may be recorded in the job's own transaction."""
+    results: bool = False
+    """Whether it can record a success and keep the result, in the step that ends the lease."""
     max_payload_bytes: int | None = None
     max_delay_seconds: float | None = None
 
@@ -169,6 +171,15 @@ class Extension(NamedTuple):
     """Leases locked by another transaction: they still end at the old time."""
 
 
+class Unrecorded(NamedTuple):
+    """The leases that ``Broker.finish`` has not ended."""
+
+    stale: set[Lease]
+    returned: set[Lease]
+    """Leases of jobs that had been released before. The store may know these jobs, so their
+    outcomes have to be recorded there."""
+
+
 class Broker(ABC):
     """A place where packages wait. Every method may raise BrokerUnavailable; the caller may then
     try again."""
@@ -241,6 +252,15 @@ class Broker(ABC):
         Returns:
             The stale leases, for which nothing was changed.
         """
+
+    def finish(self, jobs: JobColumns, leases: Leases) -> Unrecorded:
+        """Record successes: ack their leases, and keep their results if the settings say so, in one
+        step. The step can be repeated. Only for brokers with the capability ``results``."""
+        raise NotImplementedError
+
+    def results(self, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
+        """Return job id -> job, for the results that this broker keeps. The jobs are not saved."""
+        return {}
 
     @abstractmethod
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:

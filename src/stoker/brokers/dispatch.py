@@ -23,7 +23,7 @@ from django.db import transaction
 from stoker.conf import Settings
 from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
-from stoker.models.job import Message
+from stoker.models.job import JobColumns, Message
 from stoker.models.outbox import Outgoing, find_outgoing, possible_outboxes
 from stoker.signals import tell
 from stoker.store.statements import delete_by_key, with_keys
@@ -31,7 +31,17 @@ from stoker.store.transactions import after_commit
 from stoker.store.wake import EitherWake, Wake
 
 from .arrivals import Arrivals
-from .contract import Broker, ClaimRequest, Delivery, Extension, Lease, LeaseId, Leases, Return
+from .contract import (
+    Broker,
+    ClaimRequest,
+    Delivery,
+    Extension,
+    Lease,
+    LeaseId,
+    Leases,
+    Return,
+    Unrecorded,
+)
 from .orm.broker import OrmBroker
 
 LONGEST_NAME = 100
@@ -346,6 +356,23 @@ class Dispatch:
             if ended or returned:
                 stale |= place.settle(ended, returned, failed=failed)
         return stale
+
+    @property
+    def finishes(self) -> bool:
+        """Return whether the broker records successes in place of the store, see
+        ``Broker.finish``."""
+        if self.broker is None or not self.broker.capabilities.results:
+            return False
+        return self.settings.results == "redis" or not self.settings.keeps_successes
+
+    def finish(self, jobs: JobColumns, leases: Leases) -> Unrecorded:
+        """Record successes at the broker, see ``Broker.finish``."""
+        assert self.broker is not None
+        return self.broker.finish(jobs, leases)
+
+    def results(self, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
+        """Return job id -> job, for the results that the broker keeps."""
+        return self.broker.results(job_ids) if self.broker is not None and job_ids else {}
 
     def expire_holder(self, holder: UUID) -> int:
         """End all leases of a holder that is known to be dead. Return their number."""

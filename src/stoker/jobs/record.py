@@ -205,8 +205,14 @@ class Recorder:
 
     def _record_outside(self, batch: Batch, recorded: Collection[Lease]) -> set[Lease]:
         """Record the outcomes in the store, then settle the leases at the broker."""
-        stale = self._check(batch)
-        batch = batch.without(stale)
+        stale: set[Lease] = set()
+        if self._broker.finishes:
+            stale, batch = self._finish_at_broker(batch)
+            if not len(batch):
+                return stale
+        gone = self._check(batch)
+        stale |= gone
+        batch = batch.without(gone)
         todo = batch.without(recorded)
         self._describe(todo)
         rowless = self._rowless(todo)
@@ -215,6 +221,18 @@ class Recorder:
             self._record_known(rest, rowless)
         self._settle_outside(*_leases_of(batch))
         return stale
+
+    def _finish_at_broker(self, batch: Batch) -> tuple[set[Lease], Batch]:
+        """Let the broker record what succeeded at once. Return the stale leases, and the outcomes
+        that are left to be recorded in the store."""
+        plain = self._at_once(batch)
+        if not len(plain):
+            return set(), batch
+        finished = self._broker.finish(plain, plain.leases)
+        left = finished.stale | finished.returned
+        self._tell(plain.without(left), ())
+        job_ids = set(plain.without(finished.returned).job_ids)
+        return finished.stale, batch.where(lambda place: batch.job_ids[place] not in job_ids)
 
     def _check(self, batch: Batch) -> set[Lease]:
         """Extend the leases that end soon, so that no other cluster takes over these jobs while
@@ -299,6 +317,10 @@ class Recorder:
             return set(batch.succeeded().job_ids)
         if self._settings.results_cache is None:
             return set()
+        return {job_id.hex for job_id in keep(self._settings, self._at_once(batch).jobs())}
+
+    def _at_once(self, batch: Batch) -> Batch:
+        """Return the jobs that succeeded at their first attempt and have no consequences."""
         succeeded = batch.succeeded()
         marked = set(succeeded.marked)
         at_once = succeeded.where(
@@ -307,7 +329,7 @@ class Recorder:
             )
         )
         self._describe(at_once)
-        return {job_id.hex for job_id in keep(self._settings, jobs_of(at_once))}
+        return at_once
 
     def _carry_on(
         self, batch: Batch, rowless: Collection[str], *, resolves: bool = True
@@ -414,6 +436,7 @@ def as_ended(verdict: Verdict) -> Ended:
 def as_attempt(verdict: Verdict) -> Attempt:
     """Return the row to store for an attempt that did not succeed."""
     attempted, outcome, kind = verdict.attempted, verdict.outcome, Attempt.Kind.FAILED
+    started_at = attempted.started_at
     fault = outcome.fault if isinstance(outcome, Failed | outcomes.Retried) else Fault("", "", "")
     seen = attempted.outcome
     if isinstance(outcome, outcomes.Cancelled):
@@ -427,7 +450,7 @@ def as_attempt(verdict: Verdict) -> Attempt:
         number=attempted.delivery.attempt,
         kind=kind,
         worker_id=attempted.worker_id,
-        started_at=_moment(attempted.started_at),
+        started_at=None if started_at is None else moment(started_at),
         finished_at=moment(attempted.finished_at),
         retry_at=_retry_at(verdict),
         exception_class=fault.exception_class,
@@ -460,28 +483,3 @@ def _wait_of(verdict: Verdict) -> NewWait:
     attempts = attempted.delivery.attempt - 1
     waited = (microseconds(began_at), microseconds(seconds))
     return NewWait(verdict.lease.job_id, attempts, Wait.Kind.PUT_BACK, "", *waited)
-
-
-def jobs_of(batch: Batch) -> list[Job]:
-    """Return a ``Job`` for each row of a batch of ended jobs. They are not saved."""
-    return [
-        Job(
-            pk=job_id,
-            task=batch.tasks[place],
-            queue=batch.queues[place],
-            priority=batch.priorities[place],
-            package=batch.packages[place],
-            enqueued_at=moment(batch.enqueued_at[place] or 0.0),
-            status=batch.statuses[place],
-            attempts=batch.attempts[place],
-            worker_id=batch.worker_ids[place],
-            started_at=_moment(batch.started_at[place]),
-            finished_at=moment(batch.finished_at[place]),
-            value=batch.values[place],
-        )
-        for place, job_id in enumerate(batch.ids())
-    ]
-
-
-def _moment(seconds: float | None) -> datetime | None:
-    return None if seconds is None else moment(seconds)

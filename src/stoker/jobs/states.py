@@ -132,8 +132,9 @@ def progress_of(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progr
 
 
 def _cached(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]:
-    """Return ended jobs from a cache, unless they have a row that the last read missed."""
-    found = look_up(settings, job_ids)
+    """Return ended jobs from a cache or the broker, unless they have a row that the last read
+    missed."""
+    found = look_up(settings, job_ids) | broker_for(settings).results(job_ids)
     there = _look(settings, list(found), is_last=False) if found else {}
     return {
         job_id: Progress(job, JobState(str(job.status)))

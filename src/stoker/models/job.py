@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from django.db import models
 
 from stoker.store.statements import with_keys
+from stoker.store.written import moment
 
 from .need import NewNeed
 
@@ -111,3 +113,27 @@ class JobColumns:
     """Serialised return values."""
     reasons: Sequence[str] = ()
     """At most 255 characters each."""
+
+    def jobs(self) -> list[Job]:
+        """Return a ``Job`` for each row of ended jobs. They are not saved."""
+        return [
+            Job(
+                pk=UUID(job_id),
+                task=self.tasks[place],
+                queue=self.queues[place],
+                priority=self.priorities[place],
+                package=self.packages[place],
+                enqueued_at=moment(self.enqueued_at[place] or 0.0),
+                status=self.statuses[place],
+                attempts=self.attempts[place],
+                worker_id=self.worker_ids[place],
+                started_at=_moment(self.started_at[place]),
+                finished_at=moment(self.finished_at[place]),
+                value=self.values[place],
+            )
+            for place, job_id in enumerate(self.job_ids)
+        ]
+
+
+def _moment(seconds: float | None) -> datetime | None:
+    return None if seconds is None else moment(seconds)

@@ -25,10 +25,12 @@ from stoker.brokers.contract import (
     Lease,
     Leases,
     Return,
+    Unrecorded,
 )
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
-from stoker.models.job import Message
+from stoker.models import Job
+from stoker.models.job import JobColumns, Message
 from stoker.store.wake import Wake
 from stoker.store.written import MICROSECONDS, microseconds
 from stoker.values.ids import id_of, new_lease_id
@@ -42,6 +44,7 @@ from .connection import (
     weaknesses,
     without_password,
 )
+from .results import decoded, encoded, limits
 
 KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
 
@@ -49,10 +52,11 @@ KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
 class RedisBroker(Broker):
     """Jobs in Redis, under keys that begin with the cluster's prefix."""
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(results=True)
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
+        self._keeps_results = settings.keeps_successes and settings.results == "redis"
         self.prefix = f"{{stoker:{settings.cluster}}}"
         self._keys = [f"{self.prefix}:{name}" for name in KEYS]
         self.channel = f"{self.prefix}:wake"
@@ -148,6 +152,23 @@ class RedisBroker(Broker):
         if any(back.delay_seconds <= 0 for back in again):
             self.wake_up(())
         return stale
+
+    def finish(self, jobs: JobColumns, leases: Leases) -> Unrecorded:
+        kept = limits(self.settings.keep_results, are_kept=self._keeps_results)
+        results = encoded(jobs, leases.lease_ids) if self._keeps_results else []
+        stale, returned = self._run("finish", [named(leases), *kept, *results])
+        return Unrecorded({leases[place] for place in stale}, {leases[place] for place in returned})
+
+    def results(self, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
+        found = {}
+        for some in batches(job_ids) if self._keeps_results else ():
+            with self._explained():
+                kept = self.client.hmget(f"{self.prefix}:results", [one.hex for one in some])
+            for job_id, data in zip(some, kept, strict=True):
+                if data is not None:
+                    with suppress(ValueError):  # damaged by another program: as if it were expired
+                        found[job_id] = decoded(job_id, data)
+        return found
 
     def expire_holder(self, holder: UUID) -> int:
         return int(self._run("expire_holder", [holder.hex]))

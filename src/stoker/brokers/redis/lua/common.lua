@@ -10,12 +10,16 @@
 -- One more key per queue:
 --      {prefix}:ready:QUEUE  zset   job id by rank (minus the priority), then by id: newer ids sort
 --                                   later
+-- Two more if results are kept here (finish.lua):
+--      {prefix}:results          hash   job id -> result
+--      {prefix}:result_expiries  zset   job id by the time when its result expires, in microseconds
 --
--- A record is {queue, rank, attempts, crashes, lease, holder, kept}; lease and holder are "" while it
--- waits. kept is 1 from the claim until the job is handed to a worker, if this is its last attempt.
+-- A record is {queue, rank, attempts, crashes, lease, holder, kept, returned}; lease and holder are ""
+-- while it waits. kept is 1 from the claim until the job is handed to a worker, if this is its last
+-- attempt. returned is 1 if a lease of the job was released.
 local jobs, packages, deferred, leases, queues = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local ready_prefix = string.sub(jobs, 1, -4) .. 'ready:'
-local QUEUE, RANK, ATTEMPTS, CRASHES, LEASE, HOLDER, KEPT = 1, 2, 3, 4, 5, 6, 7
+local QUEUE, RANK, ATTEMPTS, CRASHES, LEASE, HOLDER, KEPT, RETURNED = 1, 2, 3, 4, 5, 6, 7, 8
 local CHUNK = 1000
 local MOST_BYTES = 16777216
 

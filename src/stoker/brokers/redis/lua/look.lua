@@ -6,7 +6,7 @@ for i = 1, #ARGV do
     local record = records[i]
     if record then
         record[KEPT] = record[KEPT] or 0
-        record[8] = redis.call('ZSCORE', deferred, ARGV[i]) and 1 or 0
+        record[KEPT + 1] = redis.call('ZSCORE', deferred, ARGV[i]) and 1 or 0
         found[i] = record
     else
         found[i] = {}
