@@ -41,6 +41,8 @@ SLICES = {
     "brokers/redis/connection.py": "connections to single servers, sentinels and clusters",
     "brokers/redis/results.py": "results that Redis keeps: with the broker 560 lines",
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
+    "cluster/monitor.py": "a process of its own, or with `--single` a thread of the core",
+    "cluster/scheduler.py": "as the monitor",
     "cluster/pusher/adoption.py": "what a new pusher does once: the others have over 400 lines",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
     "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",

@@ -134,7 +134,28 @@ def lose_guards_answer(_: str) -> None:
     Claiming.go_round = broken  # type: ignore[method-assign] # for this process
 
 
+def break_once(names: str) -> None:
+    """Let the loop of a role raise an error once; the file that is named says that it did."""
+    from stoker.cluster.monitor import Monitor
+    from stoker.cluster.pusher.pusher import Pusher
+    from stoker.cluster.scheduler import Scheduler
+
+    role, _, mark = names.partition(":")
+    loops: dict[str, Any] = {"pusher": Pusher, "monitor": Monitor, "scheduler": Scheduler}
+    beat = {"pusher": "_note_alive"}.get(role, "_beat")
+    usual = getattr(loops[role], beat)
+
+    def broken(self: Any) -> None:
+        usual(self)
+        if not Path(mark).exists():
+            Path(mark).touch()
+            raise RuntimeError(f"{role} breaks")
+
+    setattr(loops[role], beat, broken)
+
+
 MISCHIEF = {
+    "break": break_once,
     "clock": clock,
     "deaf": hear_nothing,
     "open": open_connection,

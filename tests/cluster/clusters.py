@@ -42,7 +42,7 @@ QUICK = {
 test whose leases are to end sets LEASE_SECONDS."""
 
 KERNEL_NAMES = {
-    f"stoker-{role}"[:15]: role for role in ("pusher", "monitor", "scheduler", "worker")
+    f"stoker-{role}"[:15]: role for role in ("pusher", "monitor", "scheduler", "worker", "core")
 }
 """The kernel keeps 15 characters of a process's name."""
 
@@ -112,6 +112,7 @@ class ProcessCluster:
         **options: Any,
     ) -> None:
         self.log = folder / f"cluster-{time.monotonic_ns()}.log"
+        self.is_single = "--single" in arguments
         with self.log.open("wb") as log:
             self.process = start_command(
                 command,
@@ -139,7 +140,8 @@ class ProcessCluster:
 
     def wait_for_crew(self, workers: int = 2) -> dict[str, list[psutil.Process]]:
         """Wait until every process has started."""
-        wanted = Counter(pusher=1, monitor=1, scheduler=1, worker=workers)
+        wanted = Counter(worker=workers)
+        wanted.update(["core"] if self.is_single else ["pusher", "monitor", "scheduler"])
 
         def is_complete() -> bool:
             # psutil would read the whole of /proc each time.

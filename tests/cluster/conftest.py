@@ -20,6 +20,7 @@ EVERYWHERE = {
     "test_leases",
     "test_processes",
     "test_schedules",
+    "test_single",
     "test_transactions",
     "test_upkeep",
 }

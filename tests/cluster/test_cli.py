@@ -362,7 +362,7 @@ SHAPE = {
     "queues": "name ready deferred blocked running is_exact oldest_ready_seconds paused",
     "clusters": (
         "id name host pid state request started_at silent_seconds queues leases workers loops "
-        "wanted_workers most_workers"
+        "wanted_workers most_workers is_single"
     ),
     "workers": "number name pid jobs_done running resident_bytes handed_out is_recycled",
     "running": "job_id task queue attempt seconds",

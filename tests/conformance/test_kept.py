@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrmStand]:
     """Yield the ORM broker with a connection like that of a pusher or a monitor."""
-    monkeypatch.setattr(kept, "_aliases", set())
     made = OrmStand()
     before = connection.settings_dict
     connection.settings_dict = deepcopy(before)

@@ -14,7 +14,6 @@ from django.db import connection
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.models.job import JobColumns
-from stoker.store import prepared as kept
 from stoker.store.engines import engine_of
 from stoker.store.statements import set_deadlines
 
@@ -110,7 +109,6 @@ def keeping_stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrmStand]:
     with connection.cursor() as cursor:
         cursor.execute(EMPTY)
         cursor.execute(FILL, {"rows": 60})
-    monkeypatch.setattr(kept, "_aliases", set())
     stand = OrmStand()
     with connected_as_a_cluster(stand, keeps_statements=True):
         yield stand

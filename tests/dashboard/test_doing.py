@@ -262,6 +262,11 @@ def test_cluster_is_asked_to_be_quiet_to_resume_and_to_stop(anna: Client) -> Non
     assert cluster.request == "stop"
 
 
+def test_cluster_that_runs_with_single_is_shown_as_such(anna: Client) -> None:
+    make_cluster(single=True)
+    assert "(--single)" in anna.get("/stoker/clusters/").content.decode()
+
+
 def test_cluster_is_resized_and_its_worker_recycled(anna: Client) -> None:
     worker = {"number": 1, "id": "host:12345678:1.3", "pid": 9, "jobs_done": 3, "running": []}
     cluster = make_cluster(most_workers=4, workers=[worker])

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -29,6 +29,8 @@ LOOK_SECONDS = 0.05
 PUSHER: Key = ("pusher", 0)
 MONITOR: Key = ("monitor", 0)
 SCHEDULER: Key = ("scheduler", 0)
+CORE: Key = ("core", 0)
+"""The process with these three as threads, in a cluster that runs with ``--single``."""
 
 
 class Crew:
@@ -41,6 +43,8 @@ class Crew:
         self._restarts = Restarts()
         self._members: dict[Key, Started] = {}
         self._incarnations: dict[Key, int] = {}
+        self._pusher = CORE if plan.single else PUSHER
+        """The process with the pusher."""
         self._workers = plan.settings.workers
         """How many workers there are to be."""
         self.is_stopping = False
@@ -49,7 +53,9 @@ class Crew:
         yield from list(self._members.values())
 
     def get(self, role: str, number: int = 0) -> Started | None:
-        return self._members.get((role, number))
+        """Return the process that has this role, if it lives."""
+        key = CORE if self._plan.single and role in LOOPS else (role, number)
+        return self._members.get(key)
 
     def tell_all(self, *message: Any) -> None:
         for started in self:
@@ -59,7 +65,7 @@ class Crew:
 
     def start_all(self) -> None:
         share_code(self._plan)
-        for key in (MONITOR, PUSHER, SCHEDULER):
+        for key in (CORE,) if self._plan.single else (MONITOR, PUSHER, SCHEDULER):
             self._start(key)
         for number in range(self._workers):
             self._start(("worker", number))
@@ -78,8 +84,8 @@ class Crew:
         if role == "worker":
             self._board.clear_worker(number)
             self._board.set_worker(number, place.INCARNATION, incarnation)
-        elif role in self._watch.beats:
-            self._board[self._watch.beats[role]] = time.monotonic_ns()
+        for loop in loops_of(role):
+            self._board[LOOPS[loop]] = time.monotonic_ns()
         # Children must not inherit a connection, which an AppConfig.ready() may have opened.
         connections.close_all()
         try:
@@ -89,7 +95,7 @@ class Crew:
             self._restarts.plan(key, 0.0, is_failure=True)
             return
         self._members[key] = started
-        if key == PUSHER:
+        if key == self._pusher:
             self._introduce(started)
         elif key == MONITOR:
             self._connect(started)
@@ -114,7 +120,7 @@ class Crew:
 
     def _connect(self, started: Started) -> None:
         """Connect a worker or the monitor with the pusher."""
-        pusher = self.get(*PUSHER)
+        pusher = self.get("pusher")
         if pusher is None:
             return
         one, other = socket_pair()
@@ -176,7 +182,7 @@ class Crew:
         self._restarts.plan(key, lived_seconds, is_failure=is_failure)
 
     def _report(self, death: Death) -> None:
-        pusher = self.get(*PUSHER)
+        pusher = self.get("pusher")
         if pusher is not None:
             pusher.tell("died", *death)
 
@@ -199,11 +205,11 @@ class Crew:
 
     def dismiss(self, within_seconds: float) -> None:
         """Let all processes end normally, within this time for each role."""
-        for role in ("worker", "scheduler", "pusher", "monitor"):
+        for role in ("worker", "scheduler", "pusher", "monitor", "core"):
             members = [started for started in self if started.role == role]
             for started in members:
                 started.tell("exit")
-            until = time.monotonic() + within_seconds
+            until = time.monotonic() + within_seconds * max(1, len(loops_of(role)))
             # join() would also wait for processes that a task has forked and left behind.
             while members := [started for started in members if started.process.is_alive()]:
                 wait([started.process.sentinel for started in members], LOOK_SECONDS)
@@ -273,6 +279,13 @@ LOOPS = {
     "scheduler": place.SCHEDULER_BEAT_NS,
 }
 """Role -> index in the board of the heartbeat of its loop."""
+
+
+def loops_of(role: str) -> Sequence[str]:
+    """Return the loops that the process with this role runs."""
+    if role == "core":
+        return tuple(LOOPS)
+    return (role,) if role in LOOPS else ()
 
 
 def loop_ages(board: Board) -> dict[str, float]:

@@ -72,7 +72,9 @@ class Aside(NamedTuple):
 
 
 def main(child: Child) -> None:
-    Monitor(child).run()
+    monitor = Monitor(child)
+    monitor.run()
+    monitor.broker.close()
 
 
 class Monitor:
@@ -124,7 +126,6 @@ class Monitor:
             self.logs.write_all()
         self.callbacks.close(FAREWELL_SECONDS)
         self.patience.call(self.tallies.write)
-        self.broker.close()
 
     def _write_logs(self) -> None:
         """Write the log lines of jobs if they are due and no outcome waits, or if they are many."""

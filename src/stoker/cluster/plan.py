@@ -26,6 +26,8 @@ class Plan:
     console: bool = False
     log_level: str = "INFO"
     logs_json: bool = False
+    single: bool = False
+    """Run pusher, monitor and scheduler as threads of one process, the core."""
     overrides: tuple[tuple[str, Any], ...] = ()
     cluster_id: UUID = field(default_factory=uuid4)
     host: str = field(default_factory=socket.gethostname)

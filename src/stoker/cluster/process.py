@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from copy import copy
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
@@ -55,6 +56,7 @@ ENTRANCES = {
     "monitor": "stoker.cluster.monitor",
     "scheduler": "stoker.cluster.scheduler",
     "worker": "stoker.cluster.worker.worker",
+    "core": "stoker.cluster.core",
 }
 """Role -> the module with the ``main(child)`` of that process."""
 
@@ -78,6 +80,12 @@ class Child:
         self.plan = plan
         self.control = control
         self.board = self._receive_board()
+
+    def part(self, role: str, control: Control) -> Child:
+        """Return the context of a role that runs in a thread of this process."""
+        part = copy(self)
+        part.role, part.control = role, control
+        return part
 
     @property
     def name(self) -> str:

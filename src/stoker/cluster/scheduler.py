@@ -34,7 +34,9 @@ the database fails."""
 
 
 def main(child: Child) -> None:
-    Scheduler(child).run()
+    scheduler = Scheduler(child)
+    scheduler.run()
+    scheduler.broker.close()
 
 
 class Scheduler:
@@ -69,7 +71,6 @@ class Scheduler:
         thread.join(FAREWELL_SECONDS)
         self.relays.stop(SHORT_FAREWELL_SECONDS)
         self.callbacks.close(SHORT_FAREWELL_SECONDS)
-        self.broker.close()
 
     def _do_upkeep(self) -> None:
         try:

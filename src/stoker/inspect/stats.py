@@ -83,6 +83,8 @@ class ClusterState:
     """The number of workers that an operator has asked for. None = the number at its start."""
     most_workers: int = 0
     """The largest number of workers that can be requested; 0 = it cannot be resized."""
+    is_single: bool = False
+    """Whether its pusher, monitor and scheduler share one process (``stoker run --single``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +246,7 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
         loops=dict(row.info.get("loops", {})),
         wanted_workers=row.workers,
         most_workers=int(row.info.get("most_workers", 0)),
+        is_single=bool(row.info.get("single")),
     )
 
 

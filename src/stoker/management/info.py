@@ -37,7 +37,8 @@ class InfoCommand(Subcommand):
       clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
                        request ("", "quiet" or "stop"), started_at, silent_seconds,
                        queues[] (empty: all), leases, loops {role: seconds since it turned},
-                       wanted_workers (null: as at its start), most_workers, workers[]
+                       wanted_workers (null: as at its start), most_workers, is_single (runs
+                       with --single), workers[]
         workers[]      number, name (number and incarnation), pid, jobs_done, running[],
                        resident_bytes (0: not known), handed_out[] (ids of jobs that it has not
                        started), is_recycled (it exits after its running jobs)
@@ -108,9 +109,8 @@ class InfoCommand(Subcommand):
 def _cluster_lines(cluster: ClusterState, state: str) -> Iterator[str]:
     heartbeat = f"last heartbeat {in_words(cluster.silent_seconds)} ago"
     queues = f"queues: {', '.join(cluster.queues) or 'all'}"
-    yield (
-        f"  {cluster.name} on {cluster.host}, process {cluster.pid}: {state}, {heartbeat}, {queues}"
-    )
+    process = f"process {cluster.pid}{', --single' if cluster.is_single else ''}"
+    yield f"  {cluster.name} on {cluster.host}, {process}: {state}, {heartbeat}, {queues}"
     for worker in cluster.workers:
         yield from _worker_lines(worker)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import psutil
 
 MIB = 1 << 20
-ROLES = ("pusher", "monitor", "scheduler", "worker")
+ROLES = ("pusher", "monitor", "scheduler", "worker", "core")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,8 @@ class ProcessMemory:
     """One process of a cluster."""
 
     role: str
-    """sentinel, pusher, monitor, scheduler or ``worker N``. For a process that a task has started:
-    the name of its program."""
+    """sentinel, pusher, monitor, scheduler, core (these three with ``--single``), or ``worker N``.
+    For a process that a task has started: the name of its program."""
     pid: int
     proportional_bytes: int | None
     """PSS: memory that several processes share is divided among them, so that these numbers can be

@@ -180,6 +180,7 @@ class RunCommand(Subcommand):
       manage.py stoker run --workers 4 --queues mail    4 processes, for one queue only
       manage.py stoker run --drain                      run the waiting jobs, then end
       manage.py stoker run --reload                     for development
+      manage.py stoker run --single                     on a small host: half the memory
     """
 
     name = "run"
@@ -190,6 +191,12 @@ class RunCommand(Subcommand):
             type=setting("WORKERS", int),
             metavar="N",
             help="Worker processes. Default: the setting WORKERS.",
+        ),
+        option(
+            "--single",
+            action="store_true",
+            help="For small hosts and development: claim, record and schedule jobs in one process "
+            "instead of three, beside one worker process, or as many as --workers says.",
         ),
         option(
             "--concurrency",
@@ -282,6 +289,9 @@ def plan_of(options: dict[str, Any]) -> Plan:
             "choose one of them."
         )
     settings = backend_settings(options["backend"])
+    overrides = {name: options[name] for name in OVERRIDES if options[name] is not None}
+    if options["single"]:
+        overrides.setdefault("workers", 1)
     return Plan(
         alias=settings.alias,
         queues=queues_of(options["queues"], settings),
@@ -290,7 +300,8 @@ def plan_of(options: dict[str, Any]) -> Plan:
         console=True,
         logs_json=options["log_json"],
         log_level=options["log_level"] or LEVEL_OF_VERBOSITY.get(options["verbosity"], "DEBUG"),
-        overrides=tuple((name, options[name]) for name in OVERRIDES if options[name] is not None),
+        single=options["single"],
+        overrides=tuple(overrides.items()),
     )
 
 

@@ -30,7 +30,7 @@ class Reporter:
 
     def begin(self, role: str) -> None:
         """Called when a process of a cluster starts: ``pusher``, ``monitor``, ``scheduler`` or
-        ``worker``."""
+        ``worker``, or ``core`` for the first three with ``--single``."""
 
     def on_enqueue(self, task: Any, job_id: UUID, metadata: dict[str, str]) -> None:
         """Called before a job is created. Entries added to ``metadata`` are stored in the job's

@@ -296,8 +296,9 @@ class PrometheusReporter(Reporter):
         self._address = address
 
     def begin(self, role: str) -> None:
-        """Start serving the port in the scheduler, because one process of a cluster is enough."""
-        if role == "scheduler" and self._port is not None:
+        """Start serving the port in the process of the scheduler, because one process of a cluster
+        is enough."""
+        if role in ("scheduler", "core") and self._port is not None:
             serve(self._address, self._port, self.token, scrape)
 
 

@@ -28,14 +28,15 @@ NAME = re.compile(r"%\((\w+)\)s")
 BINARY, COMMAND, TUPLES, IDLE = 1, 1, 2, 0
 """libpq's constants: binary format, two result statuses, and the idle transaction status."""
 
-_aliases: set[str] = set()
+KEPT_KEY = "STOKER_KEEPS_STATEMENTS"
+"""Key in ``settings_dict`` of connections that use prepared statements."""
 _known: WeakKeyDictionary[Any, set[bytes]] = WeakKeyDictionary()
 """Connection -> names of the statements prepared in its session."""
 
 
-def keep_statements(alias: str) -> None:
-    """Use prepared statements in this process's sessions with that database from now on."""
-    _aliases.add(alias)
+def keep_statements(connection: Any) -> None:
+    """Use prepared statements on connections with these settings from now on."""
+    connection.settings_dict[KEPT_KEY] = True
 
 
 def needs_no_cursor(connection: Any, *known: Any) -> bool:
@@ -60,7 +61,7 @@ def needs_no_cursor(connection: Any, *known: Any) -> bool:
 
 def are_kept(connection: Any) -> bool:
     """Return whether prepared statements are used on this connection now."""
-    if connection.alias not in _aliases or not needs_no_cursor(connection):
+    if not connection.settings_dict.get(KEPT_KEY) or not needs_no_cursor(connection):
         return False
     driver = connection.connection
     begins_plainly = driver.isolation_level is driver.read_only is driver.deferrable is None
@@ -87,7 +88,7 @@ def fetch_kept(connection: Any, text: str, parameters: dict[str, Any]) -> list[t
         try:
             result = _run(driver, name, command, values)
         except _not_kept() as error:
-            _aliases.discard(connection.alias)
+            connection.settings_dict[KEPT_KEY] = False
             raise OperationalError(str(error)) from error
         rows = Transformer(driver)
         rows.set_pgresult(result)

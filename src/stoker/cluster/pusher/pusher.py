@@ -41,7 +41,9 @@ MOST_LOGS_BYTES = 4 << 20
 
 
 def main(child: Child) -> None:
-    Pusher(child).run()
+    pusher = Pusher(child)
+    pusher.run()
+    pusher.broker.close()
 
 
 class Pusher:
@@ -315,7 +317,6 @@ class Pusher:
     def _leave(self) -> None:
         self.wake.close()
         self.patience.call(self.heartbeat.sign_off)
-        self.broker.close()
 
 
 class MonitorLine:
@@ -447,6 +448,7 @@ class Heartbeat:
             "leases": len(self._flights),
             "lease_seconds": self._settings.lease_seconds,
             "loops": loop_ages(self._board),
+            "single": self._plan.single,
             "most_workers": self._board[place.WORKERS],
             "workers": self._roster.information(),
         }

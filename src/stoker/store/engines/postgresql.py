@@ -108,7 +108,7 @@ class PostgreSQL(Engine):
         ours = [PLANNING, *(f"-c {name}={value}" for name, value in limits.items())]
         if keeps_statements:
             ours.append(prepared.PLANNING)
-            prepared.keep_statements(self.alias)
+            prepared.keep_statements(self.connection)
         return ours
 
     def _limit_pooled_transactions(self, settings: Settings, limits: Mapping[str, int]) -> None:
