@@ -4,6 +4,7 @@ import argparse
 import json
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -14,6 +15,7 @@ import django
 import pytest
 from django.core.management.base import CommandError
 from django.test import override_settings
+from django.utils.module_loading import import_string
 
 from stoker.compat import TASKS_APP
 from stoker.conf import Settings, read_settings, settings_for
@@ -176,13 +178,30 @@ def test_invalid_setting_is_reported(capsys: pytest.CaptureFixture[str]) -> None
 def test_no_subcommand_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 0
     shown = capsys.readouterr().out
-    for subcommand in SUBCOMMANDS:
+    for subcommand in map(import_string, SUBCOMMANDS):
         assert subcommand.name in shown
         assert subcommand.summary in shown
 
 
+def test_run_loads_no_other_subcommand() -> None:
+    """A cluster stays for weeks, and would keep their modules in memory."""
+    script = (
+        "import sys; from stoker.management.commands.stoker import Command\n"
+        "try: Command().run_from_argv(['manage.py', 'stoker', 'run', '--help'])\n"
+        "except SystemExit: print([name for name in sys.modules if 'doctor' in name])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import django; django.setup(); {script}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "--single" in done.stdout
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
 WORDS = {
-    **{kind.name: kind for kind in SUBCOMMANDS},
+    **{kind.name: kind for kind in map(import_string, SUBCOMMANDS)},
     **{f"dead {kind.name}": kind for kind in DeadLettersCommand.parts},
 }
 """Words on the command line -> their subcommand."""

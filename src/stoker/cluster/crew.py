@@ -13,6 +13,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from django.apps import apps
 from django.db import connections
 
 from stoker.brokers.adapters import adapter_class
@@ -22,6 +23,7 @@ from stoker.cluster.channel import socket_pair
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import ENTRANCES, Started, start_method
 from stoker.conf import Settings
+from stoker.jobs.package import sealer_for
 from stoker.signals import tell
 
 LOOK_SECONDS = 0.05
@@ -240,6 +242,10 @@ def share_code(plan: Plan) -> None:
         import_module(module)
     adapter_class(plan.settings)
     connections[plan.settings.database].ops.compiler("SQLCompiler")  # Django imports it when used
+    sealer_for(plan.settings)
+    for model in apps.get_app_config("stoker").get_models():
+        # Django registers a model's fields, relations and lookups when it is first filtered.
+        model._default_manager.using(plan.settings.database).filter(pk=1).exclude(pk=2)
     gc.collect()
     gc.freeze()
 

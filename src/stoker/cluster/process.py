@@ -206,9 +206,7 @@ def run_child(
 ) -> None:
     """Run a child process. This is its first function."""
     _leave_the_parent(role)
-    import django
-
-    django.setup()
+    _set_up(plan)
     from .console import log_to_console  # imports models, which need Django's set-up
 
     if plan.console:
@@ -223,6 +221,17 @@ def run_child(
         say_goodbye(LAST_WORDS_SECONDS)
     except Closed:
         leave(ORPHANED)
+
+
+def _set_up(plan: Plan) -> None:
+    """Set up Django. A forked process inherits that, except for the threads of the project's log
+    handlers. A second set-up would make copies of pages that it shares."""
+    import django
+    from django.conf import global_settings, settings
+
+    has_own_logs = settings.LOGGING or settings.LOGGING_CONFIG != global_settings.LOGGING_CONFIG
+    if start_method(plan) != "fork" or has_own_logs:
+        django.setup()
 
 
 def leave(code: int) -> NoReturn:
@@ -284,6 +293,8 @@ def _leave_the_parent(role: str) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # a killed process does not flush its buffers
     if sys.platform == "linux":
         _die_with_parent(role)
+    if role != "worker":
+        _share_one_heap()
 
 
 def _lead_a_group() -> None:
@@ -311,6 +322,14 @@ def _leave_stopping_to_the_sentinel() -> None:
 
 def _do_nothing(_number: int, _frame: Any) -> None:
     """Interrupt system calls, and continue."""
+
+
+def _share_one_heap() -> None:
+    """Let all threads of this process allocate from one heap (glibc's mallopt(3)). Otherwise each
+    thread would keep memory that the others cannot use. Python's lock orders them anyway."""
+    most_arenas = -8
+    with suppress(AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(most_arenas, 1)
 
 
 def _die_with_parent(role: str) -> None:

@@ -16,20 +16,7 @@ from django.utils.module_loading import import_string
 
 from stoker.compat import TaskResultDoesNotExist
 from stoker.exceptions import StokerError
-from stoker.management.bulk import BulkCommand
-from stoker.management.clusters import ClustersCommand
-from stoker.management.completion import CompletionCommand
-from stoker.management.dead import DeadLettersCommand
-from stoker.management.doctor import DoctorCommand
-from stoker.management.enqueue import Enqueue
-from stoker.management.health import HealthCommand
-from stoker.management.info import InfoCommand
-from stoker.management.jobs import JobsCommand
-from stoker.management.memory import MemoryCommand
-from stoker.management.monitor import MonitorCommand
-from stoker.management.queues import ClearQueue, PauseQueue, ResumeQueue
 from stoker.management.run import RunCommand
-from stoker.management.schedules import SchedulesCommand
 from stoker.management.subcommand import (
     ExitCode,
     HelpFormatter,
@@ -38,31 +25,28 @@ from stoker.management.subcommand import (
     has_own_process,
     refuse,
 )
-from stoker.management.tasks import TasksCommand
-from stoker.management.why import WhyCommand
-from stoker.management.workflows import WorkflowsCommand
 from stoker.values.text import first_line_of
 
-SUBCOMMANDS: tuple[type[Subcommand], ...] = (
-    RunCommand,
-    InfoCommand,
-    MonitorCommand,
-    MemoryCommand,
-    HealthCommand,
-    WhyCommand,
-    Enqueue,
-    TasksCommand,
-    JobsCommand,
-    DeadLettersCommand,
-    PauseQueue,
-    ResumeQueue,
-    ClearQueue,
-    BulkCommand,
-    ClustersCommand,
-    SchedulesCommand,
-    DoctorCommand,
-    WorkflowsCommand,
-    CompletionCommand,
+SUBCOMMANDS = (
+    "stoker.management.run.RunCommand",
+    "stoker.management.info.InfoCommand",
+    "stoker.management.monitor.MonitorCommand",
+    "stoker.management.memory.MemoryCommand",
+    "stoker.management.health.HealthCommand",
+    "stoker.management.why.WhyCommand",
+    "stoker.management.enqueue.Enqueue",
+    "stoker.management.tasks.TasksCommand",
+    "stoker.management.jobs.JobsCommand",
+    "stoker.management.dead.DeadLettersCommand",
+    "stoker.management.queues.PauseQueue",
+    "stoker.management.queues.ResumeQueue",
+    "stoker.management.queues.ClearQueue",
+    "stoker.management.bulk.BulkCommand",
+    "stoker.management.clusters.ClustersCommand",
+    "stoker.management.schedules.SchedulesCommand",
+    "stoker.management.doctor.DoctorCommand",
+    "stoker.management.workflows.WorkflowsCommand",
+    "stoker.management.completion.CompletionCommand",
 )
 
 REFUSALS = (
@@ -87,6 +71,7 @@ class Command(BaseCommand):
     )
     # `run` checks what it needs by itself; the others must answer quickly.
     requires_system_checks = ()
+    _is_run = False
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         formatter = kwargs.pop("formatter_class", HelpFormatter)
@@ -100,7 +85,17 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         self._parser = parser
-        self._subcommands = add_subcommands(parser, self, (*SUBCOMMANDS, *of_other_apps()))
+        self._subcommands = add_subcommands(parser, self, self._needed())
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        self._is_run = argv[2:3] == [RunCommand.name]
+        super().run_from_argv(argv)
+
+    def _needed(self) -> list[type[Subcommand]]:
+        """Return all subcommands. ``run`` stays for weeks, so it does not load the others."""
+        if self._is_run:
+            return [RunCommand]
+        return [*map(import_string, SUBCOMMANDS), *of_other_apps()]
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["subcommand"] is None:
