@@ -180,7 +180,7 @@ class RunCommand(Subcommand):
       manage.py stoker run --workers 4 --queues mail    4 processes, for one queue only
       manage.py stoker run --drain                      run the waiting jobs, then end
       manage.py stoker run --reload                     for development
-      manage.py stoker run --single                     on a small host: half the memory
+      manage.py stoker run --single                     on a small host: less memory
     """
 
     name = "run"
