@@ -39,7 +39,7 @@ from stoker.jobs.states import JobState
 from stoker.setting_values import api_option_fields
 from stoker.testing import drain
 
-from tests.docs.calls import call_api
+from tests.docs.calls import call_api, send_event
 from tests.docs.moves import Move, attempts_in, changes_between, moves, ways
 from tests.docs.pages import DOCS, EXAMPLES, PAGES, TUTORIAL, steps_of
 from tests.docs.stand import Stand
@@ -120,6 +120,7 @@ AT_HAND = {
     **{name: getattr(stoker.models, name) for name in ("Attempt", "DeadLetter", "Job")},
     "async_to_sync": async_to_sync,
     "call_api": call_api,
+    "send_event": send_event,
     "attempt": lambda number: SimpleNamespace(attempts=number),
     "task_backends": task_backends,
 }

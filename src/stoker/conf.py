@@ -230,7 +230,7 @@ class Settings:
     reporters: tuple[NamedReporter, ...] = option(
         "REPORTERS", (), reporters,
         "Reporters of failures, runs and ticks: names (`sentry`, `rollbar`, `opentelemetry`, "
-        "`prometheus`) or dotted paths; in a dict, each with its options.",
+        "`prometheus`, `webhook`) or dotted paths; in a dict, each with its options.",
     )  # fmt: skip
     redact: tuple[str, ...] = option(
         "REDACT", SECRETS, names,

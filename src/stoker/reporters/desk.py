@@ -41,6 +41,7 @@ OWN = {
     "rollbar": "stoker.reporters.rollbar.RollbarReporter",
     "opentelemetry": "stoker.reporters.opentelemetry.OpenTelemetryReporter",
     "prometheus": "stoker.reporters.prometheus.PrometheusReporter",
+    "webhook": "stoker.reporters.webhook.WebhookReporter",
 }
 
 

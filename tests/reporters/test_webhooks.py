@@ -1,0 +1,176 @@
+"""Webhooks of a real cluster, received by an HTTP server."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stoker import dead_letters, once, schedules
+from stoker.models import DeadLetter
+from stoker.reporters.webhook import (
+    EVENTS,
+    WebhookFailed,
+    WebhookGone,
+    WebhookReporter,
+    send_webhook,
+    signature,
+)
+
+from tests.app import reported
+from tests.cluster.clusters import running_cluster, wait_for
+from tests.cluster.ends import end_of
+from tests.servers.private import free_port
+
+pytestmark = [pytest.mark.sqlite, pytest.mark.usefixtures("db")]
+
+SECRET = "for the tests of webhooks only"
+
+
+class Server:
+    """Keeps the requests that it receives, and answers with ``status``."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.status = 200
+        self.received: list[tuple[dict[str, str], bytes]] = []
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        found = [json.loads(body) for _, body in self.received]
+        return [one for one in found if one["type"] == kind]
+
+
+@contextmanager
+def serving() -> Iterator[Server]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            server.received.append(({k.lower(): v for k, v in self.headers.items()}, body))
+            self.send_response(server.status)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+            self.wfile.write(b"no, thanks")
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        server = Server(f"http://127.0.0.1:{http.server_port}/hooks")
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield server
+        http.shutdown()
+
+
+def options(server: Server, **more: Any) -> dict[str, Any]:
+    return {"url": server.url, "secret": SECRET, "events": list(EVENTS), **more}
+
+
+def test_events_of_a_cluster_are_sent_signed_retried_and_replayed(
+    shared_database: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with (
+        serving() as server,
+        running_cluster(
+            tmp_path_factory.mktemp("cluster"),
+            REPORTERS={"webhook": options(server, arguments=True, name="ops")},
+        ) as cluster,
+    ):
+        cluster.wait_for_crew()
+        server.status = 500
+        failed = end_of(reported.fail.enqueue("A-1", password="hunter2"), cluster)
+        wait_for(lambda: server.received, cluster.tail)
+        server.status = 204
+        end_of(reported.succeed.enqueue(1, second=2), cluster)
+        end_of(reported.fail_once.enqueue(), cluster)
+        soon = datetime.now(UTC) + timedelta(seconds=1)
+        schedules.create("nightly", reported.succeed, once(soon, args=[1, 2]))
+
+        def has_all() -> bool:
+            return (
+                len(server.events("job.failed")) >= 2
+                and len(server.events("job.retried")) >= 1
+                and len(server.events("job.succeeded")) >= 2
+                and len(server.events("schedule.fired")) >= 1
+            )
+
+        wait_for(has_all, cluster.tail)
+        first, again = server.events("job.failed")[:2]
+        assert first == again, "the second attempt sends the same event"
+        assert first["data"]["job"]["job_id"] == str(failed.job.pk)
+        assert first["data"]["error"]["message"] == "no such order: A-1"
+        assert "hunter2" not in str(first)
+        assert server.events("schedule.fired")[0]["data"]["schedule"] == "nightly"
+        assert "A-1" in first["data"]["arguments"]["order"]
+        for headers, body in server.received:
+            signed = headers["webhook-id"], headers["webhook-timestamp"]
+            assert headers["webhook-signature"] == signature(SECRET, *signed, body)
+        assert len({headers["webhook-id"] for headers, _ in server.received}) >= 4
+
+        server.status, before = 410, len(server.received)
+        end_of(reported.fail.enqueue("A-2", password="hunter2"), cluster)
+        sender = "stoker.reporters.webhook.send_webhook"
+        wait_for(lambda: DeadLetter.objects.filter(task=sender).exists(), cluster.tail)
+        letter = DeadLetter.objects.get(task=sender)
+        assert "ops answered 410: no, thanks" in letter.message
+        server.status = 200
+        dead_letters.requeue(letter.pk)
+        wait_for(lambda: len(server.received) >= before + 2, cluster.tail)
+        refused, replayed = [one for one in server.received if b"A-2" in one[1]]
+        assert refused[0]["webhook-id"] == replayed[0]["webhook-id"]
+        assert refused[1] == replayed[1]
+        assert not [one for one in server.received if sender in str(one)], "its own jobs"
+
+
+def send(url: str, settings: Any) -> None:
+    reporter = {"webhook": {"url": url, "secret": SECRET, "name": "ops"}}
+    backend = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"REPORTERS": reporter}}
+    settings.TASKS = {"default": backend}
+    context: Any = SimpleNamespace(task_result=SimpleNamespace(backend="default"))
+    send_webhook.func(context, "ops", "job.failed", "1", "{}")
+
+
+def test_redirects_are_not_followed(settings: Any) -> None:
+    with serving() as server:
+        server.status = 302
+        with pytest.raises(WebhookFailed, match="ops answered 302"):
+            send(server.url, settings)
+    assert len(server.received) == 1
+
+
+def test_unreachable_receiver_is_tried_again(settings: Any) -> None:
+    with pytest.raises(WebhookFailed, match="ops cannot be reached"):
+        send(f"http://127.0.0.1:{free_port()}/", settings)
+
+
+def test_receiver_that_the_settings_do_not_name_is_not_tried_again() -> None:
+    context: Any = SimpleNamespace(task_result=SimpleNamespace(backend="default"))
+    with pytest.raises(WebhookGone, match="name no webhook for ops"):
+        send_webhook.func(context, "ops", "job.failed", "1", "{}")
+
+
+def test_signature_agrees_with_the_example_of_the_standard() -> None:
+    """https://github.com/standard-webhooks/standard-webhooks"""
+    secret = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+    event = "msg_p5jXN8AQM9LWM0D4loKWxJek"
+    found = signature(secret, event, "1614265330", b'{"test": 2432232314}')
+    assert found == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"url": "ftp://ops.example/"}, "url: "),
+        ({"url": "https:///hooks"}, "url: "),
+        ({"secret": "short"}, "secret: "),
+        ({"secret": "whsec_no base64 at all!"}, "secret: "),
+        ({"events": ["job.exploded"]}, "events: "),
+        ({"events": "job.failed"}, "events: "),
+    ],
+)
+def test_wrong_options_are_refused(changed: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        WebhookReporter(**{"url": "https://ops.example/", "secret": SECRET, **changed})
