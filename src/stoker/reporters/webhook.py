@@ -62,7 +62,7 @@ GONE = 410
 
 
 class WebhookFailed(Exception):
-    """The receiver did not accept the event. It is sent again."""
+    """The receiver did not accept the event, so the job is retried."""
 
 
 class WebhookGone(Exception):
@@ -195,8 +195,8 @@ def send_webhook(context: Any, receiver: str, event: str, event_id: str, body: s
         "webhook-timestamp": sent_at,
         "webhook-signature": signature(options["secret"], event_id, sent_at, content),
     }
-    # The reporter has checked the scheme of the URL.
-    request = urllib.request.Request(options["url"], content, headers, method="POST")  # noqa: S310
+    url = options["url"]
+    request = urllib.request.Request(url, content, headers, method="POST")  # noqa: S310 - checked
     try:
         with _opener.open(request, timeout=SEND_SECONDS) as answer:
             return int(answer.status)
