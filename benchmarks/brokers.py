@@ -100,8 +100,7 @@ def _by_stoker(
     before = stoker.processor_seconds(cluster)
     began = time.perf_counter()
     enqueue(sealed)
-    if broker.settings.results == "database":
-        stoker.wait_for(results[-1].id, cluster)
+    stoker.wait_for(results[-1].id, cluster)
     cluster.wait_until(lambda: not broker.sizes())
     seconds = time.perf_counter() - began
     used = difference(before, stoker.processor_seconds(cluster))

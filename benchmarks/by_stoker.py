@@ -4,9 +4,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from uuid import UUID
 
 from django.db import connection, transaction
 
+from stoker.brokers.adapters import broker_for
+from stoker.conf import settings_for
 from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
 
 from benchmarks.cluster import RunningCluster, running_cluster
@@ -114,8 +117,9 @@ class ByStoker:
     def wait_for(self, last_id: str, cluster: RunningCluster) -> None:
         """Until nothing waits or runs. The last job is asked for first: it costs a look-up, while
         a count would cost the database more and more."""
+        broker = broker_for(settings_for())
         last = Job.objects.filter(pk=last_id, status__isnull=False)
-        cluster.wait_until(last.exists)
+        cluster.wait_until(lambda: last.exists() or broker.results([UUID(last_id)]))
         places = (Ready, Claimed, Deferred)
         cluster.wait_until(lambda: not any(place.objects.exists() for place in places))
 
