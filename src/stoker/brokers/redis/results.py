@@ -1,12 +1,12 @@
 """Results that Redis keeps: one value per job.
 
-A value is the lease id and ``;``, a header, a line of JSON, the package, and the return value.
+A value is the lease id and ``;``, a header, the names, the package, and the return value.
 ``lua/finish.lua`` compares the lease id.
 """
 
 from __future__ import annotations
 
-import json
+import math
 import struct
 from collections.abc import Sequence
 from uuid import UUID
@@ -20,8 +20,11 @@ from stoker.store.written import microseconds, moment
 MOST_RESULTS = 1_000_000
 """The largest number of results if ``successful_count`` does not set it."""
 FOREVER_SECONDS = 100 * 365 * 86400.0
-HEADER = struct.Struct(">II")
-"""Length of the JSON and of the package."""
+HEADER = struct.Struct(">hhdddII")
+"""Priority, attempts, times of enqueue, start and end (NaN = unknown), and the lengths of the names
+and the package."""
+NUL = "\0"
+"""Between the names, none of which contains it: task, queue and worker."""
 
 
 def limits(kept: Retention, *, are_kept: bool) -> tuple[int, int]:
@@ -33,25 +36,22 @@ def limits(kept: Retention, *, are_kept: bool) -> tuple[int, int]:
 
 def encoded(jobs: JobColumns, lease_ids: Sequence[LeaseId]) -> list[bytes]:
     """Return the result of each job as Redis keeps it."""
-    details = zip(
-        jobs.tasks,
-        jobs.queues,
+    named = zip(jobs.tasks, jobs.queues, jobs.worker_ids, strict=True)
+    names = [NUL.join(some).encode() for some in named]
+    headers = map(
+        HEADER.pack,
         jobs.priorities,
-        jobs.enqueued_at,
         jobs.attempts,
-        jobs.worker_ids,
-        jobs.started_at,
+        [moment or 0.0 for moment in jobs.enqueued_at],
+        [math.nan if moment is None else moment for moment in jobs.started_at],
         jobs.finished_at,
-        strict=True,
+        map(len, names),
+        map(len, jobs.packages),
     )
-    found = []
-    for lease_id, detail, package, value in zip(
-        lease_ids, details, jobs.packages, jobs.values, strict=True
-    ):
-        line = json.dumps(detail).encode()
-        header = HEADER.pack(len(line), len(package))
-        found.append(b"".join((f"{lease_id};".encode(), header, line, package, value or b"")))
-    return found
+    heads = [f"{lease_id};".encode() for lease_id in lease_ids]
+    values = [value or b"" for value in jobs.values]
+    rows = zip(heads, headers, names, jobs.packages, values, strict=True)
+    return list(map(b"".join, rows))
 
 
 def decoded(job_id: UUID, data: bytes) -> Job:
@@ -61,25 +61,26 @@ def decoded(job_id: UUID, data: bytes) -> Job:
         ValueError: another program wrote the value.
     """
     try:
-        _, _, rest = data.partition(b";")
-        of_line, of_package = HEADER.unpack_from(rest)
-        package_at = HEADER.size + of_line
+        at = data.index(b";") + 1
+        priority, attempts, *times, of_names, of_package = HEADER.unpack_from(data, at)
+        names_at = at + HEADER.size
+        package_at = names_at + of_names
         value_at = package_at + of_package
-        line = json.loads(rest[HEADER.size : package_at])
-        task, queue, priority, enqueued_at, attempts, worker_id, started_at, finished_at = line
+        task, queue, worker_id = data[names_at:package_at].decode().split(NUL)
+        enqueued_at, started_at, finished_at = times
         return Job(
             pk=job_id,
             task=task,
             queue=queue,
             priority=priority,
-            package=rest[package_at:value_at],
-            enqueued_at=moment(enqueued_at or 0.0),
+            package=data[package_at:value_at],
+            enqueued_at=moment(enqueued_at),
             status=Job.Status.SUCCESSFUL,
             attempts=attempts,
             worker_id=worker_id,
-            started_at=None if started_at is None else moment(started_at),
+            started_at=None if math.isnan(started_at) else moment(started_at),
             finished_at=moment(finished_at),
-            value=rest[value_at:],
+            value=data[value_at:],
         )
-    except (struct.error, TypeError) as error:
+    except (struct.error, OverflowError) as error:
         raise ValueError(f"The result of job {job_id} in Redis is damaged: {error}") from error
