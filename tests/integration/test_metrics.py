@@ -29,7 +29,7 @@ from stoker.jobs.outcomes import (
 from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
 from stoker.metrics import Figures, by_queue, by_task, finest_step, history, totals
-from stoker.models import Job, Sample, Tally
+from stoker.models import Deploy, Job, Sample, Tally
 from stoker.models.metrics import FINEST_SECONDS, FOLDS, Sums, TaskInQueue, fold_oldest
 
 from tests.app import tasks
@@ -284,3 +284,33 @@ def test_outcome_without_job_row_is_counted(settings: Settings, now: float) -> N
     tallies.write()
     (one,) = by_task(settings, moment(now - 60), moment(now + 60))
     assert (one.task, one.figures.successful) == ("", 1)
+
+
+# -- deploys --------------------------------------------------------------------------------------
+
+
+def test_start_with_other_code_is_a_deploy(settings: Settings) -> None:
+    deploys = Deploy.objects.all()
+    for host, digest in (("a", "old"), ("b", "old"), ("a", "new"), ("b", "old"), ("b", "new")):
+        deploys.note(settings.cluster, host, digest)
+    deploys.note("another", "c", "new")
+    hosts = [one.host for one in deploys.of(settings.cluster, moment(0))]
+    assert hosts == ["a", "a", "b", "b"]
+
+
+def test_old_deploys_are_deleted_but_for_the_newest(settings: Settings) -> None:
+    deploys = Deploy.objects.all()
+    for digest in ("one", "two"):
+        deploys.note(settings.cluster, "a", digest)
+    deploys.update(at=moment(0))
+    History(settings, lambda: None).tidy()
+    assert [one.digest for one in deploys] == ["two"]
+    deploys.note(settings.cluster, "a", "two")
+    assert deploys.count() == 1, "the code is the same"
+
+
+def test_deploys_are_not_noted_without_metrics() -> None:
+    History(Settings(keep_metrics_seconds=0), lambda: None).note_deploy("a")
+    assert not Deploy.objects.exists()
+    History(Settings(), lambda: None).note_deploy("a")
+    assert Deploy.objects.get().host == "a"

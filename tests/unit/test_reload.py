@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from django.test import override_settings
 
-from stoker.cluster.reload import Reloader, WatchedFiles, command_line, project_folders
+from stoker.cluster.reload import Reloader, WatchedFiles, code_digest, command_line, project_folders
 
 pytestmark = pytest.mark.unit
 
@@ -48,6 +48,20 @@ def test_only_packages_of_the_project_are_watched(project: Path) -> None:
     assert not [folder for folder in folders if str(folder).startswith(sys.base_prefix)]
     assert project / "data" not in folders, "it is no package"
     assert not [one for one in folders for other in folders if other in one.parents]
+
+
+def test_digest_changes_only_with_the_code_of_the_project(project: Path) -> None:
+    before = code_digest()
+    change(project / "services/tasks.py")
+    (project / "services/notes.txt").write_text("not code")
+    (project / "data/loose.py").write_text("not in a package")
+    assert code_digest() == before
+    (project / "services/tasks.py").write_text("tasks = 1")
+    assert code_digest() != before
+    (project / "services/tasks.py").write_text("")
+    assert code_digest() == before
+    (project / "services/tasks.py").rename(project / "services/jobs.py")
+    assert code_digest() != before
 
 
 @pytest.mark.parametrize("name", ["services/tasks.py", "services/deep/er/more.py"])

@@ -8,6 +8,7 @@ is polled from the sentinel's loop, without threads and without blocking.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import signal
@@ -17,6 +18,7 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -182,6 +184,17 @@ def project_folders() -> list[Path]:
         if not is_inside and not _is_installed(folder):
             folders.append(folder)
     return folders
+
+
+def code_digest() -> str:
+    """Return a digest of all Python files of the project, the same on every host."""
+    digest = hashlib.sha256()
+    for folder in project_folders():
+        for path in sorted(_python_files(folder)):
+            digest.update(f"{folder.name}/{path.relative_to(folder)}\0".encode())
+            with suppress(OSError):  # deleted meanwhile
+                digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _is_installed(folder: Path) -> bool:

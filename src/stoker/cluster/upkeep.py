@@ -38,6 +38,7 @@ from stoker.models import (
     Claimed,
     Cluster,
     Deferred,
+    Deploy,
     GuardKey,
     LockKey,
     Need,
@@ -54,11 +55,12 @@ from stoker.store.engines import engine_of
 from stoker.store.locked_jobs import locked_jobs
 from stoker.store.prepared import Compiled
 from stoker.store.transactions import is_locked_out
-from stoker.store.written import MICROSECONDS, database_now_us
+from stoker.store.written import MICROSECONDS, database_now_us, moment
 from stoker.workflows.sweep import WorkflowSweep
 
 from .board import Board, board_path, job_lease
 from .plan import Plan
+from .reload import code_digest
 
 BATCH = 500
 LOCK = "stoker:upkeep"
@@ -153,6 +155,7 @@ class Upkeep:
         self._step("rescue", self.rescue)
         self._step("guards", self._guards.sweep)
         self._step("boards", self.remove_old_boards)
+        self._step("deploy", lambda: self._history.note_deploy(self._plan.host))
 
     def run(self) -> None:
         """Run all due steps, if this cluster holds the upkeep lease."""
@@ -399,7 +402,7 @@ upkeep."""
 
 
 class History:
-    """The history of metrics of one store.
+    """The history of metrics of one store, and of the deploys beside them.
 
     Args:
         beat: called often, as a heartbeat.
@@ -414,6 +417,7 @@ class History:
             Tally.objects.using(settings.database),
             Sample.objects.using(settings.database),
         )
+        self._deploys = Deploy.objects.using(settings.database)
 
     def note_backlogs(self) -> None:
         """Store one sample of the queues per minute, across all clusters."""
@@ -435,11 +439,18 @@ class History:
             )
         self._noted_start = start
 
+    def note_deploy(self, host: str) -> None:
+        """Record the start of this cluster if it has new code."""
+        if self._settings.keep_metrics_seconds:
+            self._deploys.note(self._settings.cluster, host, code_digest())
+
     def tidy(self) -> int:
         """Aggregate old metrics rows, and delete rows whose retention has ended. Return the
         number of statements that changed something."""
         now = time.time()
-        return self._fold(now) + self._forget(now - self._settings.keep_metrics_seconds)
+        before = now - self._settings.keep_metrics_seconds
+        self._deploys.forget(self._settings.cluster, moment(before))
+        return self._fold(now) + self._forget(before)
 
     def _fold(self, now: float) -> int:
         folded = 0

@@ -13,6 +13,7 @@ from .claimed import Claimed
 from .cluster import Cluster
 from .dead_letter import DeadLetter
 from .deferred import Deferred
+from .deploy import Deploy
 from .edition import Edition
 from .guard_key import GuardKey
 from .job import Job
@@ -43,6 +44,7 @@ __all__ = [
     "Cluster",
     "DeadLetter",
     "Deferred",
+    "Deploy",
     "Edition",
     "GuardKey",
     "Job",
