@@ -15,6 +15,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 TYPES = {
     "dashboard.css": "text/css; charset=utf-8",
     "dashboard.js": "text/javascript; charset=utf-8",
+    "charts.js": "text/javascript; charset=utf-8",
     "keys.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }

@@ -32,8 +32,8 @@
       if (old.data !== fresh.data) old.data = fresh.data;
       return;
     }
-    if (isBusy(old)) return;
-    const mine = old.nodeName === "DETAILS" ? ["open"] : old.nodeName === "INPUT" ? ["value", "checked"] : [];
+    if (isBusy(old) && old.type !== "range" || "own" in old.dataset) return;
+    const mine = old.nodeName === "DETAILS" ? ["open"] : old.nodeName === "INPUT" ? ["value", "checked", "aria-valuetext"] : [];
     if (old.type === "hidden") mine.length = 0;
     for (const { name } of [...old.attributes]) {
       if (!fresh.hasAttribute(name) && !mine.includes(name)) old.removeAttribute(name);

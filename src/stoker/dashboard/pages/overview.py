@@ -6,6 +6,7 @@ from typing import Any
 
 from stoker import queues
 from stoker.dashboard import figures
+from stoker.dashboard.axes import time_axis
 from stoker.dashboard.charts import backlog_chart, latency_chart, throughput_chart, wait_chart
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
@@ -26,14 +27,15 @@ def show(visit: DashboardContext) -> PageContent:
     """Return throughput, latency, failures, backlog and workers, by queue and by task."""
     span = span_of(visit)
     points, tasks = figures.of_all(visit, span), figures.of_tasks(visit, span)
+    axis = time_axis(visit, span, points)
     depths = queues.list(backend=visit.alias)
     context = {
         "span": span,
         "charts": [
-            throughput_chart(points, span),
-            backlog_chart(points, span),
-            latency_chart(points, span),
-            wait_chart(points, span),
+            throughput_chart(axis),
+            backlog_chart(axis),
+            latency_chart(axis),
+            wait_chart(axis),
         ],
         "totals": _totals(points, span.seconds),
         "waiting": _waiting(depths),

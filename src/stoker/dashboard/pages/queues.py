@@ -6,6 +6,7 @@ from typing import Any
 
 from stoker import queues
 from stoker.dashboard import figures
+from stoker.dashboard.axes import time_axis
 from stoker.dashboard.charts import backlog_chart, latency_chart, throughput_chart, wait_chart
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
@@ -35,6 +36,7 @@ def show_one(visit: DashboardContext) -> PageContent:
     span = span_of(visit)
     depth = queues.get(name, backend=visit.alias)
     points = figures.of_queue(visit, span, name)
+    axis = time_axis(visit, span, points, queue=name)
     with explained(visit.database):
         first = JobSearch(visit.settings, JobFilter(state="READY", queue=name)).page(FIRST_JOBS)
         rows = rows_of(visit.settings, first.jobs, reveal=visit.may(REVEAL))
@@ -42,10 +44,10 @@ def show_one(visit: DashboardContext) -> PageContent:
         "depth": depth,
         "span": span,
         "charts": [
-            throughput_chart(points, span),
-            backlog_chart(points, span),
-            latency_chart(points, span),
-            wait_chart(points, span),
+            throughput_chart(axis),
+            backlog_chart(axis),
+            latency_chart(axis),
+            wait_chart(axis),
         ],
         "totals": _totals(points),
         "rows": rows,

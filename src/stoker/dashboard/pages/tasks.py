@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.dashboard import figures
+from stoker.dashboard.axes import time_axis
 from stoker.dashboard.charts import latency_chart, throughput_chart, wait_chart
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
@@ -35,6 +36,7 @@ def show_one(visit: DashboardContext) -> PageContent:
         raise PageRefused(404, "No task was named.")
     span = span_of(visit)
     points = figures.of_task(visit, span, name)
+    axis = time_axis(visit, span, points, task=name)
     totals = {one.task: one for one in figures.of_tasks(visit, span)}
     with explained(visit.database):
         newest = JobSearch(visit.settings, JobFilter(task=name)).page(NEWEST)
@@ -45,9 +47,9 @@ def show_one(visit: DashboardContext) -> PageContent:
         "span": span,
         "figures": totals[name].figures if name in totals else None,
         "charts": [
-            throughput_chart(points, span),
-            latency_chart(points, span),
-            wait_chart(points, span),
+            throughput_chart(axis),
+            latency_chart(axis),
+            wait_chart(axis),
         ],
         "rows": rows,
         "slowest": slowest,
