@@ -19,7 +19,7 @@ def period_of(window: Window) -> tuple[str, str]:
 
 def test_dragging_over_a_chart_lists_the_jobs_of_that_time(alice: Window) -> None:
     page = alice.page
-    alice.go("/stoker/queues/one?name=mail&last=week")
+    alice.go("/stoker/queues/one/?name=mail&last=week")
     chart = page.locator(".chart", has=page.locator(BRUSH))
     box = page.locator(BRUSH).bounding_box()
     assert box is not None

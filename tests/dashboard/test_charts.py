@@ -130,9 +130,9 @@ def test_deploys_are_marked() -> None:
 @pytest.mark.postgres
 def test_chart_opens_the_jobs_of_its_queue(anna: Client) -> None:
     seeds.history()
-    page = anna.get(PREFIX + "queues/one", {"name": "mail"}).content.decode()
+    page = anna.get(PREFIX + "queues/one/", {"name": "mail"}).content.decode()
     assert page.count('data-jobs="/stoker/jobs/?queue=mail"') == 4
-    page = anna.get(PREFIX + "tasks/one", {"name": "shop.tasks.charge_card"}).content.decode()
+    page = anna.get(PREFIX + "tasks/one/", {"name": "shop.tasks.charge_card"}).content.decode()
     assert page.count('data-jobs="/stoker/jobs/?task=shop.tasks.charge_card"') == 3
     Deploy.objects.note(settings_for().cluster, "web-7", "a")
     page = anna.get(PREFIX).content.decode()

@@ -159,7 +159,11 @@ def test_numbers_in_svg_are_not_localised(ids: dict[str, Any], anna: Client, set
         text = anna.get(PREFIX + path.format(**ids)).content.decode()
         numbers = re.findall(r' (?:x|y|x1|x2|width|height|max|value)="([^"]*\d[.,][^"]*)"', text)
         assert not [one for one in numbers if "," in one], (path, numbers)
-    assert 'rect class="good"' in anna.get(PREFIX).content.decode()
+    overview = anna.get(PREFIX).content.decode()
+    assert 'path class="good"' in overview
+    begins = re.findall(r'data-begin="([^"]*)"', overview)
+    assert begins
+    assert all(one.isdigit() for one in begins), begins
 
 
 @pytest.mark.parametrize("use_tz", [True, False])
