@@ -326,7 +326,7 @@ MISTAKES = (
         "an existing job with the same unique key is not locked",
         [
             Change(
-                "store.engines.rows:Rows.hold",
+                "store.engines.postgresql:PostgreSQL.hold",
                 replace("f'FOR {lock}'", "'' if lock == 'SHARE' else f'FOR {lock}'"),
             )
         ],
