@@ -45,6 +45,7 @@ class Command(BaseCommand):
                     "queues": conf.queue(),
                     "drain": options["run_once"],
                     "reload": False,
+                    "single": False,
                     "log_json": False,
                     "log_level": level if level in ("DEBUG", "INFO", "WARNING") else "ERROR",
                     "verbosity": options["verbosity"],
