@@ -281,7 +281,6 @@ MISTAKES = (
         ],
         "tests/cluster/test_cli.py",
         "sentinel_has_no_connection",
-        database="postgres",
         needs_cluster=True,
     ),
     Mistake(
