@@ -90,12 +90,12 @@ ON_POSTGRES = ("tests/api", "tests/dashboard", "tests/test_benchmark_guard.py")
 # Of these, `make test` leaves out what is marked `slow`, and what it runs on another database: see
 # HOMES in tests/conftest.py.
 QUICK = (
-    Part("sqlite", (*CLUSTERS, *ON_SQLITE, *STORE), workers=4),
+    Part("sqlite", (*CLUSTERS, *ON_SQLITE, *STORE), workers=3),
     Part(
         "postgres",
         (*CLUSTERS, *STORE, *ON_POSTGRES),
         database="postgres",
-        workers=4,
+        workers=3,
         needs=("postgres",),
     ),
     Part("mariadb", (*CLUSTERS, *STORE), database="mariadb", workers=0, needs=("mariadb",)),

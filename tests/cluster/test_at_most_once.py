@@ -116,6 +116,7 @@ def test_last_tries_of_a_lost_host_count_only_if_they_were_handed_out(tmp_path: 
 @pytest.mark.sqlite
 @pytest.mark.on_redis
 @pytest.mark.on_mongodb
+@pytest.mark.slow
 def test_last_tries_of_a_lost_host_count_only_if_a_worker_had_got_them(tmp_path: Path) -> None:
     """Its board is lost with it. On a quick machine its cluster held more of them than it has
     workers."""

@@ -152,6 +152,7 @@ def test_sighup_loads_new_code_in_the_same_process(tmp_path: Path, way: str) -> 
 
 
 @pytest.mark.sqlite
+@pytest.mark.slow
 def test_sighup_keeps_the_old_code_if_the_new_code_does_not_start(tmp_path: Path) -> None:
     project = Project(tmp_path)
     with running_cluster(tmp_path, environment=project.environment) as cluster:

@@ -117,6 +117,7 @@ def test_run_once_ends_when_no_job_is_left(tmp_path: Path) -> None:
     assert result(slow) == 2
 
 
+@pytest.mark.slow
 def test_qinfo_qmonitor_and_qmemory_show_the_cluster(tmp_path: Path) -> None:
     with qcluster(tmp_path):
         wait_for(lambda: "Workers       2" in command("qinfo")[1])

@@ -63,6 +63,7 @@ def test_cluster_without_scheduler_fires_no_ticks(tmp_path: Path) -> None:
         assert Tick.objects.count() == count
 
 
+@pytest.mark.slow
 def test_cluster_stops_though_many_ticks_are_late(tmp_path: Path) -> None:
     """Ticks for a year of seconds are due, of more schedules than one batch fires."""
     rule = every(seconds=1, misfire="all", misfire_cap=1000)

@@ -181,6 +181,7 @@ def test_stopped_core_is_killed_and_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
+@pytest.mark.slow
 def test_sighup_starts_a_single_cluster_again(tmp_path: Path) -> None:
     with running_cluster(tmp_path, "--single") as cluster:
         before = cluster.wait_for_crew(1)["core"][0]

@@ -291,19 +291,22 @@ def test_mongodb_agrees_with_the_model(seed: int) -> None:
 
 @pytest.mark.sqlite
 def test_memory_agrees_with_the_model(seed: int) -> None:
-    run(MemoryMachine, seed, examples=100)
+    run(MemoryMachine, seed, examples=60)
 
 
 @pytest.mark.sqlite
 @pytest.mark.django_db(transaction=True)
-def test_orm_agrees_with_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("examples", [4, pytest.param(12, marks=pytest.mark.slow)])
+def test_orm_agrees_with_the_model(
+    examples: int, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
-    run(OrmMachine, seed, examples=12)
+    run(OrmMachine, seed, examples=examples)
 
 
 @pytest.mark.postgres
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("examples", [12, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
 def test_orm_with_watermarks_agrees_with_the_model(
     examples: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

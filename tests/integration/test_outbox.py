@@ -82,7 +82,8 @@ class TestLeftBehind:
             results = add.enqueue_many([((1, number), {}) for number in range(1201)])
         assert [relay(), relay(), waiting()] == [1201, 0, 1201]
         work_off()
-        assert [result.wait(5) for result in results] == [1 + n for n in range(1201)]
+        assert Job.objects.filter(status=Job.Status.SUCCESSFUL).count() == 1201
+        assert [results[number].wait(5) for number in (0, 600, 1200)] == [1, 601, 1201]
 
     def test_relay_keeps_options_and_order(self) -> None:
         with transaction.atomic():

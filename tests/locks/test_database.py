@@ -136,6 +136,21 @@ def test_ended_entry_of_the_database_cache_goes_to_one_claimant(
     assert store.take(LockClaim(key, uuid.uuid4(), 30)) is None
 
 
+@pytest.mark.parametrize("place", ["database cache"], indirect=True)
+def test_entry_that_has_ended_by_one_clock_only_is_kept(
+    place: Place, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder's clock is behind ours, so the holder may renew it after we looked."""
+    store, key = DatabaseCacheLocks("database cache"), key_of(name)
+    holder = uuid.uuid4()
+    assert store.take(LockClaim(key, holder, 30))
+    value, has_ended = store._look(key)
+    assert not has_ended
+    monkeypatch.setattr(store, "_look", lambda _: (value, True))
+    assert store.take(LockClaim(key, uuid.uuid4(), 30)) is None
+    assert store.renew(key, holder, 30)
+
+
 # -- the table ------------------------------------------------------------------------------------
 
 

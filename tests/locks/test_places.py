@@ -27,7 +27,7 @@ LEASE_SECONDS = 1.0
 KEPT_SECONDS = 6.0
 """For holders that are to keep the lock, even on a busy machine."""
 PATIENCE_SECONDS = 120.0
-PROCESSES = 8
+PROCESSES = 4
 TURNS = 100
 """Of all processes together."""
 

@@ -205,8 +205,8 @@ MISTAKES = (
                 ),
             )
         ],
-        "tests/locks/test_places.py",
-        "waiting_process_gets_the_released_lock",
+        "tests/locks/test_database.py",
+        "database_cache_takes_renews_steals_and_drops_locks",
     ),
     Mistake(
         "a lock in the cache's table is replaced though it was renewed",
@@ -216,16 +216,12 @@ MISTAKES = (
                 replace("_is_too_old(held, claim.steal_after_seconds)", "True"),
             )
         ],
-        "tests/locks/test_places.py",
-        "waiting_process_gets_the_released_lock",
+        "tests/locks/test_database.py",
+        "entry_that_has_ended_by_one_clock_only_is_kept",
     ),
     Mistake(
-        "a lock that was taken is given to the next",
-        [
-            Change(
-                "locks.stores.database:DatabaseCacheLocks.take", replace("has_ended or _", "True")
-            )
-        ],
+        "a lock in the cache's table is stolen though nobody asked for that",
+        [Change("locks.stores.database:_is_too_old", replace("False", "True"))],
         "tests/locks/test_places.py",
         "held_lock_is_refused_to_another",
     ),
