@@ -29,11 +29,12 @@ OUTCOMES = {
     "held": "skipped",
 }
 """Outcome of a tick -> kind in the calendar."""
+TO_COME = "to-come"
 WORDS = {
     "fired": "fired",
     "missed": "missed: no cluster fired them in time",
     "skipped": "skipped: the previous job had not ended",
-    "to-come": "to come",
+    TO_COME: "to come",
 }
 
 
@@ -47,13 +48,19 @@ class Cell:
     @property
     def kind(self) -> str:
         """Return the most important outcome in this cell."""
-        found = [kind for kind in ("missed", "skipped", "fired", "to-come") if kind in self.counts]
+        found = [kind for kind in ("missed", "skipped", "fired", TO_COME) if kind in self.counts]
         return found[0] if found else ""
 
     @property
     def shown(self) -> str:
-        """Return the number of all ticks as text."""
-        return f"{sum(self.counts.values()):,}" if self.counts else ""
+        """Return the number of past ticks as text."""
+        past = sum(self.counts.values()) - self.counts.get(TO_COME, 0)
+        return f"{past:,}" if past else ""
+
+    @property
+    def to_come(self) -> str:
+        """Return the number of ticks to come as text."""
+        return f"{self.counts[TO_COME]:,}" if TO_COME in self.counts else ""
 
     @property
     def fired(self) -> str:
@@ -104,7 +111,7 @@ def hours_of(alias: str, row: Schedule) -> list[dict[str, Any]]:
     counted = _counted(alias, [row.pk], first, HOUR_US)
     for at in _to_come(row, today + timedelta(days=DAYS_TO_COME)):
         cell = counted.setdefault((row.pk, _start(at, HOUR_US, first)), {})
-        cell["to-come"] = cell.get("to-come", 0) + 1
+        cell[TO_COME] = cell.get(TO_COME, 0) + 1
     days = [first + timedelta(days=number) for number in range(DAYS + DAYS_TO_COME - 1)]
     return [
         {
