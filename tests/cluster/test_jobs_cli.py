@@ -121,6 +121,42 @@ def test_run_enqueues_an_ended_job_again() -> None:
     assert not refused["is_done"]
 
 
+def test_change_moves_reschedules_and_edits_waiting_jobs() -> None:
+    job = add.enqueue(1, 2)
+    answers = plain(
+        "jobs", "change", job.id, "--queue", "slow", "--priority", "50", "--args", "[3, 4]",
+        "--hold", "--because", "wrong price",
+    )["jobs"]  # fmt: skip
+    assert [one["is_done"] for one in answers] == [True] * 4
+    assert answers[-1]["sentence"].startswith("The job is held")
+    drain()
+    row = Job.objects.get(pk=job.id)
+    assert (row.queue, row.priority, row.finished_at) == ("slow", 50, None)
+    told("jobs", "change", job.id, "--now")
+    drain()
+    assert add.get_result(job.id).return_value == 7
+    (refused,) = plain("jobs", "change", job.id, "--priority", "1", "--now", code=1)["jobs"]
+    assert not refused["is_done"]
+
+
+def test_changes_that_are_impossible_change_nothing() -> None:
+    job = add.enqueue(1, 2)
+    for change, sentence in (
+        (["--args", "[1, 2, 3]"], "does not take these arguments"),
+        (["--priority", "high"], "Write a priority between -100 and 100."),
+        (["--run-after", "soon"], "soon"),
+        (["--queue", ""], "queue"),
+    ):
+        (refused,) = plain("jobs", "change", job.id, *change, code=1)["jobs"]
+        assert not refused["is_done"]
+        assert sentence in refused["sentence"], refused
+    for wrong, sentence in (([], "Name a change"), (["--now", "--hold"], "only one of")):
+        with pytest.raises(CommandError, match=sentence):
+            told("jobs", "change", job.id, *wrong)
+    drain()
+    assert add.get_result(job.id).return_value == 3
+
+
 def test_tasks_names_what_is_declared_and_what_ran() -> None:
     text = told("tasks")
     assert "tests.app.tasks.add\n  queue default, attempts" in text

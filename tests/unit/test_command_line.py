@@ -357,7 +357,7 @@ def test_version_names_stoker_and_django(capsys: pytest.CaptureFixture[str]) -> 
     ("typed", "offered"),
     [
         (["stoker", "pa"], ["pause"]),
-        (["stoker", "jobs", ""], ["list", "show", "logs", "cancel", "run"]),
+        (["stoker", "jobs", ""], ["list", "show", "logs", "cancel", "run", "change"]),
         (["stoker", "jobs", "list", "--sea"], ["--search"]),
         (["stoker", "-v", "2", "dead", "requ"], ["requeue"]),
         (["stoker", "workflows", "list", "--state", "F"], ["FAILED"]),

@@ -1,4 +1,4 @@
-"""``manage.py stoker jobs``: list and show jobs, cancel them, run them again."""
+"""``manage.py stoker jobs``: list and show jobs, cancel, change or run them again."""
 
 from __future__ import annotations
 
@@ -26,12 +26,13 @@ from stoker.operations.jobs import (
     rows_of,
 )
 from stoker.operations.operation import Operation
+from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
 from stoker.operations.wording import duration, exactly, first_line, since
 from stoker.store.engines.sessions import explained
 from stoker.values.marks import moment_from
 from stoker.values.text import first_line_of
 
-from .arguments import call_as_plain
+from .arguments import call_as_plain, json_of
 from .subcommand import (
     AFTER,
     BACKEND,
@@ -250,18 +251,27 @@ class _ChangeJobs(Subcommand):
     operation: ClassVar[Operation]
 
     def run(self, options: dict[str, Any]) -> ExitCode:
+        return self._perform(options, [(self.operation, {})])
+
+    def _perform(
+        self, options: dict[str, Any], wanted: Sequence[tuple[Operation, dict[str, Any]]]
+    ) -> ExitCode:
+        """Perform operations on each job, up to the first one that is refused."""
         operator = self.operator(options)
         answers = []
         for job_id in options["ids"]:
-            try:
-                done = self.operation.perform(operator, job_id)
-            except (TaskResultDoesNotExist, StokerError) as error:
-                answers.append({"id": job_id, "is_done": False, "sentence": first_line_of(error)})
-            else:
-                new = {"job_id": done.job_id} if done.job_id else {}
-                answers.append(
-                    {"id": job_id, "is_done": done.is_good, "sentence": done.sentence, **new}
-                )
+            for operation, taken in wanted:
+                new = {}
+                try:
+                    done = operation.perform(operator, job_id, **taken)
+                except (TaskResultDoesNotExist, StokerError, ValueError) as error:
+                    is_done, sentence = False, first_line_of(error)
+                else:
+                    is_done, sentence = done.is_good, done.sentence
+                    new = {"job_id": done.job_id} if done.job_id else {}
+                answers.append({"id": job_id, "is_done": is_done, "sentence": sentence, **new})
+                if not is_done:
+                    break
         self.answer(options, {"jobs": answers}, _answer_lines(answers))
         return ExitCode.DONE if all(one["is_done"] for one in answers) else ExitCode.NO
 
@@ -305,6 +315,66 @@ class RunJobsAgain(_ChangeJobs):
     name = "run"
     operation = RUN_AGAIN
     options = (IDS, BY, BACKEND, JSON)
+
+
+class ChangeJobs(_ChangeJobs):
+    """Change waiting jobs.
+
+    Change jobs that wait: run them now, hold them, give them another start time, queue or priority,
+    or other arguments. A job that has started is not changed. `stoker bulk` does this for all jobs
+    that match a filter.
+
+    --json writes one object: jobs[] {id, is_done, sentence}, once for each change of each job, up
+    to the first change that is refused.
+
+    Examples:
+      manage.py stoker jobs change 01a1ffdb-f411-7482-86ed-55b43acb2507 --now
+      manage.py stoker jobs change 01a1ffdb-f411-7482-86ed-55b43acb2507 --queue slow --priority -10
+      manage.py stoker jobs change 01a1ffdb-f411-7482-86ed-55b43acb2507 --kwargs '{"user_id": 7}'
+    """
+
+    name = "change"
+    options = (
+        IDS,
+        option("--now", action="store_true", help="Start as soon as a worker is free."),
+        option("--hold", action="store_true", help="Do not start until --now or --run-after."),
+        option("--run-after", metavar="MOMENT", help="Start at 2h, or 2030-01-31T06:00."),
+        option("--queue", metavar="QUEUE", help="Move to this queue."),
+        option("--priority", metavar="NUMBER", help="The new priority, from -100 to 100."),
+        option(
+            "--args",
+            dest="all_arguments",  # Django reserves `args`
+            type=json_of(list),
+            metavar="JSON",
+            help="The new positional arguments.",
+        ),
+        option("--kwargs", type=json_of(dict), metavar="JSON", help="The new arguments by name."),
+        BY,
+        BECAUSE,
+        BACKEND,
+        JSON,
+    )
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
+        wanted: list[tuple[Operation, dict[str, Any]]] = [
+            (operation, {name: options[name]})
+            for operation, name in ((MOVE, "queue"), (PRIORITISE, "priority"))
+            if options[name] is not None
+        ]
+        args, kwargs = options["all_arguments"], options["kwargs"]
+        if args is not None or kwargs is not None:
+            wanted.append((EDIT, {"args": args, "kwargs": kwargs}))
+        # The start comes last, so that no worker takes the job before the other changes.
+        starts: list[tuple[Operation, dict[str, Any]]] = [
+            *([(RUN_NOW, {})] if options["now"] else []),
+            *([(HOLD, {})] if options["hold"] else []),
+            *([(RESCHEDULE, {"run_after": at})] if (at := options["run_after"]) else []),
+        ]
+        if len(starts) > 1:
+            raise refuse("Write only one of --now, --hold and --run-after.")
+        if not (wanted or starts):
+            raise refuse("Name a change, such as --now or --queue slow.")
+        return self._perform(options, [*wanted, *starts])
 
 
 class ShowLog(Subcommand):
@@ -387,9 +457,10 @@ def _no_lines(settings: Settings) -> str:
 
 
 class JobsCommand(SubcommandGroup):
-    """Show jobs and their logs; cancel or run them again.
+    """Show jobs and logs; cancel, change or rerun them.
 
-    List and show jobs of all states and their logs, cancel them, or run them again.
+    List and show jobs of all states and their logs, cancel them, or run them again. Change jobs
+    that wait.
 
     Examples:
       manage.py stoker jobs list --state failed
@@ -399,4 +470,4 @@ class JobsCommand(SubcommandGroup):
     """
 
     name = "jobs"
-    parts = (ListJobs, ShowJob, ShowLog, CancelJobs, RunJobsAgain)
+    parts = (ListJobs, ShowJob, ShowLog, CancelJobs, RunJobsAgain, ChangeJobs)
