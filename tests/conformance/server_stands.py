@@ -23,6 +23,7 @@ from stoker.brokers.mongodb.broker import MongodbBroker
 from stoker.brokers.mongodb.documents import connect as connect_to_mongodb
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.brokers.redis.broker import RedisBroker
+from stoker.brokers.redis.slots import SlottedRedisBroker
 from stoker.brokers.sqs.transport import SqsTransport
 from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
@@ -180,7 +181,9 @@ class RedisStand(Stand):
         return float(seconds + micro / MICROSECONDS)
 
     def advance(self, seconds: float) -> None:
-        prefix = self.broker.prefix  # type: ignore[attr-defined] # of this broker
+        self._make_older(self.broker.prefix, seconds)  # type: ignore[union-attr] # of this broker
+
+    def _make_older(self, prefix: str, seconds: float) -> None:
         for place in ("leases", "deferred"):
             for job_id in self._client.zrange(f"{prefix}:{place}", 0, -1):
                 self._client.zincrby(f"{prefix}:{place}", -microseconds(seconds), job_id)
@@ -192,9 +195,35 @@ class RedisStand(Stand):
         self._client.connection_pool.disconnect(inuse_connections=False)
 
     def clear(self) -> None:
-        prefix = self.broker.prefix  # type: ignore[attr-defined] # of this broker
+        self._delete(self.broker.prefix)  # type: ignore[union-attr] # of this broker
+        self.broker.close()
+
+    def _delete(self, prefix: str) -> None:
         for key in self._client.scan_iter(f"{prefix}:*"):
             self._client.delete(key)
+
+
+class SlottedRedisStand(RedisStand):
+    """The slots of a Redis cluster, on one server: Redis itself sees only the names of keys."""
+
+    url = ""
+    orders_queues = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.broker = self.another()
+        self._slots = self.broker.slots  # type: ignore[union-attr] # of this broker
+
+    def advance(self, seconds: float) -> None:
+        for slot in self._slots:
+            self._make_older(slot.prefix, seconds)
+
+    def another(self) -> Broker | Dispatch:
+        return SlottedRedisBroker(self.settings, slots=3)
+
+    def clear(self) -> None:
+        for slot in self._slots:
+            self._delete(slot.prefix)
         self.broker.close()
 
 
@@ -269,6 +298,7 @@ STANDS: dict[str, tuple[Callable[[], Stand], list[pytest.MarkDecorator]]] = {
     "ironmq": (IronmqStand, [COMMITTING, ONCE, pytest.mark.ironmq]),
     "sqs": (SqsStand, [COMMITTING, ONCE, pytest.mark.sqs]),
     "redis": (RedisStand, [WITHOUT_DATABASE, pytest.mark.redis]),
+    "redis-slots": (SlottedRedisStand, [WITHOUT_DATABASE, pytest.mark.redis]),
     "mongodb": (MongodbStand, [WITHOUT_DATABASE, pytest.mark.mongodb]),
 }
 """Name -> the stand and the marks of its tests, for example of a service that may be missing."""

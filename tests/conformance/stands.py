@@ -44,6 +44,9 @@ class Stand(ABC):
     leases_are_rows: ClassVar[bool] = False
     """Whether leases are rows of the store, which keeps packages in another table."""
 
+    orders_queues: ClassVar[bool] = True
+    """Whether priority and age decide among all queues of a claim."""
+
     @property
     def place(self) -> tuple[str, str]:
         """The URL and the cluster's name, by which another process finds the same jobs."""

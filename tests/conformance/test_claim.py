@@ -40,6 +40,8 @@ def test_claims_highest_priority_first_then_oldest(stand: Stand) -> None:
 def test_several_queues_are_claimed_by_priority_and_age(stand: Stand) -> None:
     """Priority and then age decide among all queues of a claim."""
     stand.needs("priority")
+    if not stand.orders_queues:
+        pytest.skip("its queues are in several places")
     (low,) = stand.put(queue="mail", priority=-1)
     (first,) = stand.put(queue="mail")
     (second,) = stand.put(queue="reports")

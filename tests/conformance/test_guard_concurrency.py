@@ -239,12 +239,12 @@ def test_concurrent_processes_keep_to_guards_without_deadlocks(
 def test_concurrent_processes_keep_to_guards_under_repeatable_read(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A withdrawal in the caller's transaction may conflict and succeeds on retry. Claims and acks
-    never conflict."""
+    """A withdrawal in the caller's transaction may conflict and succeeds on retry. So may upkeep,
+    because MariaDB locks the gaps between rows at this level. Claims and acks never conflict."""
     monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)
     crowd = go(seed, _forget_keys)
     crowd.check()
-    assert {verb for verb, _ in crowd.conflicts} <= {"withdraw"}
+    assert {verb for verb, _ in crowd.conflicts} <= {"withdraw", "upkeep"}
 
 
 @pytest.fixture

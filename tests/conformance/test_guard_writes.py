@@ -99,4 +99,4 @@ def test_requeue_in_another_sequence_names_the_queue_that_goes_on(stand: Stand) 
     stand.broker.settle([running.lease], failed={failed})
     assert stand.claim(1, "mail") == []
     with transaction.atomic():
-        assert pass_on("default", failed, new_job_id()) == {"mail"}
+        assert pass_on("default", {failed: new_job_id()}) == {"mail"}

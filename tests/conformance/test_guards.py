@@ -168,6 +168,13 @@ def test_fencing_number_rises_with_each_claim(stand: Stand) -> None:
     assert both.fence > fences[-1]
 
 
+def test_jobs_that_one_claim_admits_have_growing_fencing_numbers(stand: Stand) -> None:
+    put(stand, need("tenant", "limit", 3), count=3)
+    fences = [one.fence for one in stand.claim()]
+    assert len(fences) == 3
+    assert fences == sorted(set(fences))
+
+
 def test_busy_guard_with_on_busy_skip_refuses_the_job(stand: Stand) -> None:
     put(stand, need("feed"))
     stand.claim()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from stoker.brokers.contract import Delivery, Lease, Return
+from stoker.brokers.dispatch import Dispatch
 from stoker.values.ids import new_job_id, new_lease_id
 
 from tests.conformance.stands import LEASE_SECONDS, MemoryStand, Stand
@@ -35,6 +36,22 @@ def use(request: pytest.FixtureRequest) -> Use:
 def test_valid_lease_is_not_stale(stand: Stand, use: Use) -> None:
     stand.put(3)
     assert use(stand, [delivery.lease for delivery in stand.claim()]) == set()
+
+
+def test_settlement_that_was_begun_takes_place(stand: Stand) -> None:
+    stand.put(4)
+    broker = stand.broker.store if isinstance(stand.broker, Dispatch) else stand.broker
+    assert broker is not None
+    acked, over, again, kept = stand.claim()
+    ends = [
+        broker.begin_settle([acked.lease]),
+        broker.begin_settle([over.lease], [Return(again.lease, attempts=1)]),
+    ]
+    assert stand.where(kept.job_id) == "running"
+    for end in ends:
+        end()
+    jobs = (acked, over, again, kept)
+    assert [stand.where(one.job_id) for one in jobs] == [None, None, "ready", "running"]
 
 
 def test_acked_job_is_gone(stand: Stand) -> None:

@@ -113,7 +113,9 @@ def test_purge_removes_many_jobs(stand: Stand) -> None:
 def test_ping_returns_and_info_names_broker_and_server(stand: Stand) -> None:
     stand.broker.ping()
     info = stand.broker.info()
-    assert info["broker"].startswith(stand.url or "memory://")
+    assert info["broker"].startswith(
+        (stand.url, "redis://") if stand.url else ("memory://", "redis://")
+    )
     assert info["server"]
 
 

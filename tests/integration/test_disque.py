@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -223,12 +222,9 @@ class TestSettings:
         assert "on one node of Disque only" in sentence
 
     def test_missing_driver_raises_with_install_command(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, not_installed: Callable[[str, str], None]
     ) -> None:
-        loaded = [one for one in sys.modules if one.startswith("stoker.brokers.disque")]
-        for name in loaded:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "redis", None)
+        not_installed("redis", "stoker.brokers.disque")
         with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[disque\]'"):
             adapter_for(Settings(broker="disque://host"))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -197,11 +196,9 @@ class TestSettings:
         assert f"7 days. Set its message_expiration to {KEPT_SECONDS}." in sentence
 
     def test_missing_driver_raises_with_install_command(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, not_installed: Callable[[str, str], None]
     ) -> None:
-        for name in [one for one in sys.modules if one.startswith("stoker.brokers.ironmq")]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "httpx", None)
+        not_installed("httpx", "stoker.brokers.ironmq")
         with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[ironmq\]'"):
             adapter_for(Settings(broker="ironmq://p:t@host"))
 

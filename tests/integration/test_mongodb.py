@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -164,11 +163,9 @@ class TestSettings:
         assert "secret" not in str(caught.value)
 
     def test_missing_driver_raises_with_install_command(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, not_installed: Callable[[str, str], None]
     ) -> None:
-        for name in [one for one in sys.modules if one.startswith("stoker.brokers.mongodb.broker")]:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "pymongo", None)
+        not_installed("pymongo", "stoker.brokers.mongodb")
         with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[mongodb\]'"):
             adapter_for(Settings(broker="mongodb://host/db"))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import socket
-import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +16,7 @@ from stoker.brokers.contract import ClaimRequest, Return
 from stoker.brokers.redis import broker as redis_relay
 from stoker.brokers.redis.broker import RedisBroker
 from stoker.brokers.redis.connection import weaknesses, without_password
+from stoker.brokers.redis.slots import SlottedRedisBroker
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
@@ -44,9 +44,10 @@ def private(**options: Any) -> Iterator[PrivateRedis]:
         pytest.skip(f"private redis: {missing}")
 
 
-def at(url: str, **options: Any) -> RedisBroker:
+def at(url: str, **options: Any) -> Any:
+    """Return the broker at this URL: a RedisBroker, or a SlottedRedisBroker of a Redis cluster."""
     broker = adapter_for(Settings(broker=url, **options))
-    assert isinstance(broker, RedisBroker)
+    assert isinstance(broker, RedisBroker | SlottedRedisBroker)
     return broker
 
 
@@ -73,12 +74,9 @@ class TestConnections:
             at(url)
 
     def test_missing_driver_raises_with_install_command(
-        self, monkeypatch: pytest.MonkeyPatch
+        self, not_installed: Callable[[str, str], None]
     ) -> None:
-        loaded = [name for name in sys.modules if name.startswith("stoker.brokers.redis")]
-        for name in loaded:
-            monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setitem(sys.modules, "redis", None)
+        not_installed("redis", "stoker.brokers.redis")
         with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[redis\]'"):
             adapter_for(Settings(broker="redis://127.0.0.1"))
 
@@ -134,6 +132,42 @@ class TestConnections:
         stand.put()
         stand.broker.client.script_flush()  # type: ignore[attr-defined] # of this broker
         assert stand.broker.settle([stand.claim_one().lease]) == set()
+
+    @pytest.mark.parametrize("loss", ["before", "after", "scripts"])
+    def test_settlement_without_a_reply_is_repeated(self, stand: RedisStand, loss: str) -> None:
+        """The connection is closed before or after the reply came, or the server has lost the
+        scripts."""
+        client: Redis = stand.broker.client  # type: ignore[attr-defined] # of this broker
+        stand.put(2)
+        first, second = stand.claim(2)
+        if loss == "scripts":
+            client.script_flush()
+        end = stand.broker.begin_settle([first.lease])
+        if loss == "after":
+            while stand.broker.states([first.job_id]):
+                pass
+        if loss != "scripts":
+            client.connection_pool.disconnect()
+        end()
+        assert set(stand.broker.states([first.job_id, second.job_id])) == {second.job_id}
+        assert not client.connection_pool._in_use_connections
+
+    def test_settlement_can_be_ended_after_the_server_is_back(self) -> None:
+        with private() as server:
+            broker = at(server.url, database_seconds=1)
+            broker.enqueue([message()])
+            wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
+            (found,) = broker.claim(ClaimRequest(1, **wish))
+            with Redis(port=server.port) as client:
+                client.client_pause(60_000, all=False)  # a paused client cannot end all pauses
+                end = broker.begin_settle([found.lease])
+                broker.close()
+                with pytest.raises(BrokerUnavailable):
+                    end()
+                client.client_unpause()
+            end()
+            assert broker.states([found.job_id]) == {}
+            broker.close()
 
     def test_url_is_shown_without_passwords(self) -> None:
         assert without_password("redis+sentinel://a:b@h:1,i:2/m") == "redis+sentinel://h:1,i:2/m"
@@ -368,7 +402,7 @@ def _answers(broker: RedisBroker) -> bool:
     return True
 
 
-def _use_everything(broker: RedisBroker) -> None:
+def _use_everything(broker: RedisBroker | SlottedRedisBroker) -> None:
     wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
     wake = broker.open_wake()
     jobs = [message(), message(), message(run_after=4e9), message()]

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from stoker.brokers.contract import ClaimRequest, Return
+from stoker.brokers.contract import ClaimRequest, Lease, Return
 from stoker.brokers.redis.broker import RedisBroker
+from stoker.brokers.redis.slots import SlottedRedisBroker
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.stands import message
@@ -63,23 +64,135 @@ def test_broker_follows_sentinel_fail_over() -> None:
         assert [one.job_id for one in rest] == [one.job_id for one in jobs[1:]]
 
 
-def test_cluster_of_three_masters_stores_each_queue_cluster_on_one() -> None:
-    """All keys of one Stoker cluster are in one slot. Any master can be asked."""
+@pytest.fixture(scope="module")
+def masters() -> Iterator[list[PrivateRedis]]:
+    """A Redis cluster of three masters."""
     with ExitStack() as stack:
-        masters = [stack.enter_context(private(in_cluster=True)) for _ in range(3)]
-        _join(masters)
-        used = set()
-        for number in range(12):
-            url = f"redis+cluster://127.0.0.1:{masters[number % 3].port}"
-            broker = RedisBroker(Settings(broker=url, cluster=f"shop-{number}"))
-            broker.relay([message(), message(run_after=1.0)])
-            found = broker.claim(ClaimRequest(5, holder=uuid.uuid4(), lease_seconds=60))
-            assert len(found) == 2
-            assert broker.settle([found[0].lease], [Return(found[1].lease, attempts=1)]) == set()
-            assert broker.sizes()["default"]["ready"] == 1
-            used.add(broker.client.get_node_from_key(f"{broker.prefix}:job").port)
-            broker.close()
-        assert len(used) > 1
+        made = [stack.enter_context(private(in_cluster=True)) for _ in range(3)]
+        _join(made)
+        yield made
+
+
+def test_cluster_of_three_masters_stores_each_stoker_cluster_on_one(
+    masters: list[PrivateRedis],
+) -> None:
+    """All keys of one Stoker cluster are in one slot. Any master can be asked."""
+    used = set()
+    for number in range(12):
+        url = f"redis+cluster://127.0.0.1:{masters[number % 3].port}"
+        broker = SlottedRedisBroker(Settings(broker=url, cluster=f"shop-{number}"))
+        broker.relay([message(), message(run_after=1.0)])
+        found = broker.claim(ClaimRequest(5, holder=uuid.uuid4(), lease_seconds=60))
+        assert len(found) == 2
+        assert broker.settle([found[0].lease], [Return(found[1].lease, attempts=1)]) == set()
+        assert broker.sizes()["default"]["ready"] == 1
+        used.add(_port_of(broker.first))
+        broker.close()
+    assert len(used) > 1
+
+
+QUEUES = [f"queue-{number}" for number in range(24)]
+
+
+def test_slots_spread_the_queues_of_a_stoker_cluster(masters: list[PrivateRedis]) -> None:
+    broker = _slotted(masters, "spread", 8)
+    put = [message(queue=queue, priority=rank) for queue in QUEUES for rank in (0, 1)]
+    broker.enqueue(put)
+    with_jobs = [slot for slot in broker.slots if slot.sizes()]
+    assert len({_port_of(slot) for slot in with_jobs}) == 3
+    assert set(broker.sizes()) == set(QUEUES)
+    request = ClaimRequest(7, holder=uuid.uuid4(), lease_seconds=60)
+    claimed = []
+    while some := broker.claim(request):
+        assert [one.priority for one in some] == sorted(
+            (one.priority for one in some), reverse=True
+        )
+        claimed += some
+    assert sorted(one.job_id for one in claimed) == sorted(one.job_id for one in put)
+    leases = [one.lease for one in claimed]
+    unknown = Lease(uuid.uuid4(), "1.3")
+    assert broker.extend([*leases, unknown], lease_seconds=60) == {unknown}
+    assert len(broker.held_by(request.holder)) == len(put)
+    half = len(leases) // 2
+    stale = broker.settle(leases[:half], [Return(lease, attempts=1) for lease in leases[half:]])
+    assert stale == set()
+    assert broker.settle(leases) == set(leases)
+    assert sum(size["ready"] for size in broker.sizes().values()) == len(put) - half
+    assert sum(broker.purge(queue) for queue in QUEUES) == len(put) - half
+    broker.close()
+
+
+@pytest.mark.parametrize("counts", [(2, 8), (8, 2)])
+def test_jobs_are_found_and_relayed_once_after_the_number_of_slots_changes(
+    masters: list[PrivateRedis], counts: tuple[int, int]
+) -> None:
+    name = f"changed-{counts[0]}-{counts[1]}"
+    before, after = (_slotted(masters, name, count) for count in counts)
+    put = [message(queue=queue) for queue in QUEUES]
+    before.relay(put)
+    after.relay(put)
+    assert set(after.states([one.job_id for one in put]).values()) == {"ready"}
+    assert sum(size["ready"] for size in after.sizes().values()) == len(put)
+    request = ClaimRequest(2 * len(put), holder=uuid.uuid4(), lease_seconds=60)
+    claimed = after.claim(request)
+    assert len(claimed) == len(put)
+    assert after.settle([one.lease for one in claimed]) == set()
+    after.relay(put, until=after.relay_until())
+    assert after.sizes() == {}, "they are remembered though they have ended"
+    after.relay([message(queue=queue) for queue in QUEUES], until=after.relay_until())
+    assert sum(size["ready"] for size in after.sizes().values()) == len(QUEUES)
+    before.close()
+    after.close()
+
+
+def test_running_process_serves_slots_that_another_process_adds(
+    masters: list[PrivateRedis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = _slotted(masters, "grown", 2)
+    assert len(old.slots) == 2
+    new = _slotted(masters, "grown", 8)
+    new.enqueue([message(queue=queue) for queue in QUEUES])
+    monkeypatch.setattr("stoker.brokers.redis.slots.LAYOUT_SECONDS", 0.0)
+    monkeypatch.setattr(old, "_known_until", 0.0)
+    request = ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60)
+    assert len(old.claim(request)) == len(QUEUES)
+    old.close()
+    new.close()
+
+
+def test_slots_of_other_nodes_are_served_while_one_node_is_down(
+    masters: list[PrivateRedis], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = _slotted(masters, "partly", 8)
+    broker.enqueue([message(queue=queue) for queue in QUEUES])
+    down = next(slot for slot in broker.slots if slot.sizes())
+    lost = sum(size["ready"] for size in down.sizes().values())
+
+    def fail(*_: Any) -> None:
+        raise BrokerUnavailable("it is down")
+
+    monkeypatch.setattr(down, "_run", fail)
+    request = ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60)
+    assert len(broker.claim(request)) == len(QUEUES) - lost
+    with pytest.raises(BrokerUnavailable, match="it is down"):
+        broker.claim(request)
+    broker.close()
+
+
+def test_wrong_number_of_slots_is_refused() -> None:
+    for wrong in ("0", "65", "many", "-1"):
+        settings = Settings(broker=f"redis+cluster://127.0.0.1:1?slots={wrong}")
+        with pytest.raises(ConfigurationError, match="must be a number from 1 to 64"):
+            SlottedRedisBroker(settings)
+
+
+def _slotted(masters: list[PrivateRedis], name: str, slots: int) -> SlottedRedisBroker:
+    url = f"redis+cluster://127.0.0.1:{masters[0].port}?slots={slots}"
+    return SlottedRedisBroker(Settings(broker=url, cluster=name))
+
+
+def _port_of(slot: RedisBroker) -> int:
+    return int(slot.client.get_node_from_key(f"{slot.prefix}:job").port)
 
 
 def test_tls_connection_needs_a_trusted_certificate() -> None:

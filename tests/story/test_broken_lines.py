@@ -39,7 +39,6 @@ OPTIONS: dict[str, Any] = {"DATABASE_SECONDS": 1, "LEASE_SECONDS": 6}
 
 pytestmark = [
     pytest.mark.chaos,
-    pytest.mark.timeout(900),
     pytest.mark.django_db(transaction=True),
 ]
 

@@ -39,7 +39,6 @@ TRIES = {"max_attempts": 100, "max_crashes": 100}
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.on_redis,
-    pytest.mark.timeout(600),
     pytest.mark.django_db(transaction=True),
 ]
 

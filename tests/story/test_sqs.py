@@ -40,7 +40,6 @@ VICTIMS = ("worker", "pusher", "monitor")
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.on_sqs,
-    pytest.mark.timeout(900),
     pytest.mark.django_db(transaction=True),
 ]
 

@@ -20,7 +20,7 @@ ADAPTERS = {
     "redis": "stoker.brokers.redis.broker.RedisBroker",
     "rediss": "stoker.brokers.redis.broker.RedisBroker",
     "redis+sentinel": "stoker.brokers.redis.broker.RedisBroker",
-    "redis+cluster": "stoker.brokers.redis.broker.RedisBroker",
+    "redis+cluster": "stoker.brokers.redis.slots.SlottedRedisBroker",
     "unix": "stoker.brokers.redis.broker.RedisBroker",
     "mongodb": "stoker.brokers.mongodb.broker.MongodbBroker",
     "mongodb+srv": "stoker.brokers.mongodb.broker.MongodbBroker",

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from uuid import UUID
@@ -90,6 +90,13 @@ class Leases(Sequence[Lease]):
     def of(cls, leases: Sequence[Lease]) -> Leases:
         """Return these leases as columns."""
         return cls([one.job_id.hex for one in leases], [one.lease_id for one in leases])
+
+    def take(self, places: Sequence[int]) -> Leases:
+        """Return the leases at these places."""
+        return Leases(
+            [self.job_ids[place] for place in places],
+            [self.lease_ids[place] for place in places],
+        )
 
     def __len__(self) -> int:
         return len(self.job_ids)
@@ -253,10 +260,26 @@ class Broker(ABC):
             The stale leases, for which nothing was changed.
         """
 
+    def begin_settle(
+        self,
+        over: Sequence[Lease] = (),
+        again: Sequence[Return] = (),
+        *,
+        failed: Collection[UUID] = (),
+    ) -> Callable[[], object]:
+        """Begin to end leases as ``settle`` does, if possible without waiting for the server.
+
+        Returns:
+            A function that waits for the end. If it raises BrokerUnavailable, it can be called
+            again, and then repeats the step.
+        """
+        self.settle(over, again, failed=failed)
+        return lambda: None
+
     def finish(self, jobs: JobColumns, leases: Leases) -> Unrecorded:
         """Record successes: ack their leases, and keep their results if the settings say so, in one
         step. The step can be repeated. Only for brokers with the capability ``results``."""
-        raise NotImplementedError
+        raise NotImplementedError  # the recorder asks for the capability first
 
     def results(self, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
         """Return job id -> job, for the results that this broker keeps. The jobs are not saved."""

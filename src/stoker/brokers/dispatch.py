@@ -346,8 +346,6 @@ class Dispatch:
         for those of the broker."""
         if len(self._lessors) == 1:
             return self._lessors[0].settle(over, again, failed=failed)
-        if self.broker is not None and not again and _are_a_brokers(over):
-            return self.broker.settle(over, failed=failed)
         stale: set[Lease] = set()
         for place in self._lessors:
             is_inside = place is self.store
@@ -356,6 +354,13 @@ class Dispatch:
             if ended or returned:
                 stale |= place.settle(ended, returned, failed=failed)
         return stale
+
+    def begin_settle(
+        self, over: Leases, again: Sequence[Return], failed: Collection[UUID]
+    ) -> Callable[[], object]:
+        """Begin to end leases of the broker outside the store, see ``Broker.begin_settle``."""
+        assert self.broker is not None
+        return self.broker.begin_settle(over, again, failed=failed)
 
     @property
     def finishes(self) -> bool:
@@ -477,11 +482,6 @@ class Dispatch:
         """Close the connections. The next call opens new ones."""
         for place in self._places:
             place.close()
-
-
-def _are_a_brokers(leases: Sequence[Lease]) -> bool:
-    """Return whether the leases are columns and all come from a broker outside the store."""
-    return isinstance(leases, Leases) and set(map(type, leases.lease_ids)) <= {str}
 
 
 def _refuse_name(queue: str) -> None:

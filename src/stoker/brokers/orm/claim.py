@@ -39,6 +39,7 @@ NEW_QUEUES_SECONDS = 0.1
 claimed. A search for new queues on every claim would double the cost of a small claim."""
 DEAR = 2
 """Use watermarks only if a claim from the start costs at least this many times as much."""
+SPANS = ("queues", "first_spans", "last_spans", "low_ranks", "low_ids", "high_ranks")
 FEW = 20
 """The fixed cost of a claim, as a number of jobs."""
 
@@ -143,19 +144,19 @@ class Watermarks:
     def spans(self, queues: Iterable[str]) -> dict[str, list[Any]]:
         """Return the parts of each queue that a claim has to search, as arrays for ``claim.sql``.
         Each part reaches from a watermark to the rank of the next one; the first starts at the
-        beginning, and the last reaches to the end."""
-        spans: dict[str, list[Any]] = {
-            name: [] for name in ("queues", "span_queues", "low_ranks", "low_ids", "high_ranks")
-        }
+        beginning, and the last reaches to the end. Each queue has the numbers of its first and last
+        part, from 1."""
+        spans: dict[str, list[Any]] = {name: [] for name in SPANS}
         for queue in queues:
             spans["queues"].append(queue)
+            spans["first_spans"].append(len(spans["low_ranks"]) + 1)
             starts = [(FIRST_RANK, FIRST_ID), *sorted(self._marks.get(queue, {}).items())]
             ends = [rank - 1 for rank, _ in starts[1:]] + [LAST_RANK]
             for (rank, job_id), end in zip(starts, ends, strict=True):
-                spans["span_queues"].append(queue)
                 spans["low_ranks"].append(rank)
                 spans["low_ids"].append(job_id)
                 spans["high_ranks"].append(end)
+            spans["last_spans"].append(len(spans["low_ranks"]))
         return spans
 
 
@@ -285,8 +286,8 @@ class GuardedSearch:
         self.began, self._look = None, 0
 
     def look(self, limit: int) -> int:
-        """Return how many ready jobs the next round examines: as many as may be claimed, then twice
-        as many as the last round, as that found none that may start."""
+        """Return the number of ready jobs that the next round examines. The first round examines
+        ``limit`` jobs. If no job may start, each further round examines twice as many."""
         if self.began is None:
             self.began = time.monotonic()
         look = max(limit, self._look)

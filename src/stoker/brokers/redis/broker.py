@@ -3,7 +3,8 @@
 Each step is one Lua script, so it happens completely or not at all. The server's clock decides
 about leases and delays. If a reply is lost, the step can be repeated: the holder finds the jobs
 that its claim leased, and relays and settlements have no effect the second time. ``lua/common.lua``
-lists the keys. All keys have the same hash tag, so that a Redis cluster keeps them in one slot.
+lists the keys. All keys have the same hash tag, so that a Redis cluster keeps them in one slot;
+``slots.py`` spreads queues over several.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from functools import cache, cached_property, partial
 from importlib.resources import files
 from typing import Any
 from uuid import UUID
+
+from redis.cluster import RedisCluster
 
 from stoker.brokers.contract import (
     Broker,
@@ -31,12 +34,12 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job
 from stoker.models.job import JobColumns, Message
-from stoker.store.wake import Wake
 from stoker.store.written import MICROSECONDS, microseconds
 from stoker.values.ids import id_of, new_lease_id
 
 from .connection import (
     FAILURES,
+    SentCommand,
     about,
     connect,
     disconnect,
@@ -45,26 +48,35 @@ from .connection import (
     without_password,
 )
 from .results import decoded, encoded, limits
+from .wake import RedisWake
 
 KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
 
 
 class RedisBroker(Broker):
-    """Jobs in Redis, under keys that begin with the cluster's prefix."""
+    """Jobs in Redis, under keys that begin with the cluster's prefix.
+
+    Args:
+        settings: of the backend.
+        first: the first slot, if this is another one. Slots share its client and its channel.
+        slot: the number of this slot.
+    """
 
     capabilities = Capabilities(results=True)
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, first: RedisBroker | None = None, slot: int = 0) -> None:
         super().__init__(settings)
+        self._first_slot = first
+        self._lease_suffix = f".{slot}" if slot else ""
         self._keeps_results = settings.keeps_successes and settings.results == "redis"
-        self.prefix = f"{{stoker:{settings.cluster}}}"
+        self.prefix = f"{{stoker:{settings.cluster}{f':slot-{slot}' if slot else ''}}}"
         self._keys = [f"{self.prefix}:{name}" for name in KEYS]
-        self.channel = f"{self.prefix}:wake"
+        self.channel: str = first.channel if first else f"{self.prefix}:wake"
         # no node of a Redis cluster answers yet: the next call connects
         with suppress(BrokerUnavailable):
             _ = self.client
         self._clock = ServerClock(lambda: int(self._run("now", [])))
-        self._scripts: dict[str, Callable[..., Any]] = {}
+        self._scripts: dict[str, Any] = {}
 
     @cached_property
     def client(self) -> Any:
@@ -73,7 +85,7 @@ class RedisBroker(Broker):
         Raises:
             BrokerUnavailable: no node of a Redis cluster answers.
         """
-        return connect(self.settings)
+        return self._first_slot.client if self._first_slot else connect(self.settings)
 
     # -- in ---------------------------------------------------------------------------------------
 
@@ -86,7 +98,18 @@ class RedisBroker(Broker):
         self._enqueue(messages, REMEMBERED_SECONDS, until)
 
     def relay_until(self) -> float:
-        return self._clock.now() + RELAY_SECONDS
+        return self.now() + RELAY_SECONDS
+
+    def relayed(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Return the jobs that are here, or that were relayed and are remembered."""
+        found = set(self.states(job_ids))
+        for some in batches(job_ids):
+            with self._explained(), self.client.pipeline(transaction=False) as pipeline:
+                for one in some:
+                    pipeline.zscore(self._keys[5], one.hex)
+                scores = pipeline.execute()
+            found |= {one for one, score in zip(some, scores, strict=True) if score is not None}
+        return found
 
     def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
         with suppress(BrokerUnavailable, *FAILURES):
@@ -109,13 +132,16 @@ class RedisBroker(Broker):
     # -- out --------------------------------------------------------------------------------------
 
     def claim(self, request: ClaimRequest) -> list[Delivery]:
-        lease_id = _lease_id()
+        lease_id = self._lease_id()
         arguments = [*_leasing(request, lease_id), len(request.queues), *request.queues]
         return deliveries(self._run("claim", [*arguments, *request.passed_over]), lease_id)
 
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
-        lease_id = _lease_id()
+        lease_id = self._lease_id()
         return deliveries(self._run("claim_expired", _leasing(request, lease_id)), lease_id)
+
+    def _lease_id(self) -> str:
+        return f"{new_lease_id():x}{self._lease_suffix}"
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -152,6 +178,28 @@ class RedisBroker(Broker):
         if any(back.delay_seconds <= 0 for back in again):
             self.wake_up(())
         return stale
+
+    def begin_settle(
+        self,
+        over: Sequence[Lease] = (),
+        again: Sequence[Return] = (),
+        *,
+        failed: Collection[UUID] = (),
+    ) -> Callable[[], object]:
+        if again or isinstance(self.client, RedisCluster):  # a cluster has a pool for each node
+            return super().begin_settle(over, again, failed=failed)
+        with self._explained():
+            script = self._script("settle").sha
+            arguments = [len(self._keys), *self._keys, len(over), named(over)]
+            sent = SentCommand(self.client, "EVALSHA", script, *arguments)
+
+        def end() -> None:
+            try:
+                sent.reply()
+            except FAILURES:  # it may have been carried out: then the repetition changes nothing
+                self.settle(over)
+
+        return end
 
     def finish(self, jobs: JobColumns, leases: Leases) -> Unrecorded:
         kept = limits(self.settings.keep_results, are_kept=self._keeps_results)
@@ -263,12 +311,27 @@ class RedisBroker(Broker):
 
     # -- the server -------------------------------------------------------------------------------
 
-    def _run(self, name: str, arguments: Sequence[Any]) -> Any:
-        script = self._scripts.get(name)
-        if script is None:
-            script = self._scripts[name] = self.client.register_script(_script(name))
+    def now(self) -> float:
+        """Return seconds since 1970 on the server's clock."""
+        return self._clock.now()
+
+    def note_slots(self, count: int) -> list[int]:
+        """Add a number of slots to those that were ever used, and return them all."""
+        key = f"{self.prefix}:slot_counts"
         with self._explained():
-            return script(keys=self._keys, args=arguments)
+            used = {int(one) for one in self.client.smembers(key)}
+            if count not in used:  # a server whose memory is full refuses writes
+                self.client.sadd(key, count)
+        return sorted({*used, count})
+
+    def _run(self, name: str, arguments: Sequence[Any]) -> Any:
+        with self._explained():
+            return self._script(name)(keys=self._keys, args=arguments)
+
+    def _script(self, name: str) -> Any:
+        if name not in self._scripts:
+            self._scripts[name] = self.client.register_script(_source(name))
+        return self._scripts[name]
 
     def _first(self, key: str) -> list[bytes]:
         with self._explained():
@@ -297,14 +360,10 @@ class RedisBroker(Broker):
 
 
 @cache
-def _script(name: str) -> str:
+def _source(name: str) -> str:
     folder = files(__package__) / "lua"
     common, own = (folder / f"{one}.lua" for one in ("common", name))
     return common.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
-
-
-def _lease_id() -> str:
-    return f"{new_lease_id():x}"
 
 
 def _leasing(request: ClaimRequest, lease_id: str) -> list[Any]:
@@ -408,73 +467,3 @@ def loads(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
             start, load_bytes = place, len(message.package)
     if messages:
         yield messages[start:]
-
-
-RECONNECT_SECONDS = 2.0
-
-
-class RedisWake(Wake):
-    """Listen for wake-ups on a connection of its own.
-
-    Args:
-        connect: returns a client that is used only here.
-    """
-
-    def __init__(self, connect: Callable[[], Any], channel: str) -> None:
-        self._connect = connect
-        self._client: Any = None
-        self._channel = channel
-        self._listening: Any = None
-        self._try_again_at = 0.0
-        self._has_listened = False
-        self._was_deaf = False
-        """Whether a wake-up may have been missed between two connections."""
-        self._listen()
-
-    def fileno(self) -> int | None:
-        self._listen()
-        connection = None if self._listening is None else self._listening.connection
-        socket = getattr(connection, "_sock", None)
-        return None if socket is None else int(socket.fileno())
-
-    def is_due(self) -> bool:
-        self._listen()
-        missed, self._was_deaf = self._was_deaf, False
-        if self._listening is None:
-            return False
-        heard = False
-        try:
-            while (message := self._listening.get_message(timeout=0)) is not None:
-                heard = heard or message["type"] == "message"
-        except FAILURES:
-            self._hang_up()
-            return True
-        return heard or missed
-
-    def close(self) -> None:
-        self._hang_up()
-        self._try_again_at = float("inf")
-        if self._client is not None:
-            with suppress(*FAILURES):
-                self._client.close()
-
-    def _listen(self) -> None:
-        if self._listening is not None or time.monotonic() < self._try_again_at:
-            return
-        try:
-            if self._client is None:
-                self._client = self._connect()
-            self._listening = self._client.pubsub()
-            self._listening.subscribe(self._channel)
-        except (BrokerUnavailable, *FAILURES):
-            self._hang_up()
-        else:
-            self._was_deaf = self._has_listened
-            self._has_listened = True
-
-    def _hang_up(self) -> None:
-        listening, self._listening = self._listening, None
-        self._try_again_at = time.monotonic() + RECONNECT_SECONDS
-        if listening is not None:
-            with suppress(*FAILURES):
-                listening.close()

@@ -156,3 +156,41 @@ def _advice(error: Exception) -> str:
     if isinstance(error, redis.AuthenticationError):
         return " Write user and password in BROKER: redis://USER:PASSWORD@HOST:PORT/0."
     return ""
+
+
+class SentCommand:
+    """A command whose reply is read later, so that the caller can do something else meanwhile.
+
+    Args:
+        client: a client of a single server or of a Sentinel's master.
+        command: the name of the command and its arguments.
+    """
+
+    def __init__(self, client: Any, *command: Any) -> None:
+        self._pool = client.connection_pool
+        self._connection = self._pool.get_connection()
+        try:
+            self._connection.send_command(*command)
+        except BaseException:
+            self._release()
+            raise
+
+    def reply(self) -> Any:
+        """Wait for the reply and return it. Another call raises an error.
+
+        Raises:
+            RedisError, OSError: no reply came, or the server refused the command.
+        """
+        if self._connection is None or self._connection._sock is None:
+            self._release()
+            raise redis.ConnectionError("The connection was closed before the reply came.")
+        try:
+            return self._connection.read_response()
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Give the connection back to the pool. The driver has closed it if a reply is missing."""
+        if self._connection is not None:
+            self._pool.release(self._connection)
+            self._connection = None
