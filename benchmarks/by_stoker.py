@@ -10,14 +10,27 @@ from django.db import connection, transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.models import (
+    Attempt,
+    Blocked,
+    Claimed,
+    DeadLetter,
+    Deferred,
+    GuardKey,
+    Job,
+    Need,
+    Ready,
+    Wait,
+)
 
 from benchmarks.cluster import RunningCluster, running_cluster
 from benchmarks.pauses import idle_pauses
 from benchmarks.processes import difference, family, memory_mb, processor_seconds
 from benchmarks.tasks import first_line, nothing
 
-TABLES = (Ready, Deferred, Claimed, Attempt, DeadLetter, Job)
+TABLES = (
+    Ready, Deferred, Blocked, Claimed, Attempt, Wait, DeadLetter, Need, GuardKey, Job,
+)  # fmt: skip
 WARM_UP_JOBS = 200
 
 
@@ -120,7 +133,7 @@ class ByStoker:
         broker = broker_for(settings_for())
         last = Job.objects.filter(pk=last_id, status__isnull=False)
         cluster.wait_until(lambda: last.exists() or broker.results([UUID(last_id)]))
-        places = (Ready, Claimed, Deferred)
+        places = (Ready, Claimed, Deferred, Blocked)
         cluster.wait_until(lambda: not any(place.objects.exists() for place in places))
 
     def processor_seconds(self, cluster: RunningCluster) -> dict[str, float]:

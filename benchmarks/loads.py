@@ -105,6 +105,15 @@ class Loads:
             title, options = f"async, {flying} in flight", {"CONCURRENCY": flying}
             self._drains(title, options, wait_async, jobs, min(no_op, ideal * flying))
 
+    def guards(self) -> None:
+        """Jobs with a lock: each has its own key, or all share a few."""
+        from benchmarks.tasks import HOT_KEYS, nothing, with_hot_key, with_own_key
+
+        jobs = self._arguments.jobs
+        unguarded = self._drains("no guard", {}, nothing, jobs)
+        self._drains("a lock, own key", {}, with_own_key, jobs, unguarded)
+        self._drains(f"a lock, {HOT_KEYS} keys", {}, with_hot_key, jobs, unguarded)
+
     def computing(self) -> None:
         """Jobs that use the processor for as long."""
         from benchmarks.tasks import compute
@@ -194,6 +203,7 @@ LOADS: dict[str, Callable[[Loads], None]] = {
     "steady": Loads.steady,
     "snapshot": lambda loads: loads.steady(snapshot=True),
     "waiting": Loads.waiting,
+    "guards": Loads.guards,
     "computing": Loads.computing,
     "due": Loads.due,
     "payload": Loads.payload,

@@ -3,12 +3,26 @@
 import asyncio
 import time
 
-from stoker import task
+from stoker import Lock, task
+
+HOT_KEYS = 50
 
 
 @task
 def nothing(number: int) -> int:
     """Do nothing, and have a small result."""
+    return number
+
+
+@task(lock=Lock("key {number}"))
+def with_own_key(number: int) -> int:
+    """Do nothing, under a lock that no other job has."""
+    return number
+
+
+@task(lock=Lock(lambda number: f"hot key {number % HOT_KEYS}"))
+def with_hot_key(number: int) -> int:
+    """Do nothing, under one of a few locks."""
     return number
 
 

@@ -66,6 +66,10 @@ def test_single_cluster_runs_jobs_guards_and_schedules(tmp_path: Path) -> None:
         (shown,) = clusters(settings_for())
         assert (shown.is_single, len(shown.workers)) == (True, 1)
         assert max(shown.loops.values()) < WAIT_SECONDS
+        assert {one.role: one.pid for one in shown.processes} == {
+            "sentinel": cluster.process.pid,
+            "core": core.pid,
+        }
         assert "--single: running" in run_command("stoker", "info").stdout
         roles = {one.pid: one.role for one in memory_of(shown).processes}
         assert (roles[core.pid], roles[worker.pid]) == ("core", "worker 0")

@@ -203,6 +203,23 @@ def test_dead_cluster_of_this_host_is_buried_by_its_board_after_a_failure(
     assert (str(again.job_id), again.attempt) == (result.id, 1)
 
 
+def test_unstarted_job_of_a_dead_cluster_is_cancelled_if_that_was_requested(
+    broker: Broker, tmp_path: Path
+) -> None:
+    cancelled, waiting = (tasks.add.enqueue(1, 2) for _ in range(2))
+    board = Board.create(tmp_path / "cluster.board", workers=1, slots=2)
+    upkeep = upkeep_with()
+    dead = cluster_row(upkeep._plan.host, 0.0)
+    Cluster.objects.filter(pk=dead.pk).update(info={"board": str(board.path)})
+    broker.claim(ClaimRequest(2, holder=dead.pk, lease_seconds=600))
+    cancelled.cancel("not needed")
+    board.close()
+    upkeep.bury_clusters_of_this_host()
+    assert Job.objects.get(pk=cancelled.id).status == "CANCELLED"
+    (again,) = broker.claim(ClaimRequest(2, holder=uuid4(), lease_seconds=60))
+    assert str(again.job_id) == waiting.id
+
+
 def cluster_row(host: str, silent_seconds: float, pk: UUID | None = None) -> Cluster:
     return Cluster.objects.create(
         id=pk or uuid4(), name="a", host=host, pid=7, started_at=timezone.now(), info={},

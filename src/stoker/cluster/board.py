@@ -56,8 +56,8 @@ if TYPE_CHECKING:  # a started process reads the board before Django is set up
 FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WORKERS, SLOTS = range(
     7
 )
-STORE = 7
-_HEADER = 8
+STORE, MONITOR_PID, SCHEDULER_PID = 7, 8, 9
+_HEADER = 10
 INCARNATION, RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID = range(5)
 _PER_WORKER = 5
 DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE, COMPLETING = range(8)
@@ -136,13 +136,12 @@ class Slot:
         started_ns: int,
         deadline_ns: int,
         lease: int,
-    ) -> Listing:
-        """Write the job that starts, and return its entry for the list of finished jobs. The
-        delivery number is written last; until then readers treat the slot as idle."""
+    ) -> None:
+        """Write the job that starts. The delivery number is written last; until then readers treat
+        the slot as idle."""
         high, low = _HALVES.unpack(job_id)
         _REST.pack_into(self._numbers, _REST_AT, high, low, attempt, started_ns, deadline_ns, lease)
         self._numbers[DELIVERY] = delivery
-        return delivery, high, low, lease
 
     def set_deadline(self, deadline_ns: int) -> None:
         self._numbers[DEADLINE_NS] = deadline_ns

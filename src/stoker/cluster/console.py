@@ -10,6 +10,7 @@ from typing import Any
 from stoker.compat import TASKS_APP
 from stoker.jobs.running import current, job_lines
 from stoker.json_lines import JsonLines
+from stoker.values.text import shown_text
 
 FORM = "%(asctime)s %(levelname)-7s [%(processName)s] %(message)s"
 
@@ -22,6 +23,9 @@ class PlainLines(logging.Formatter):
         if running is not None and not hasattr(record, "stoker_event"):
             record.message = f"{running.task}[{running.short_id}] {record.message}"
         return super().formatMessage(record)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return shown_text(super().format(record))
 
 
 class Console(logging.StreamHandler[Any]):

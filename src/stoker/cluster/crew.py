@@ -73,8 +73,8 @@ class Crew:
             self._start(("worker", number))
 
     def start_missing(self) -> None:
-        """Restart dead processes after their pause, but no worker of a stopping cluster, and none
-        of those that the cluster was told to do without."""
+        """Restart dead processes after their pause. Do not restart the workers of a stopping
+        cluster, and those above the number of workers that an operator has set."""
         for key in self._restarts.due():
             role, number = key
             if role != "worker" or (not self.is_stopping and number < self._workers):
@@ -97,6 +97,8 @@ class Crew:
             self._restarts.plan(key, 0.0, is_failure=True)
             return
         self._members[key] = started
+        if role in PIDS:
+            self._board[PIDS[role]] = started.process.pid or 0
         if key == self._pusher:
             self._introduce(started)
         elif key == MONITOR:
@@ -285,6 +287,10 @@ LOOPS = {
     "scheduler": place.SCHEDULER_BEAT_NS,
 }
 """Role -> index in the board of the heartbeat of its loop."""
+
+
+PIDS = {"monitor": place.MONITOR_PID, "scheduler": place.SCHEDULER_PID}
+"""Role -> index in the board of the id of its process, which the pusher does not know."""
 
 
 def loops_of(role: str) -> Sequence[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -41,7 +41,7 @@ from .wire import Reported, as_failed, id_bytes_of, open_batch, open_report
 
 BATCH = 400
 LINGER_SECONDS = 0.004
-"""How long a batch waits for more outcomes while the monitor is busy."""
+"""How long a batch waits for more outcomes while the monitor is busy and workers have jobs."""
 BUSY_BATCH = 20
 """The monitor is busy if the last batch had this size or more."""
 SETTLED_TOGETHER = 800
@@ -87,7 +87,7 @@ class Monitor:
         self.broker = broker_for(self.settings)
         self.patience = Patience(self.settings, self.broker)
         self.tallies = Tallies(self.settings)
-        self.unsettled = Unsettled()
+        self.unsettled = Unsettled(self.broker)
         self.recorder = Recorder(
             self.settings, self.broker, self.tallies, self.unsettled.put, lease_clock_ns
         )
@@ -100,6 +100,8 @@ class Monitor:
         self.is_over = False
         self._first_at = 0.0
         self._last_batch = 0
+        self._has_all = False
+        """Whether no worker had a job that was not reported when the last report came."""
         self._careful_until = 0.0
         """Up to this monotonic time, each batch starts with a search for locked rows, because
         waiting for a lock takes a second."""
@@ -141,13 +143,17 @@ class Monitor:
     def _sleep_seconds(self) -> float:
         if self.pending:
             return max(0.0, self._first_at + LINGER_SECONDS - time.monotonic())
-        waits = self.aside or len(self.unsettled) or self.logs.has_waiting
+        unsettled = len(self.unsettled) or self.unsettled.has_begun
+        waits = self.aside or unsettled or self.logs.has_waiting
         return FIRST_PAUSE / 4 if waits else BEAT_SECONDS
 
     def _is_due(self) -> bool:
-        if len(self.pending) >= BATCH or (self.pending and self._last_batch < BUSY_BATCH):
+        if not self.pending:
+            return False
+        lingers = self._last_batch >= BUSY_BATCH and not self._has_all
+        if len(self.pending) >= BATCH or not lingers:
             return True
-        return bool(self.pending) and time.monotonic() - self._first_at >= LINGER_SECONDS
+        return time.monotonic() - self._first_at >= LINGER_SECONDS
 
     def _read_control(self) -> None:
         for message, descriptor in self.child.control.receive(block=False):
@@ -164,7 +170,7 @@ class Monitor:
         self.pusher = stream
         self.pending.clear()
         self.aside.clear()
-        self.unsettled.numbers.clear()
+        self.unsettled.forget_numbers()
         self.selector.register(stream, selectors.EVENT_READ, self._read_pusher)
 
     def _drop_pusher(self) -> None:
@@ -183,8 +189,9 @@ class Monitor:
         if frames and not self.pending:
             self._first_at = time.monotonic()
         for word, reported in frames:
-            if word == "reports":
+            if word in ("reports", "last_reports"):
                 self.pending += reported
+                self._has_all = word == "last_reports"
             elif word == "logs":
                 self.logs.add(reported)
             else:
@@ -338,20 +345,32 @@ class Monitor:
         pusher. If the broker is unreachable, both wait.
 
         Args:
-            at_least: the minimum number of jobs. With fewer nothing is done.
+            at_least: the minimum number of jobs. With fewer no call begins. If it is more than 1,
+                more outcomes may follow, which are recorded before the answer is awaited.
         """
-        if len(self.unsettled) < at_least:
-            return
-        if self.patience.call(partial(self.unsettled.settle, self.broker)) is not None:
-            numbers = self.unsettled.numbers.copy()
-            self.unsettled.clear()
-            self._confirm(numbers)
+        if len(self.unsettled) >= at_least and self._end_settling():
+            self.patience.call(self.unsettled.begin)
+        if at_least == 1:
+            self._end_settling()
+
+    def _end_settling(self) -> bool:
+        """Wait for the broker's answer to the last call, and tell the pusher. Return whether no
+        call is open any more."""
+        if not self.unsettled.has_begun:
+            return True
+        settled = self.patience.call(self.unsettled.end)
+        if settled is not None:
+            self._tell_pusher(settled.value)
+        return settled is not None
 
     def _confirm(self, numbers: list[int]) -> None:
         """Tell the pusher that these outcomes are recorded, as soon as their leases are settled."""
         if len(self.unsettled):
             self.unsettled.numbers += numbers
-            return
+        else:
+            self._tell_pusher(numbers)
+
+    def _tell_pusher(self, numbers: Sequence[int]) -> None:
         if self.pusher is None or not numbers:
             return
         try:
@@ -361,11 +380,22 @@ class Monitor:
 
 
 class Unsettled:
-    """Recorded jobs whose leases are not yet settled with the broker outside the store."""
+    """Recorded jobs whose leases are not yet settled with the broker outside the store.
 
-    def __init__(self) -> None:
+    Those of one call may be on their way to the broker while more are added.
+    """
+
+    def __init__(self, broker: Dispatch) -> None:
+        self._broker = broker
+        self._begun: list[int] = []
+        """Numbers of the deliveries of the call whose answer has not come."""
+        self._end: Callable[[], object] | None = None
+        """Waits for the answer to that call."""
+        self._start_anew()
+
+    def _start_anew(self) -> None:
         self.numbers: list[int] = []
-        """Numbers of recorded deliveries that were not reported to the pusher yet."""
+        """Numbers of recorded deliveries to report to the pusher after the next call."""
         self._job_ids: list[str] = []
         self._lease_ids: list[LeaseId] = []
         self._again: list[Return] = []
@@ -374,22 +404,37 @@ class Unsettled:
     def __len__(self) -> int:
         return len(self._job_ids) + len(self._again)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether the answer to a call has not come."""
+        return self._end is not None
+
     def put(self, over: Leases, again: Sequence[Return], failed: Collection[UUID]) -> None:
-        """Add jobs to ack and release."""
+        """Add jobs to ack and release in the next call."""
         self._job_ids += over.job_ids
         self._lease_ids += over.lease_ids
         self._again += again
         self._failed |= set(failed)
 
-    def settle(self, broker: Dispatch) -> set[Lease]:
-        """Ack and release the jobs. Return the stale leases."""
+    def begin(self) -> None:
+        """Send the jobs to the broker. If that fails, they stay here."""
         over = Leases(self._job_ids, self._lease_ids)
-        return broker.settle(over, self._again, failed=self._failed)
+        self._end = self._broker.begin_settle(over, self._again, self._failed)
+        self._begun = self.numbers
+        self._start_anew()
 
-    def clear(self) -> None:
-        """Remove all jobs."""
-        for column in (self.numbers, self._job_ids, self._lease_ids, self._again, self._failed):
-            column.clear()
+    def end(self) -> list[int]:
+        """Wait until the broker has settled the jobs, and return the numbers of their deliveries.
+        If that fails, the next call of this method sends them again."""
+        if self._end is not None:
+            self._end()
+        self._end = None
+        return self._begun
+
+    def forget_numbers(self) -> None:
+        """Report none of these deliveries to the pusher, because it is a new one."""
+        self.numbers = []
+        self._begun = []
 
 
 class Refused(Exception):

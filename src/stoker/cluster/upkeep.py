@@ -25,7 +25,7 @@ from stoker.exceptions import StokerError
 from stoker.guards.sweeping import GuardSweep
 from stoker.inspect.queue_depths import queues
 from stoker.jobs.cancel import sweep_requests
-from stoker.jobs.outcomes import Attempted, Crashed, Outcome, Snoozed, Tallies
+from stoker.jobs.outcomes import Attempted, Cancelled, Crashed, Outcome, Snoozed, Tallies
 from stoker.jobs.package import JobOptions, sealer_for
 from stoker.jobs.pruning import Pruning
 from stoker.jobs.record import finish
@@ -35,6 +35,7 @@ from stoker.locks.sweep import Leftovers
 from stoker.models import (
     Blocked,
     BulkOperation,
+    Cancellation,
     Claimed,
     Cluster,
     Deferred,
@@ -283,6 +284,7 @@ class Upkeep:
                 for one in self._broker.held_by(cluster.pk)
                 if one.job_id not in running and job_lease(one) not in finished
             ]
+            unstarted = self._without_cancelled(unstarted)
             for start in range(0, len(unstarted), BATCH):
                 batch = unstarted[start : start + BATCH]
                 returns = [
@@ -297,6 +299,17 @@ class Upkeep:
             pk=cluster.pk, heartbeat_us=cluster.heartbeat_us
         ).delete()
         return count
+
+    def _without_cancelled(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+        """End the jobs whose cancellation was requested, and return the others."""
+        requests = Cancellation.objects.using(self._alias)
+        reasons = requests.reasons_of([one.job_id for one in deliveries])
+        if asked := [one for one in deliveries if one.job_id in reasons]:
+            now = time.time()
+            self._finish(
+                [Attempted(one, Cancelled(reasons[one.job_id]), "", None, now) for one in asked]
+            )
+        return [one for one in deliveries if one.job_id not in reasons]
 
     def rescue(self) -> int:
         """Take over all jobs whose lease has ended, and record the lost attempts as crashes.

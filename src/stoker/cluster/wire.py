@@ -12,6 +12,7 @@
                          ("logs", [chunk, ...])           chunk = (job id, attempt, lines)
     pusher -> monitor    ("reports", [(report, job without package), ...])
                                                           with it, where the store has none
+                         ("last_reports", the same)       no worker has a job that is not reported
                          ("counted", the same)            outcomes that workers have recorded
                          ("logs", [chunk, ...])           as from the workers
     monitor -> pusher    ("recorded", [number, ...])
@@ -28,12 +29,12 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-from stoker.brokers.contract import Delivery
+from stoker.brokers.contract import Delivery, LeaseId
 from stoker.cluster.board import lease_clock_ns
 from stoker.jobs.outcomes import Attempted, Batch, Failed, open_outcome, pack_outcome
 from stoker.values.ids import id_of
 
-Job = tuple[int, int, bytes, int | str, bytes, str, int, int, int, int, float, str, float | None]
+Job = tuple[int, int, bytes, LeaseId, bytes, str, int, int, int, int, float, str, float | None]
 Report = tuple[int, float | None, float, str, tuple[Any, ...], str, float | None]
 Reported = tuple[Report, Job]
 RECORDED = ("recorded",)
@@ -57,6 +58,8 @@ def pack_for_monitor(number: int, delivery: Delivery, valid_until_ns: int = 0) -
 
 permit_of: Callable[[Job], int] = itemgetter(1)
 id_bytes_of: Callable[[Job], bytes] = itemgetter(2)
+lease_id_of: Callable[[Job], LeaseId] = itemgetter(3)
+attempt_of: Callable[[Job], int] = itemgetter(7)
 
 
 def is_over(permit_ns: int) -> bool:

@@ -6,8 +6,10 @@ same order as when jobs are recorded.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from uuid import UUID
+
+from django.db.models import Q
 
 from stoker.models.guard_key import GuardKey
 from stoker.models.need import Need, need_ids
@@ -15,27 +17,32 @@ from stoker.store.statements import update_by_key, with_keys
 from stoker.store.turns import call_next
 
 MOST_GUARDS = 64
+JOBS_AT_ONCE = 250
 
 
-def pass_on(alias: str, from_job_id: UUID, to_job_id: UUID) -> set[str]:
-    """Pass the place of a failed job in its halted sequence to a new job, which then runs first.
+def pass_on(alias: str, jobs: Mapping[UUID, UUID]) -> set[str]:
+    """Pass the places of failed jobs in their halted sequences to new jobs, which then run first.
 
-    If the new job belongs to another sequence, the old sequence goes on.
+    If a new job belongs to another sequence, the old sequence goes on.
+
+    Args:
+        jobs: failed job -> the job that continues it.
 
     Returns:
         The queues in which blocked jobs became ready.
     """
-    halting = _halting(alias, [from_job_id])
+    halting = _halting(alias, jobs)
     if not halting:
         return set()
     needs = Need.objects.using(alias)
     keys = GuardKey.objects.using(alias).lock({need.key_id for need in halting})
-    mine = {need.key_id: need for need in with_keys(needs, _ids(to_job_id))}
+    new_ids = [need_id for old in halting for need_id in _ids(jobs[old.job_id])]
+    mine = {(need.job_id, need.key_id): need for need in with_keys(needs, new_ids)}
     needs.remove([need.pk for need in halting])
     queues: set[str] = set()
     for old in halting:
-        new = mine.get(old.key_id)
-        if new is not None and new.job_id == to_job_id:
+        new = mine.get((jobs[old.job_id], old.key_id))
+        if new is not None:
             update_by_key(needs, [new.pk], holds=old.key_id, fence=old.fence)
         elif old.key_id in keys:
             queues |= call_next(alias, keys[old.key_id], 1)
@@ -74,8 +81,14 @@ def halt_again(alias: str, passed: Collection[Need], job_id: UUID) -> None:
 
 
 def _halting(alias: str, job_ids: Collection[UUID]) -> list[Need]:
-    ids = [need_id for job_id in job_ids for need_id in _ids(job_id)]
-    found = with_keys(Need.objects.using(alias), ids).filter(halts=True)
+    """Return the needs with which these jobs halt sequences. The needs of a job are a range of
+    ids: MariaDB would take a third of a second for the 16,000 ids of 250 jobs."""
+    wanted, found = list(job_ids), list[Need]()
+    for first in range(0, len(wanted), JOBS_AT_ONCE):
+        ranges = Q()
+        for job_id in wanted[first : first + JOBS_AT_ONCE]:
+            ranges |= Q(pk__gte=job_id, pk__lt=UUID(int=job_id.int + MOST_GUARDS))
+        found += Need.objects.using(alias).filter(ranges, halts=True)
     return [need for need in found if need.job_id in job_ids]
 
 

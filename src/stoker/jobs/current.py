@@ -148,8 +148,9 @@ def _write(running: Running, **values: Any) -> None:
     settings = settings_for(running.backend)
     notes = Note.objects.using(settings.database)
     with explained(settings.database):
-        is_inside = broker_for(settings).is_inside(running.lease_id)
-        if is_inside and not notes.holds_lease(running.job_id, running.lease_id):
+        lease_id = running.delivery.lease_id
+        is_inside = broker_for(settings).is_inside(lease_id)
+        if is_inside and not notes.holds_lease(running.job_id, lease_id):
             raise LeaseLost(
                 f"Another cluster has taken over job {running.job_id}, because this one could not "
                 "extend its lease: nothing was stored."
@@ -167,4 +168,4 @@ def fencing_number() -> int:
         0 outside of a job, and for tasks without lock, limit, rate and sequence.
     """
     running = current.get()
-    return 0 if running is None else running.fence
+    return 0 if running is None else running.delivery.fence

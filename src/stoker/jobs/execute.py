@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import Token
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from datetime import datetime
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
@@ -17,7 +19,14 @@ from django.db import connections, transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Delivery, Lease
-from stoker.compat import InvalidTask, TaskContext, task_backends, task_signals
+from stoker.compat import (
+    InvalidTask,
+    TaskContext,
+    TaskError,
+    TaskResultStatus,
+    task_backends,
+    task_signals,
+)
 from stoker.conf import Settings
 from stoker.exceptions import (
     BadSignature,
@@ -47,40 +56,14 @@ from .record import finish
 from .results import Result
 from .retries import decide, unprepared
 from .running import (
-    Interruption,
+    FoundTask,
     Running,
-    conclude,
     current,
-    is_ctrl_c,
     message,
     running_result,
     somebody_listens,
     time_limit,
 )
-
-
-@dataclass(slots=True)
-class Opened:
-    """A job ready to run."""
-
-    delivery: Delivery
-    package: Package
-    task: Any
-    function: Callable[..., Any]
-    """The function to call: the task's own, or a wrapper that calls it for each item of a list."""
-    is_async: bool
-    is_atomic: bool
-    started_at: float
-    timeout_seconds: float | None
-    is_once: bool = False
-    """Whether the job must not start a second time (``at_most_once``)."""
-    result: Result[Any] | None = None
-    """Created on first use; until then None."""
-    on_completing: Callable[[], object] = lambda: None
-    """Called after an atomic task has returned, before its success is recorded in its
-    transaction."""
-    interruption: Interruption = field(default_factory=Interruption)
-
 
 UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
 """Delays of a job whose task is unknown here. They grow with the age of the job."""
@@ -215,53 +198,54 @@ class Executor:
         self._aftercare = aftercare or Aftercare()
         self._sealer = sealer_for(settings)
         self._sender = type(task_backends[settings.alias])
-        self._found: dict[str, tuple[Any, bool, bool, bool]] = {}
-        """Name -> task, whether it is async, whether it is atomic, whether it begins at most once.
-        These never change in a process."""
+        self._found: dict[str, FoundTask] = {}
+        """Name, and the path of the task that runs it if it is a plain function -> task."""
 
     def run(self, delivery: Delivery) -> Attempted:
         """Run one attempt in this thread: open the package, run the task, return the outcome.
         Raises only KeyboardInterrupt, and only outside of a cluster's worker."""
-        opened = self.open(delivery)
-        return self.run_opened(opened) if isinstance(opened, Opened) else opened
+        running = self.open(delivery)
+        return self.run_opened(running) if isinstance(running, Running) else running
 
-    def run_opened(self, opened: Opened) -> Attempted:
-        if opened.is_once and (refused := self._refused(opened)):
+    def run_opened(self, running: Running) -> Attempted:
+        if running.found.is_once and (refused := self._refused(running)):
             return refused
-        token = self._announce(opened)
+        token = self._announce(running)
         try:
-            value, outcome = self._complete(opened) if opened.is_atomic else self._try(opened)
+            value, outcome = (
+                self._complete(running) if running.found.is_atomic else self._try(running)
+            )
         except BaseException as error:  # an error of the task is its outcome, whatever its class
-            if is_ctrl_c(error):
+            if _is_ctrl_c(error):
                 raise
-            return self._raised(opened, error)
+            return self._raised(running, error)
         else:
-            attempted = self._concluded(opened, outcome, value)
-            return replace(attempted, is_recorded=True) if opened.is_atomic else attempted
+            attempted = self._concluded(running, outcome, value)
+            return replace(attempted, is_recorded=True) if running.found.is_atomic else attempted
         finally:
             current.reset(token)
 
-    async def run_opened_async(self, opened: Opened) -> Attempted:
+    async def run_opened_async(self, running: Running) -> Attempted:
         """Async version of ``run_opened``, for an ``async def`` task on the running event loop."""
-        if opened.is_once and (refused := await sync_to_async(self._refused)(opened)):
+        if running.found.is_once and (refused := await sync_to_async(self._refused)(running)):
             return refused
-        token = self._announce(opened)
+        token = self._announce(running)
         try:
-            value = await self._await_with_aftercare(opened)
+            value = await self._await_with_aftercare(running)
             sealed = self._sealer.seal_value(value)
             if len(sealed) >= LARGE_BYTES:
                 await sync_to_async(self._refuse_too_large)(sealed)
             outcome: Outcome = outcomes.Succeeded(sealed)
         except BaseException as error:  # an error of the task is its outcome, whatever its class
-            if is_ctrl_c(error):
+            if _is_ctrl_c(error):
                 raise
-            return self._raised(opened, error)
+            return self._raised(running, error)
         else:
-            return self._concluded(opened, outcome, value)
+            return self._concluded(running, outcome, value)
         finally:
             current.reset(token)
 
-    def open(self, delivery: Delivery) -> Opened | Attempted:
+    def open(self, delivery: Delivery) -> Running | Attempted:
         """Open a delivery. Return the job ready to run, or a finished attempt if it cannot be
         run."""
         started_at = time.time()
@@ -279,7 +263,7 @@ class Executor:
             if expires_at is not None and started_at >= expires_at:
                 outcome = expired(started_at - expires_at)
                 return self._not_run(delivery, started_at, outcome, package)
-            task, is_async, is_atomic, begins_once = self._found.get(
+            found = self._found.get(
                 f"{package.task} {options.via}" if options.via else package.task
             ) or self._find(package)
         except (PackageError, UnknownTask) as error:
@@ -289,32 +273,31 @@ class Executor:
         try:
             if options.receives:
                 package = with_received(self.settings, package)
-            function = each_of(task.func, options.each) if options.each else task.func
+            function = found.task.func
+            if options.each:
+                function = each_of(function, options.each)
             seconds = options.timeout_seconds
-            limit = self._atomic_limit(seconds) if is_atomic else seconds
-            opened = Opened(
-                delivery, package, task, function, is_async, is_atomic, started_at, limit
+            if found.is_atomic:
+                seconds = self._atomic_limit(seconds)
+            running = Running(
+                delivery, package, found, self.settings.alias, started_at, function, seconds
             )
-            opened.is_once = begins_once
-            if delivery.attempt > 1 or task.takes_context or somebody_listens():
-                opened.result = self._show(opened, package)
-            return opened
+            if delivery.attempt > 1 or found.task.takes_context or somebody_listens():
+                running.result = self._show(running, package)
+            return running
         except Exception as error:  # noqa: BLE001 - recorded like any failed attempt
             outcome = unprepared(error, package, delivery)
             return self._not_run(delivery, started_at, outcome, package)
 
-    def _find(self, package: Package) -> tuple[Any, bool, bool, bool]:
+    def _find(self, package: Package) -> FoundTask:
         task = task_of(package)
         is_atomic = getattr(task, "atomic", False)
+        is_async = iscoroutinefunction(task.func)
         via = package.options.via
         if len(self._found) >= MOST_FOUND:
             self._found.clear()
-        self._found[f"{package.task} {via}" if via else package.task] = found = (
-            task,
-            iscoroutinefunction(task.func),
-            is_atomic,
-            is_once(task),
-        )
+        found = FoundTask(task, is_async, is_atomic, is_once(task))
+        self._found[f"{package.task} {via}" if via else package.task] = found
         return found
 
     def _atomic_limit(self, seconds: float | None) -> float | None:
@@ -325,37 +308,30 @@ class Executor:
             return longest if seconds is None else min(seconds, longest)
         return seconds
 
-    def _result(self, opened: Opened) -> Result[Any]:
+    def _result(self, running: Running) -> Result[Any]:
         """Return the result object of the attempt for signals and the task's context."""
-        if opened.result is None:
+        if running.result is None:
             # Opened again, because the task may have changed its arguments.
-            opened.result = self._show(opened, self._sealer.open(opened.delivery.package))
-        return opened.result
+            running.result = self._show(running, self._sealer.open(running.delivery.package))
+        return running.result
 
-    def _show(self, opened: Opened, package: Package) -> Result[Any]:
-        return running_result(
-            self.settings,
-            opened.task,
-            package,
-            opened.delivery,
-            opened.started_at,
-            self.worker_id,
-        )
+    def _show(self, running: Running, package: Package) -> Result[Any]:
+        return running_result(self.settings, running, package, self.worker_id)
 
-    def _complete(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
+    def _complete(self, running: Running) -> tuple[Any, outcomes.Succeeded]:
         """Run an atomic task and record it in one transaction."""
 
         def attempted(ran: tuple[Any, outcomes.Succeeded]) -> Attempted:
-            opened.on_completing()
-            started_at = opened.started_at
-            return Attempted(opened.delivery, ran[1], self.worker_id, started_at, time.time())
+            running.on_completing()
+            started_at = running.started_at
+            return Attempted(running.delivery, ran[1], self.worker_id, started_at, time.time())
 
-        return run_and_record(self.settings, lambda: self._try(opened), attempted)
+        return run_and_record(self.settings, lambda: self._try(running), attempted)
 
-    def _try(self, opened: Opened) -> tuple[Any, outcomes.Succeeded]:
-        besides = self.settings.database if opened.is_atomic else None
+    def _try(self, running: Running) -> tuple[Any, outcomes.Succeeded]:
+        besides = self.settings.database if running.found.is_atomic else None
         try:
-            value = self._call(opened)
+            value = self._call(running)
         except BaseException:
             with suppress(TransactionLeftOpen):  # the task's own error takes precedence
                 self._aftercare.after_sync(besides)
@@ -371,20 +347,20 @@ class Executor:
         if self.settings.results_cache is None:
             engine_of(self.settings.database).refuse_too_large(sealed)
 
-    def _call(self, opened: Opened) -> Any:
-        if opened.is_async:
-            return async_to_sync(self._await)(opened)
-        with opened.interruption:
-            opened.interruption.check()
-            if opened.timeout_seconds is None:
-                return opened.function(*self._arguments(opened), **opened.package.kwargs)
-            with self._limit(opened.timeout_seconds):
-                return opened.function(*self._arguments(opened), **opened.package.kwargs)
+    def _call(self, running: Running) -> Any:
+        if running.found.is_async:
+            return async_to_sync(self._await)(running)
+        with running.interruption:
+            running.interruption.check()
+            if running.timeout_seconds is None:
+                return running.function(*self._arguments(running), **running.package.kwargs)
+            with self._limit(running.timeout_seconds):
+                return running.function(*self._arguments(running), **running.package.kwargs)
 
-    async def _await_with_aftercare(self, opened: Opened) -> Any:
+    async def _await_with_aftercare(self, running: Running) -> Any:
         before = self._aftercare.before_async()
         try:
-            value = await self._await(opened)
+            value = await self._await(running)
         except BaseException:
             with suppress(TransactionLeftOpen):  # as in _try
                 await self._aftercare.after_async(before)
@@ -392,14 +368,14 @@ class Executor:
         await self._aftercare.after_async(before)
         return value
 
-    async def _await(self, opened: Opened) -> Any:
-        positional = self._arguments(opened)
-        seconds = opened.timeout_seconds
+    async def _await(self, running: Running) -> Any:
+        positional = self._arguments(running)
+        seconds = running.timeout_seconds
         try:
-            with opened.interruption.of_coroutine():
+            with running.interruption.of_coroutine():
                 async with asyncio.timeout(seconds) as limit:
                     try:
-                        return await opened.function(*positional, **opened.package.kwargs)
+                        return await running.function(*positional, **running.package.kwargs)
                     finally:
                         self._aftercare.leave_forked_child()
         except TimeoutError as error:
@@ -407,78 +383,69 @@ class Executor:
                 raise TaskTimeout(message(seconds)) from error
             raise
 
-    def _arguments(self, opened: Opened) -> tuple[Any, ...]:
-        if opened.task.takes_context:
-            return (TaskContext(task_result=self._result(opened)), *opened.package.args)
-        return opened.package.args
+    def _arguments(self, running: Running) -> tuple[Any, ...]:
+        if running.found.task.takes_context:
+            return (TaskContext(task_result=self._result(running)), *running.package.args)
+        return running.package.args
 
-    def _refused(self, opened: Opened) -> Attempted | None:
+    def _refused(self, running: Running) -> Attempted | None:
         """Record the start of a job that must not start twice. If it has started before, return the
         finished attempt."""
         try:
-            note_begin(self.settings, opened.package, self.worker_id)
+            note_begin(self.settings, running.package, self.worker_id)
         except Exception as error:  # noqa: BLE001 - recorded like any failed attempt
-            outcome = unprepared(error, opened.package, opened.delivery)
-            return self._not_run(opened.delivery, opened.started_at, outcome, opened.package)
+            outcome = unprepared(error, running.package, running.delivery)
+            return self._not_run(running.delivery, running.started_at, outcome, running.package)
         return None
 
-    def _announce(self, opened: Opened) -> Token[Running | None]:
+    def _announce(self, running: Running) -> Token[Running | None]:
         """Make this attempt the current job and send signals. Return the token that resets it."""
-        delivery, package = opened.delivery, opened.package
-        running = Running(
-            delivery.job_id,
-            package.task,
-            delivery.attempt,
-            package.queue,
-            delivery.fence,
-            package.metadata,
-            self.settings.alias,
-            delivery.lease_id,
-        )
         token = current.set(running)
         running.log_start()
-        if opened.result is not None:
-            task_signals.task_started.send_robust(self._sender, task_result=opened.result)
-            pre_execute.send_robust(self._sender, task_result=opened.result)
+        if running.result is not None:
+            task_signals.task_started.send_robust(self._sender, task_result=running.result)
+            pre_execute.send_robust(self._sender, task_result=running.result)
         return token
 
-    def _raised(self, opened: Opened, error: BaseException) -> Attempted:
+    def _raised(self, running: Running, error: BaseException) -> Attempted:
         """Return the finished attempt for an error. Called inside the except block, because
         receivers of task_finished may use sys.exc_info()."""
         outcome: Outcome
-        if opened.interruption.is_behind(error):
-            outcome = outcomes.Cancelled(opened.interruption.reason or "")
+        if running.interruption.is_behind(error):
+            outcome = outcomes.Cancelled(running.interruption.reason or "")
         elif isinstance(error, PackageError):
             outcome = outcomes.Failed(fault_of(error))
         else:
             # max_attempts may be set per job by using(), and is part of its package.
-            max_attempts = opened.package.options.max_attempts
-            options = replace(options_of(opened.task, self.settings), max_attempts=max_attempts)
-            outcome = decide(error, options, opened.delivery.attempt, self._result(opened))
-            if opened.is_once and isinstance(outcome, outcomes.Snoozed | outcomes.Retried):
+            max_attempts = running.package.options.max_attempts
+            options = replace(
+                options_of(running.found.task, self.settings), max_attempts=max_attempts
+            )
+            outcome = decide(error, options, running.delivery.attempt, self._result(running))
+            if running.found.is_once and isinstance(outcome, outcomes.Snoozed | outcomes.Retried):
                 outcome = outcomes.Failed(fault_of(error))
-        return self._concluded(opened, outcome)
+        return self._concluded(running, outcome)
 
-    def _concluded(self, opened: Opened, outcome: Outcome, value: Any = None) -> Attempted:
+    def _concluded(self, running: Running, outcome: Outcome, value: Any = None) -> Attempted:
         finished_at = time.time()
-        package = opened.package
+        package = running.package
         attempted = Attempted(
-            opened.delivery,
+            running.delivery,
             outcome,
             self.worker_id,
-            opened.started_at,
+            running.started_at,
             finished_at,
             task=package.task,
             enqueued_at=package.enqueued_at,
         )
-        if (running := current.get()) and running.is_logged:
-            running.log_end(outcome, finished_at - opened.started_at)
-        if opened.result is None and isinstance(outcome, outcomes.Succeeded):
+        if running.is_logged:
+            running.log_end(outcome, finished_at - running.started_at)
+        if running.result is None and isinstance(outcome, outcomes.Succeeded):
             return attempted
         tell_failure(self.settings, attempted, package)
-        result = self._result(opened)
+        result = self._result(running)
         if isinstance(outcome, outcomes.Succeeded | outcomes.Failed | outcomes.Cancelled):
-            conclude(result, outcome, value, moment(finished_at))
+            _conclude(result, outcome, value, moment(finished_at))
             task_signals.task_finished.send_robust(self._sender, task_result=result)
         post_execute_in_worker.send_robust(self._sender, task_result=result, outcome=outcome)
         return attempted
@@ -490,3 +457,24 @@ class Executor:
         attempted = Attempted(delivery, outcome, self.worker_id, at, time.time(), task=task)
         tell_failure(self.settings, attempted, package)
         return attempted
+
+
+def _is_ctrl_c(error: BaseException) -> bool:
+    """Return whether SIGINT may have raised the error. In a worker SIGINT has another handler, so a
+    KeyboardInterrupt comes from the task."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler
+
+
+def _conclude(result: Result[Any], outcome: Outcome, value: Any, finished_at: datetime) -> None:
+    """Set the result's final status, value and error."""
+    succeeded = isinstance(outcome, outcomes.Succeeded)
+    status = TaskResultStatus.SUCCESSFUL if succeeded else TaskResultStatus.FAILED
+    object.__setattr__(result, "status", status)
+    object.__setattr__(result, "finished_at", finished_at)
+    object.__setattr__(result, "_return_value", value)
+    if isinstance(outcome, outcomes.Failed):
+        error = TaskError(
+            exception_class_path=outcome.fault.exception_class, traceback=outcome.fault.traceback
+        )
+        result.errors.append(error)

@@ -69,6 +69,8 @@ class Cancelled:
 
     kind: ClassVar[str] = "cancelled"
     reason: str
+    instead_of: Retried | Snoozed | None = None
+    """The outcome of an attempt that would have been repeated if nobody had cancelled the job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def with_received(settings: Settings, package: Package) -> Package:
         received = result_about(settings, about_of(options.about))
     else:
         received = _result_of_cause(settings, package.job_id)
-    return replace(package, args=(received, *package.args))
+    return replace(package, args=(received, *package.args), options=replace(options, receives=""))
 
 
 def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:

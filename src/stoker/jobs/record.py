@@ -11,6 +11,7 @@ stale lease changes nothing.
     Snoozed                        release  after its delay, attempt given back
     Crashed, TimedOut              tries left: as Retried; else as Failed
 
+A job whose cancellation was requested is never released to run again: it ends as CANCELLED.
 All outcomes are rows of one batch and are processed by the same code. Then the workflows and hooks
 of the ended jobs continue (stoker.workflows.follow).
 """
@@ -31,7 +32,7 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
 from stoker.exceptions import PackageError
-from stoker.models import Attempt, DeadLetter, Job, Step
+from stoker.models import Attempt, Cancellation, DeadLetter, Job, Step
 from stoker.models.wait import NewWait, Wait
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
@@ -46,7 +47,7 @@ from .cached_results import keep
 from .failures import announce
 from .faults import Fault, plain_fault
 from .once import has_not_begun
-from .outcomes import Attempted, Batch, Failed, Outcome, Tallies, Verdict
+from .outcomes import Attempted, Batch, Failed, Outcome, Retried, Snoozed, Tallies, Verdict
 from .package import JobOptions, Package, sealer_for
 from .retries import crash_delay_seconds, is_out_of_attempts
 
@@ -139,6 +140,13 @@ class Recorder:
         for place, seen in batch.seen.items():
             if isinstance(seen, outcomes.Crashed | outcomes.TimedOut):
                 decided[place] = self._decide_unseen(batch, place, seen)
+        again = {at: one for at, one in decided.items() if isinstance(one, Retried | Snoozed)}
+        if again:
+            job_ids = dict(zip(again, batch.ids(again), strict=True))
+            reasons = Cancellation.objects.using(self._alias).reasons_of(list(job_ids.values()))
+            for place, outcome in again.items():
+                if (reason := reasons.get(job_ids[place])) is not None:
+                    decided[place] = outcomes.Cancelled(reason, instead_of=outcome)
         batch.decide(decided)
 
     def _decide_unseen(
@@ -152,13 +160,11 @@ class Recorder:
             fault = plain_fault(TaskKilled, seen.detail)
             return _retry_unless(is_out_of_attempts(options, attempt), fault, "timeout", attempt)
         if not seen.has_begun and crashes < options.max_crashes:
-            return outcomes.Snoozed(
-                crash_delay_seconds(crashes), f"it had not begun: {seen.detail}"
-            )
+            return Snoozed(crash_delay_seconds(crashes), f"it had not begun: {seen.detail}")
         is_last = is_out_of_attempts(options, attempt, crashes)
         # A package that kills the process that opens it never begins. Its crashes still count.
         if is_last and crashes < options.max_crashes and has_not_begun(self._settings, package):
-            return outcomes.Snoozed(0.0, "its cluster is gone, and it had not begun")
+            return Snoozed(0.0, "its cluster is gone, and it had not begun")
         return _retry_unless(is_last, plain_fault(WorkerCrashed, seen.detail), "crash", crashes)
 
     def _recorded(self, batch: Batch) -> set[Lease]:
@@ -288,10 +294,10 @@ class Recorder:
         self._tell(batch, entries)
 
     def _known(self, batch: Batch) -> set[Lease]:
-        """Return the leases whose job has ended or whose attempt has failed, according to the
-        store. Either a process recorded this and died before it acked the lease, or this process
-        was suspended for so long that the job was taken over. The rows stay locked until the batch
-        is written, because a broker's lease does not protect them."""
+        """Return the leases of jobs that have ended, and of attempts that have failed, according to
+        the store. A process recorded them and died before it acked the leases, or this process was
+        suspended until another cluster took over the jobs. The rows stay locked until the batch is
+        written, because a broker's lease does not protect them."""
         job_ids = batch.ids()
         jobs = lock_by_key(Job.objects.using(self._alias), job_ids, "id", "status")
         ended = {job.id for job in jobs if job.status is not None}
@@ -356,7 +362,7 @@ class Recorder:
     def _record_troubles(self, batch: Batch) -> list[DeadLetter]:
         """Record the failed attempts, dead letters and snoozes. Return the new dead letters."""
         verdicts = batch.verdicts(batch.decided)
-        snoozed = [one for one in verdicts if isinstance(one.outcome, outcomes.Snoozed)]
+        snoozed = [one for one in verdicts if isinstance(one.outcome, Snoozed)]
         attempts = [as_attempt(one) for one in verdicts if one not in snoozed]
         if attempts:
             Attempt.objects.using(self._alias).bulk_create(attempts, ignore_conflicts=True)
@@ -397,7 +403,7 @@ def _options(settings: Settings, package: Package | None) -> JobOptions:
 def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:
     if is_last:
         return Failed(fault, reason)
-    return outcomes.Retried(fault, crash_delay_seconds(times), reason)
+    return Retried(fault, crash_delay_seconds(times), reason)
 
 
 def _leases_of(batch: Batch) -> tuple[Leases, list[Return], set[UUID]]:
@@ -413,9 +419,9 @@ def _leases_of(batch: Batch) -> tuple[Leases, list[Return], set[UUID]]:
 def _return(verdict: Verdict) -> Return:
     attempts = verdict.attempted.delivery.attempt
     outcome = verdict.outcome
-    if isinstance(outcome, outcomes.Snoozed):
+    if isinstance(outcome, Snoozed):
         attempts -= 1
-    assert isinstance(outcome, outcomes.Snoozed | outcomes.Retried)
+    assert isinstance(outcome, Snoozed | Retried)
     return Return(verdict.lease, outcome.delay_seconds, attempts, verdict.crashes)
 
 
@@ -437,13 +443,15 @@ def as_attempt(verdict: Verdict) -> Attempt:
     """Return the row to store for an attempt that did not succeed."""
     attempted, outcome, kind = verdict.attempted, verdict.outcome, Attempt.Kind.FAILED
     started_at = attempted.started_at
-    fault = outcome.fault if isinstance(outcome, Failed | outcomes.Retried) else Fault("", "", "")
+    if isinstance(outcome, outcomes.Cancelled) and isinstance(outcome.instead_of, Retried):
+        outcome = outcome.instead_of
+    fault = outcome.fault if isinstance(outcome, Failed | Retried) else Fault("", "", "")
     seen = attempted.outcome
     if isinstance(outcome, outcomes.Cancelled):
         kind, fault = Attempt.Kind.CANCELLED, Fault("", outcome.reason, "")
     elif isinstance(seen, outcomes.Crashed):
         kind = Attempt.Kind.CRASHED
-    elif isinstance(outcome, Failed | outcomes.Retried) and outcome.reason == "timeout":
+    elif isinstance(outcome, Failed | Retried) and outcome.reason == "timeout":
         kind = Attempt.Kind.TIMED_OUT
     return Attempt(
         job_id=verdict.lease.job_id,
@@ -463,7 +471,7 @@ def as_attempt(verdict: Verdict) -> Attempt:
 
 def _retry_at(verdict: Verdict) -> datetime | None:
     """Return when the next attempt is due; None if there is none."""
-    if not isinstance(verdict.outcome, outcomes.Retried):
+    if not isinstance(verdict.outcome, Retried):
         return None
     try:
         return moment(verdict.attempted.finished_at + verdict.outcome.delay_seconds)
@@ -475,7 +483,7 @@ def _wait_of(verdict: Verdict) -> NewWait:
     """Return the wait of a job that was put back, with the time of the attempt that does not
     count."""
     attempted, outcome = verdict.attempted, verdict.outcome
-    assert isinstance(outcome, outcomes.Snoozed)
+    assert isinstance(outcome, Snoozed)
     began_at = attempted.finished_at
     if attempted.started_at is not None:
         began_at = min(attempted.started_at, began_at)

@@ -23,15 +23,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError, InterfaceError
 from django.dispatch import Signal
 
-from stoker.brokers.contract import Delivery, LeaseId
+from stoker.brokers.contract import Delivery
 from stoker.compat import (
     TASKS_APP,
     TaskError,
@@ -316,25 +315,61 @@ _watchdog = _Watchdog()
 logger = logging.getLogger("stoker")
 
 
+class FoundTask(NamedTuple):
+    """A task, with what never changes in a process."""
+
+    task: Any
+    is_async: bool
+    is_atomic: bool
+    is_once: bool
+    """Whether a job must not start a second time (``at_most_once``)."""
+
+
 # Not frozen: there is one per job, and creating a frozen object takes several times as long.
 @dataclass(slots=True)
 class Running:
-    """The attempt that the current thread or coroutine belongs to."""
+    """An attempt that runs or is about to run: an opened job."""
 
-    job_id: UUID
-    task: str
-    attempt: int
-    queue: str
-    fence: int
-    metadata: Mapping[str, str]
-    """The metadata of its package."""
+    delivery: Delivery
+    package: Package
+    found: FoundTask
     backend: str
     """Name of the backend under ``TASKS``."""
-    lease_id: LeaseId
+    started_at: float
+    function: Callable[..., Any]
+    """The function to call: the task's own, or a wrapper that calls it for each item of a list."""
+    timeout_seconds: float | None
+    result: Result[Any] | None = None
+    """Created on first use; until then None."""
+    on_completing: Callable[[], object] = lambda: None
+    """Called after an atomic task has returned, before its success is recorded in its
+    transaction."""
+    interruption: Interruption = field(default_factory=Interruption)
     reported_at: float = float("-inf")
     """Time of the last progress report, in monotonic seconds."""
     is_logged: bool = False
     """Whether its start was logged. Only then is its end logged, too."""
+
+    @property
+    def job_id(self) -> UUID:
+        return self.delivery.job_id
+
+    @property
+    def attempt(self) -> int:
+        return self.delivery.attempt
+
+    @property
+    def task(self) -> str:
+        """The path of the task, or of the plain function that it calls."""
+        return self.package.task
+
+    @property
+    def queue(self) -> str:
+        return self.package.queue
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        return self.package.metadata
 
     @property
     def short_id(self) -> str:
@@ -414,18 +449,13 @@ def somebody_listens() -> bool:
 
 
 def running_result(
-    settings: Settings,
-    task: Any,
-    package: Package,
-    delivery: Delivery,
-    started_at: float,
-    worker_id: str,
+    settings: Settings, running: Running, package: Package, worker_id: str
 ) -> Result[Any]:
     """Return the TaskResult of the attempt that begins, for signals, contexts and ``backoff``."""
-    now = moment(started_at)
+    delivery, now = running.delivery, moment(running.started_at)
     worker_ids, errors = _earlier(settings, delivery) if delivery.attempt > 1 else ([], [])
     return Result(
-        task=task,
+        task=running.found.task,
         id=str(package.job_id),
         status=TaskResultStatus.RUNNING,
         enqueued_at=moment(package.enqueued_at),
@@ -438,20 +468,6 @@ def running_result(
         errors=errors,
         worker_ids=[*worker_ids, worker_id],
     )
-
-
-def conclude(result: Result[Any], outcome: Outcome, value: Any, finished_at: datetime) -> None:
-    """Set the result's final status, value and error."""
-    succeeded = isinstance(outcome, outcomes.Succeeded)
-    status = TaskResultStatus.SUCCESSFUL if succeeded else TaskResultStatus.FAILED
-    object.__setattr__(result, "status", status)
-    object.__setattr__(result, "finished_at", finished_at)
-    object.__setattr__(result, "_return_value", value)
-    if isinstance(outcome, outcomes.Failed):
-        error = TaskError(
-            exception_class_path=outcome.fault.exception_class, traceback=outcome.fault.traceback
-        )
-        result.errors.append(error)
 
 
 def _earlier(settings: Settings, delivery: Delivery) -> tuple[list[str], list[TaskError]]:
@@ -475,10 +491,3 @@ def _earlier(settings: Settings, delivery: Delivery) -> tuple[list[str], list[Ta
         if row.exception_class
     ]
     return worker_ids, errors
-
-
-def is_ctrl_c(error: BaseException) -> bool:
-    """Return whether SIGINT may have raised the error. In a worker SIGINT has another handler, so a
-    KeyboardInterrupt comes from the task."""
-    handler = signal.getsignal(signal.SIGINT)
-    return isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler

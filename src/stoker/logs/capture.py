@@ -13,19 +13,16 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
 from stoker.jobs.faults import storable
-from stoker.jobs.running import current
+from stoker.jobs.running import Running, current
 from stoker.setting_values import LogKeeping
-from stoker.tasks.arguments import HIDDEN, hidden_texts
+from stoker.tasks.arguments import HIDDEN, hidden_pattern
 
 from .lines import Chunk, StoredLine, pack_lines
-
-if TYPE_CHECKING:
-    from stoker.jobs.execute import Opened
 
 SEND_SECONDS = 0.5
 """Maximum number of seconds that a line waits in the worker while its job runs."""
@@ -34,8 +31,6 @@ SOURCE_CHARACTERS = 100
 CHUNK_CHARACTERS = 32_768
 MOST_WAITING = 10_000
 """Maximum number of lines that wait while no pusher is connected."""
-NOTHING = re.compile(r"(?!)")
-"""Pattern that never matches."""
 OWN = "stoker"
 """Source of the line that says how many lines were dropped."""
 
@@ -43,10 +38,10 @@ OWN = "stoker"
 class _GatheredAttempt:
     """A running attempt, and how many more lines and bytes of its log are kept."""
 
-    __slots__ = ("bytes_left", "dropped", "lines_left", "opened", "secrets", "unfinished")
+    __slots__ = ("bytes_left", "dropped", "lines_left", "running", "secrets", "unfinished")
 
-    def __init__(self, opened: Opened, keeping: LogKeeping) -> None:
-        self.opened = opened
+    def __init__(self, running: Running, keeping: LogKeeping) -> None:
+        self.running = running
         self.lines_left = keeping.max_lines
         self.bytes_left = keeping.max_bytes
         self.dropped = 0
@@ -77,9 +72,9 @@ class Capture:
         sys.stdout = Printed(sys.stdout, "stdout", self)
         sys.stderr = Printed(sys.stderr, "stderr", self)
 
-    def begin(self, opened: Opened) -> None:
+    def begin(self, running: Running) -> None:
         """Gather the lines of this attempt."""
-        self._attempts[opened.delivery.job_id] = _GatheredAttempt(opened, self._keeping)
+        self._attempts[running.job_id] = _GatheredAttempt(running, self._keeping)
 
     def end(self, job_id: UUID) -> None:
         """End the log of an attempt, if it has one. Later lines of it are not gathered."""
@@ -140,7 +135,8 @@ class Capture:
     ) -> None:
         text = storable(text, LINE_CHARACTERS)
         if attempt.secrets is None:
-            attempt.secrets = _pattern_of(attempt.opened, self._redact)
+            running = attempt.running
+            attempt.secrets = hidden_pattern(running.found.task, running.package, self._redact)
         text = attempt.secrets.sub(HIDDEN, text)
         size = len(text.encode())
         is_full = attempt.lines_left <= 0 or attempt.bytes_left < size
@@ -155,17 +151,9 @@ class Capture:
     def _append(
         self, attempt: _GatheredAttempt, at: float, level: str, source: str, text: str
     ) -> None:
-        delivery = attempt.opened.delivery
+        delivery = attempt.running.delivery
         line = StoredLine(int(at * 1000), level, storable(source, SOURCE_CHARACTERS), text)
         self._lines.append((delivery.job_id.bytes, delivery.attempt, line))
-
-
-def _pattern_of(opened: Opened, redact: tuple[str, ...]) -> re.Pattern[str]:
-    """Return a pattern that finds the hidden arguments of a job in its log lines."""
-    package = opened.package
-    texts = hidden_texts(opened.task, package.args, package.kwargs, redact)
-    longest_first = sorted(texts, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if texts else NOTHING
 
 
 def _cut(lines: list[StoredLine]) -> Iterable[list[StoredLine]]:

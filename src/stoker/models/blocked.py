@@ -7,10 +7,13 @@ from typing import NamedTuple
 from uuid import UUID
 
 from django.db import models
+from django.utils.functional import cached_property
 
 from stoker.store.engines import engine_of
 from stoker.store.statements import with_keys
+from stoker.store.written import DatabaseNow
 
+from .guard_key import GuardKey
 from .ready import Place
 
 
@@ -96,3 +99,10 @@ class Blocked(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue} {self.job_id} waits for {self.key_id}"
+
+    @cached_property
+    def key(self) -> GuardKey | None:
+        """Return the key that blocks the job, read once, with the time on the database's clock as
+        ``now_us``. None = the key was just removed."""
+        keys = GuardKey.objects.using(str(self._state.db)).annotate(now_us=DatabaseNow())
+        return keys.filter(pk=self.key_id).first()

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from django.db import models
 
+from stoker.store.statements import with_keys
 from stoker.values.text import stored_text
 
 AT_ONCE = 500
@@ -29,6 +30,10 @@ class CancellationQuerySet(models.QuerySet["Cancellation"]):
     def reasons(self) -> dict[UUID, str]:
         """Return job id -> reason."""
         return dict(self.values_list("job_id", "reason"))
+
+    def reasons_of(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
+        """Return job id -> reason, for those of these jobs whose cancellation is requested."""
+        return dict(with_keys(self, job_ids).values_list("job_id", "reason"))
 
 
 class Cancellation(models.Model):

@@ -79,33 +79,55 @@ def shares_of(rows: QuerySet[Any], column: str) -> Shares:
     return Shares({value: round(n * scale) for value, n in sample.items()}, is_exact=False)
 
 
-def estimated(rows: QuerySet[Any], counted: Mapping[str, int]) -> Shares:
+def estimated(total: int, counted: Mapping[str, int]) -> Shares:
     """Estimate how many rows have each value, when counting has stopped at a limit.
 
     Args:
-        rows: the query for all rows.
-        counted: value -> counted rows. The estimated total is divided in proportion to these.
+        total: the estimated number of all rows.
+        counted: value -> counted rows. The total is divided in proportion to these.
     """
     seen = max(1, sum(counted.values()))
-    total = max(seen, estimate_of(rows))
-    numbers = {value: round(number * total / seen) for value, number in counted.items()}
+    numbers = {value: round(n * max(seen, total) / seen) for value, n in counted.items()}
     return Shares(numbers, is_exact=False)
 
 
-def estimate_of(rows: QuerySet[Any]) -> int:
-    """Estimate how many rows a query finds, if there are known to be many."""
-    rows = rows.order_by().values("pk")
-    estimate = _estimate(rows)
-    return rows.count() if estimate is None else estimate
+def estimates_of(each: Sequence[QuerySet[Any]]) -> list[int]:
+    """Estimate how many rows each query finds, if there are known to be many. Runs one statement,
+    unless the database has no estimates."""
+    each = [rows.order_by().values("pk") for rows in each]
+    branches: Sequence[Any] | None = None
+    if len(each) > 1:
+        plan = _plan(each[0].union(*each[1:], all=True))
+        branches = _branches(plan, len(each)) if plan is not None else None
+    known = [_planned_rows(one) for one in branches or ()] or [_estimate(rows) for rows in each]
+    return [
+        rows.count() if number is None else number for rows, number in zip(each, known, strict=True)
+    ]
 
 
 def _estimate(rows: QuerySet[Any]) -> int | None:
+    plan = _plan(rows)
+    return None if plan is None else _planned_rows(plan)
+
+
+def _plan(rows: QuerySet[Any]) -> Any:
+    """Return the plan of a query, or None if the database does not estimate numbers of rows."""
     if "JSON" not in connections[rows.db].features.supported_explain_formats:
         return None
     plan: Any = rows.explain(format="JSON")
     while isinstance(plan, str):  # on MySQL, Django returns a JSON string inside JSON
         plan = json.loads(plan)
-    return _planned_rows(plan)
+    return plan
+
+
+def _branches(plan: Any, number: int) -> Sequence[Any] | None:
+    """Return the plans of the queries that a union consists of. Each database has its own names."""
+    if isinstance(plan, list) and len(plan) == number > 1:
+        return plan
+    inner: Iterable[Any] = plan.values() if isinstance(plan, Mapping) else ()
+    inner = plan if isinstance(plan, list) else inner
+    found = (_branches(part, number) for part in inner if isinstance(part, Mapping | list))
+    return next((part for part in found if part is not None), None)
 
 
 def _planned_rows(plan: Any) -> int | None:

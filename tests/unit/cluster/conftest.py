@@ -15,7 +15,7 @@ from stoker.cluster.pusher.roster import Recall, Roster
 from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 
 TIMED = (
-    "store.engines.sessions", "cluster.board", "cluster.crew", "cluster.pusher.adoption",
+    "store.engines.sessions", "cluster.board", "cluster.crew",
     "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.requests",
     "cluster.pusher.roster", "cluster.worker.workload",
 )  # fmt: skip

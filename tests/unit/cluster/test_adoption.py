@@ -11,7 +11,7 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, lease_mark
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.crew import Death
-from stoker.cluster.pusher.adoption import PATIENCE_SECONDS, Adoption
+from stoker.cluster.pusher.claims import GREETING_SECONDS, Adoption
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import LOST_REPORT, Recall, Roster
 from stoker.cluster.wire import Job, Report, open_outcome, pack_job
@@ -140,7 +140,7 @@ def test_finished_job_of_a_silent_worker_waits_for_its_report(
     finish(board, 0, 4, finished)
     adoption.expect([(0, 1)])
     arrive(0)
-    clock.turn(PATIENCE_SECONDS)
+    clock.turn(GREETING_SECONDS)
     assert adoption.close_when_complete() == []
     assert flights.to_release() == []
     reported, stray = adoption.hello(0, [(job(4, finished), report(4))])
@@ -252,7 +252,7 @@ def test_silent_worker_is_judged_by_its_board_after_a_while(
     arrive(0)
     mark = lease_mark(running.lease_id)
     occupy(board, 0, 0, Occupied(4, running.job_id, 1, 1, 0, mark))
-    clock.turn(PATIENCE_SECONDS - 0.1)
+    clock.turn(GREETING_SECONDS - 0.1)
     adoption.close_when_complete()
     assert adoption.is_open
     clock.turn(0.2)

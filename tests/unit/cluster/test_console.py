@@ -6,15 +6,16 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from uuid import uuid4
 
 import pytest
 from django.utils.log import DEFAULT_LOGGING
 
 from stoker.cluster.console import Console, PlainLines, log_to_console
 from stoker.compat import TASKS_APP
-from stoker.jobs.running import Running, current
+from stoker.jobs.running import current
 from stoker.json_lines import JsonLines
+
+from tests.unit.running import make_running
 
 pytestmark = pytest.mark.unit
 
@@ -149,7 +150,7 @@ def test_warnings_and_unhandled_errors_become_records(caplog: pytest.LogCaptureF
 
 @fresh_loggers()
 def test_lines_of_the_project_begin_with_their_job() -> None:
-    running = Running(uuid4(), "shop.tasks.send", 1, "mail", 0, {}, "default", b"")
+    running = make_running("shop.tasks.send")
     record = logging.getLogger("shop").makeRecord("shop", 30, "", 0, "no %s", ("stamp",), None)
     lines = PlainLines("%(message)s")
     assert lines.format(record) == "no stamp"
@@ -160,3 +161,11 @@ def test_lines_of_the_project_begin_with_their_job() -> None:
         assert lines.format(record) == "no stamp"
     finally:
         current.reset(token)
+
+
+def test_control_characters_of_a_record_are_written_as_escapes() -> None:
+    record = logging.getLogger("shop").makeRecord(
+        "shop", 30, "", 0, "%s", ("\x1b[2J\u202e\x9b",), None
+    )
+    assert PlainLines("%(message)s").format(record) == "\\x1b[2J\\u202e\\x9b"
+    assert "\x9b" not in JsonLines().format(record)

@@ -13,7 +13,7 @@ from stoker.brokers.contract import Delivery, Lease, Leases
 from stoker.cluster import monitor as monitor_module
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Control, Stream, socket_pair
-from stoker.cluster.monitor import LARGE_BYTES, Monitor
+from stoker.cluster.monitor import BUSY_BATCH, LARGE_BYTES, Monitor
 from stoker.cluster.plan import Plan
 from stoker.cluster.wire import (
     Reported,
@@ -35,6 +35,7 @@ class Store:
 
     def __init__(self) -> None:
         self.taken: list[Attempted] = []
+        self.sent: list[list[str]] = []
         self.settled: list[list[str]] = []
         self.minds: Callable[[Attempted], Exception | None] = lambda _: None
         self.is_away = False
@@ -48,10 +49,15 @@ class Store:
         self.taken += attempted
         return set()
 
-    def settle(self, over: Leases, again: Any, *, failed: Any) -> set[Lease]:
+    def begin_settle(self, over: Leases, *_: Any) -> Callable[[], None]:
         self.ping()
-        self.settled.append(list(over.job_ids))
-        return set()
+        self.sent.append(list(over.job_ids))
+
+        def end() -> None:
+            self.ping()
+            self.settled.append(list(over.job_ids))
+
+        return end
 
     def ping(self) -> None:
         if self.is_away:
@@ -94,7 +100,7 @@ def monitor(
     monkeypatch.setattr(monitor_module, "time", clock)
     monkeypatch.setattr(monitor_module, "set_deadlines", lambda _, **__: None)
     monkeypatch.setattr(monitor_module, "broker_for", lambda _: SimpleNamespace(
-        ping=store.ping, close=lambda: None, settle=store.settle
+        ping=store.ping, close=lambda: None, begin_settle=store.begin_settle
     ))  # fmt: skip
     ours, theirs = socket.socketpair()
     ends += [ours, theirs]
@@ -118,6 +124,24 @@ def reported(number: int, attempted: Attempted) -> Reported:
 def record(monitor: Monitor, batch: list[Reported]) -> None:
     monitor.pending = batch
     monitor._record()
+
+
+@pytest.mark.parametrize(("word", "is_due"), [("reports", False), ("last_reports", True)])
+def test_busy_monitor_waits_for_more_outcomes_only_while_workers_have_jobs(
+    monitor: Monitor,
+    batch: list[Reported],
+    pusher: tuple[Stream, Stream],
+    *,
+    word: str,
+    is_due: bool,
+) -> None:
+    monitor._last_batch = BUSY_BATCH
+    pusher[1].send(("reports", batch[:4]))
+    monitor._read_pusher()
+    assert not monitor._is_due()
+    pusher[1].send((word, batch[4:]))
+    monitor._read_pusher()
+    assert (len(monitor.pending), monitor._is_due()) == (8, is_due)
 
 
 def confirmed(pusher: tuple[Stream, Stream]) -> list[int]:
@@ -250,6 +274,61 @@ def test_recorded_jobs_are_acked_together_and_then_confirmed(
     monitor._settle()
     assert store.settled == [leases.job_ids]
     assert confirmed(pusher) == list(range(1, 9))
+
+
+def test_outcomes_are_recorded_while_the_broker_settles_others(
+    monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
+) -> None:
+    leases = [open_batch(part).leases for part in (batch[:4], batch[4:])]
+    monitor.unsettled.put(leases[0], [], set())
+    record(monitor, batch[:4])
+    monitor._settle(at_least=4)
+    assert (store.sent, store.settled) == ([leases[0].job_ids], [])
+    monitor.unsettled.put(leases[1], [], set())
+    record(monitor, batch[4:])
+    assert len(store.taken) == 8
+    assert confirmed(pusher) == []
+    monitor._settle(at_least=4)
+    assert store.settled == [leases[0].job_ids]
+    assert confirmed(pusher) == [1, 2, 3, 4]
+    monitor._settle()
+    assert store.settled == store.sent == [one.job_ids for one in leases]
+    assert confirmed(pusher) == [5, 6, 7, 8]
+
+
+def test_settlement_without_an_answer_is_ended_before_the_next_begins(
+    monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
+) -> None:
+    leases = [open_batch(part).leases for part in (batch[:4], batch[4:])]
+    monitor.unsettled.put(leases[0], [], set())
+    record(monitor, batch[:4])
+    monitor._settle(at_least=4)
+    monitor.unsettled.put(leases[1], [], set())
+    record(monitor, batch[4:])
+    store.is_away = True
+    monitor._settle(at_least=4)
+    assert (len(store.sent), confirmed(pusher)) == (1, [])
+    store.is_away = False
+    monitor.patience.try_at = 0.0
+    monitor._settle()
+    assert store.settled == store.sent == [one.job_ids for one in leases]
+    assert confirmed(pusher) == list(range(1, 9))
+
+
+def test_new_pusher_is_not_told_of_settlements_for_the_old(
+    monitor: Monitor, batch: list[Any], ends: list[socket.socket]
+) -> None:
+    for part in (batch[:4], batch[4:]):
+        monitor.unsettled.put(open_batch(part).leases, [], set())
+        record(monitor, part)
+        monitor._settle(at_least=4)
+    monitor._drop_pusher = lambda: None  # type: ignore[method-assign] # it is not registered
+    first, second = socket_pair()
+    ends += [first, second]
+    new = Stream(first), Stream(second)
+    monitor._meet_pusher(new[0])
+    monitor._settle()
+    assert confirmed(new) == []
 
 
 def test_nothing_is_confirmed_before_the_broker_acked(

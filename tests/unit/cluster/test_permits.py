@@ -16,8 +16,7 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.adoption import Adoption
-from stoker.cluster.pusher.claims import RATED_SECONDS, SHORTEST_PAUSE_SECONDS, Claims
+from stoker.cluster.pusher.claims import RATED_SECONDS, SHORTEST_PAUSE_SECONDS, Adoption, Claims
 from stoker.cluster.pusher.flights import REMEMBERED, Flights, Permits
 from stoker.cluster.pusher.requests import Pauses
 from stoker.cluster.pusher.roster import Recall, Roster
@@ -310,7 +309,7 @@ def test_job_without_a_permit_begins_at_any_time(
     begun = worker.begin(0)
     assert begun is not None
     assert not worker.leave_if_late(0, begun)
-    assert not is_over(begun.permit_ns)
+    assert not is_over(permit_of(begun))
 
 
 # -- claims ----------------------------------------------------------------------------------------

@@ -468,6 +468,16 @@ def test_heartbeat_names_what_a_worker_has_not_started(
     start(board, 0, 1)
     (worker,) = roster.information()
     assert worker["handed_out"] == [str(one.job_id) for one in claimed[1 : SHOWN_JOBS + 1]]
+    assert not worker["leaving"]
+
+
+def test_heartbeat_says_that_a_worker_leaves(
+    roster: Roster, arrive: Callable[[int], Stream]
+) -> None:
+    arrive(0)
+    arrive(1)
+    roster.mark_leaving(1, [])
+    assert [worker["leaving"] for worker in roster.information()] == [False, True]
 
 
 # -- deaths ----------------------------------------------------------------------------------------

@@ -6,26 +6,20 @@ from collections.abc import Iterator
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any, TextIO, cast
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
 from stoker.conf import read_settings
-from stoker.jobs.running import Running, current
+from stoker.jobs.running import current
 from stoker.logs import capture as capture_module
 from stoker.logs.capture import CHUNK_CHARACTERS, LINE_CHARACTERS, Capture, Printed
 from stoker.setting_values import LogKeeping
 
 from tests.app.wordy import log_secrets
+from tests.unit.running import make_running
 
 pytestmark = pytest.mark.unit
-
-
-def opened(*args: Any, **kwargs: Any) -> Any:
-    """A job that is about to run."""
-    package = SimpleNamespace(args=args, kwargs=kwargs)
-    delivery = SimpleNamespace(job_id=uuid4(), attempt=2)
-    return SimpleNamespace(delivery=delivery, package=package, task=log_secrets)
 
 
 @pytest.fixture
@@ -37,10 +31,10 @@ def capture() -> Capture:
 @pytest.fixture
 def job(capture: Capture) -> Iterator[Any]:
     """A job that this thread runs."""
-    job = opened("1234", "hunter22", 7)
+    job = make_running("", 2, calls=log_secrets)
+    job.package.args = ("1234", "hunter22", 7)
     capture.begin(job)
-    running = Running(job.delivery.job_id, "", 2, "", 0, {}, "default", 1)
-    token = current.set(running)
+    token = current.set(job)
     yield job
     current.reset(token)
 

@@ -4,6 +4,7 @@ deadline."""
 
 from __future__ import annotations
 
+import os
 import selectors
 import time
 from collections.abc import Iterable, Sequence
@@ -16,9 +17,9 @@ from stoker.brokers.adapters import broker_for
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, is_fenced
 from stoker.cluster.channel import Closed, Stream, set_interest, take_stream, watch_instead
-from stoker.cluster.crew import Death, loop_ages
+from stoker.cluster.crew import PIDS, Death, loop_ages
 from stoker.cluster.plan import Plan
-from stoker.cluster.process import Child
+from stoker.cluster.process import Child, resident_bytes
 from stoker.cluster.wire import Reported, is_recorded, pack_for_monitor
 from stoker.logs.lines import Chunk
 from stoker.models import Cluster
@@ -27,8 +28,7 @@ from stoker.store.engines.sessions import Patience
 from stoker.store.statements import set_deadlines
 from stoker.store.written import DatabaseNow
 
-from .adoption import Adoption
-from .claims import Claims
+from .claims import Adoption, Claims
 from .flights import Flight, Flights
 from .requests import Cancels, Pauses, Requests
 from .roster import Recall, Roster
@@ -352,7 +352,8 @@ class MonitorLine:
                 job = pack_for_monitor(flight.number, flight.delivery, valid_until_ns)
                 some.append((report, job))
         if self._stream is not None and (reports or counted):
-            for frame in (("reports", reports), ("counted", counted)):
+            word = "last_reports" if self._roster.are_all_reported else "reports"
+            for frame in ((word, reports), ("counted", counted)):
                 if frame[1]:
                     self._stream.queue(frame)
             self._serve(selectors.EVENT_WRITE)
@@ -448,7 +449,22 @@ class Heartbeat:
             "leases": len(self._flights),
             "lease_seconds": self._settings.lease_seconds,
             "loops": loop_ages(self._board),
+            "processes": self._processes(),
             "single": self._plan.single,
             "most_workers": self._board[place.WORKERS],
             "workers": self._roster.information(),
         }
+
+    def _processes(self) -> list[dict[str, Any]]:
+        """Return the processes of the cluster other than its workers, with their memory."""
+        pids = {"sentinel": self._plan.pid}
+        if self._plan.single:
+            pids["core"] = os.getpid()
+        else:
+            pids["pusher"] = os.getpid()
+            pids |= {role: self._board[index] for role, index in PIDS.items()}
+        return [
+            {"role": role, "pid": pid, "resident_bytes": resident_bytes(pid)}
+            for role, pid in pids.items()
+            if pid
+        ]

@@ -197,6 +197,12 @@ class Roster:
             self.times.note(reports)
         return flights
 
+    @property
+    def are_all_reported(self) -> bool:
+        """Whether no job waits for a worker or is at one, so that no report is to come."""
+        waiting = self._flights.waiting or self._flights.permitted
+        return not (waiting or any(map(self._held, self.links)))
+
     def recorded(self, numbers: Iterable[int]) -> None:
         """Remove the flights that the monitor has recorded, and tell their workers."""
         by_worker: dict[int, list[int]] = {}
@@ -304,6 +310,7 @@ class Roster:
                     for job in self._board.occupied(worker)
                 ],
                 "handed_out": self._unstarted(worker),
+                "leaving": self.links[worker].is_leaving,
             }
             for worker, pid in pids.items()
         ]

@@ -23,19 +23,18 @@ from stoker.cluster import board as place
 from stoker.cluster.board import is_fenced, lease_mark
 from stoker.cluster.channel import Closed, Stream, is_readable, take_stream
 from stoker.cluster.process import ORPHANED, Child, leave, resident_bytes
-from stoker.cluster.wire import id_bytes_of, is_over, open_job, pack_report, permit_of
+from stoker.cluster.wire import Job, attempt_of, is_over, lease_id_of, open_job, pack_report
 from stoker.cluster.worker.workload import (
     FLUSH_SECONDS,
     JOB_THREADS,
-    BegunJob,
     WorkerAftercare,
     Workload,
     tidy_broken_connections,
     tidy_connections,
 )
-from stoker.jobs import running
-from stoker.jobs.execute import Executor, Opened
+from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
+from stoker.jobs.running import Running, listen
 from stoker.logs.capture import Capture
 from stoker.values.ids import is_marked
 
@@ -46,7 +45,7 @@ LEAVE_SECONDS = 5.0
 
 def main(child: Child) -> None:
     worker = Worker(child)
-    running.listen()
+    listen()
     worker.look_at_fence_when_continued()
     threading.Thread(target=worker.accompany, name="stoker-companion", daemon=True).start()
     try:
@@ -79,7 +78,7 @@ class Worker:
             self.workload.logs = Capture(self.settings, self.settings.logs)
             self.workload.logs.install()
         self._jobs_done = 0
-        self._opened: dict[int, Opened] = {}
+        self._running: dict[int, Running] = {}
         """Number -> job, while it runs."""
         self._to_cancel: dict[int, str] = {}
         self._wake_reader, self._wake_writer = os.pipe()
@@ -88,21 +87,20 @@ class Worker:
 
     # -- the main thread --------------------------------------------------------------------------
 
-    def begin(self, slot: int) -> BegunJob | None:
+    def begin(self, slot: int) -> Job | None:
         """Start the next job in a slot. Return None if it must not start. To make a recall safe,
         write the job to the board first, and then read the recalled numbers."""
         job = self.workload.next()
         if job is None:
             return None
-        number, permit_ns = job[0], permit_of(job)
+        number, permit_ns, job_id = job[:3]
         if permit_ns and is_over(permit_ns):
             self.workload.skip(number)
             return None
-        delivery = open_job(job)
-        mark = lease_mark(delivery.lease_id)
+        mark = lease_mark(lease_id_of(job))
         self._own[place.LAST_STARTED] = number
-        listing = self._slots[slot].occupy(
-            number, id_bytes_of(job), delivery.attempt, time.monotonic_ns(), place.OPENING, mark
+        self._slots[slot].occupy(
+            number, job_id, attempt_of(job), time.monotonic_ns(), place.OPENING, mark
         )
         is_recalled = self._own[place.RECALLED_THROUGH] >= number
         if is_recalled or is_fenced(self.board, self.settings):
@@ -112,47 +110,47 @@ class Worker:
         if self._companion_dozes:
             self._companion_dozes = False
             os.write(self._wake_writer, b".")
-        return BegunJob(number, delivery, permit_ns, listing)
+        return job
 
-    def leave_if_late(self, slot: int, begun: BegunJob) -> bool:
-        """Skip a job that took so long to unpack that its permit ran out, and return whether it was
-        skipped. Its attempt does not count."""
-        if not (begun.permit_ns and is_over(begun.permit_ns)):
+    def leave_if_late(self, slot: int, job: Job) -> bool:
+        """Skip a job whose permit expired while its package was opened. Its attempt does not count.
+        Return whether the job was skipped."""
+        number, permit_ns = job[:2]
+        if not (permit_ns and is_over(permit_ns)):
             return False
-        if self._own[place.LAST_STARTED] == begun.number:
-            self._own[place.LAST_STARTED] = begun.number - 1
+        if self._own[place.LAST_STARTED] == number:
+            self._own[place.LAST_STARTED] = number - 1
         self._slots[slot].vacate()
-        self.workload.skip(begun.number)
+        self.workload.skip(number)
         return True
 
-    def limit(self, slot: int, begun: BegunJob, opened: Opened) -> None:
+    def limit(self, slot: int, number: int, running: Running) -> None:
         """Write to the board that the job in the slot begins, and when the sentinel must kill
         this worker because of its time-out. From here on the job can be cancelled. An atomic
         task also marks its slot before it records itself, so that the worker is not killed then
         for a lease that is about to end."""
-        self._opened[begun.number] = opened
-        if begun.number in self._to_cancel:
-            opened.interruption.reason = self._to_cancel[begun.number]
+        self._running[number] = running
+        if number in self._to_cancel:
+            running.interruption.reason = self._to_cancel[number]
         deadline_ns = 0
-        if opened.timeout_seconds is not None:
-            seconds = opened.timeout_seconds + self.settings.timeout_grace_seconds
+        if running.timeout_seconds is not None:
+            seconds = running.timeout_seconds + self.settings.timeout_grace_seconds
             deadline_ns = time.monotonic_ns() + round(seconds * 1e9)
         self._slots[slot].set_deadline(deadline_ns)
-        if opened.is_atomic:
-            opened.on_completing = self._slots[slot].complete
+        if running.found.is_atomic:
+            running.on_completing = self._slots[slot].complete
         if self.workload.logs is not None:
-            self.workload.logs.begin(opened)
+            self.workload.logs.begin(running)
 
-    def end(self, slot: int, begun: BegunJob, attempted: Attempted) -> None:
+    def end(self, slot: int, number: int, attempted: Attempted) -> None:
         """Finish a job: keep its report and send it soon. The board lists the job before its slot
         is freed, so that the attempt counts even if a process dies before it is recorded."""
         if self.workload.logs is not None:
             self.workload.logs.end(attempted.delivery.job_id)
-        number = begun.number
         self.workload.finish(number, pack_report(number, attempted))
-        self._finished.add(begun.listing)
+        self._finished.add(self._slots[slot].listing())
         self._slots[slot].vacate()
-        self._opened.pop(number, None)
+        self._running.pop(number, None)
         self._to_cancel.pop(number, None)
         self._jobs_done += 1
         self._own[place.JOBS_DONE] = self._jobs_done
@@ -239,15 +237,15 @@ class Worker:
         """End a running job. Store the request before searching the job, so that a job that
         begins meanwhile finds it."""
         self._to_cancel[number] = reason
-        opened = self._opened.get(number)
-        if opened is not None:
-            opened.interruption.cancel(reason)
+        running = self._running.get(number)
+        if running is not None:
+            running.interruption.cancel(reason)
 
     def _remind(self) -> None:
         for number in list(self._to_cancel):
-            opened = self._opened.get(number)
-            if opened is not None:
-                opened.interruption.remind()
+            running = self._running.get(number)
+            if running is not None:
+                running.interruption.remind()
 
     def _be_no_worker(self) -> None:
         """Close the worker's sockets and board in a child forked by a task. The child must not
@@ -287,19 +285,19 @@ class SerialRunner:
 
     def _run_next(self) -> None:
         worker = self._worker
-        begun = worker.begin(0)
-        if begun is None:
+        job = worker.begin(0)
+        if job is None:
             return
-        opened = worker.executor.open(begun.delivery)
-        if isinstance(opened, Opened):
-            if worker.leave_if_late(0, begun):
+        number, running = job[0], worker.executor.open(open_job(job))
+        if isinstance(running, Running):
+            if worker.leave_if_late(0, job):
                 return
-            worker.limit(0, begun, opened)
-            attempted = worker.executor.run_opened(opened)
+            worker.limit(0, number, running)
+            attempted = worker.executor.run_opened(running)
         else:
-            attempted = opened
+            attempted = running
         tidy_connections()
-        worker.end(0, begun, attempted)
+        worker.end(0, number, attempted)
 
 
 T = TypeVar("T")
@@ -371,12 +369,12 @@ class ConcurrentRunner:
         worker = self._worker
         while self._workload.has_next and self._slots and not self._workload.is_leaving:
             slot = self._slots.pop()
-            begun = worker.begin(slot)
-            if begun is None:
+            job = worker.begin(slot)
+            if job is None:
                 self._slots.append(slot)
                 self._plan_flush()
                 continue
-            task = asyncio.get_running_loop().create_task(self._attend(slot, begun))
+            task = asyncio.get_running_loop().create_task(self._attend(slot, job))
             self._running.add(task)
             task.add_done_callback(self._done)
 
@@ -388,31 +386,31 @@ class ConcurrentRunner:
             sys.excepthook(type(error), error, error.__traceback__)
             leave(1)
 
-    async def _attend(self, slot: int, begun: BegunJob) -> None:
-        worker, delivery = self._worker, begun.delivery
+    async def _attend(self, slot: int, job: Job) -> None:
+        worker, number, delivery = self._worker, job[0], open_job(job)
         # Its earlier attempts are read from the database, or what it is given.
         if delivery.attempt > 1 or is_marked(delivery.job_id):
-            opened = await self._in_thread(lambda: worker.executor.open(delivery))
+            running = await self._in_thread(lambda: worker.executor.open(delivery))
         else:
-            opened = worker.executor.open(delivery)
-        if not isinstance(opened, Opened):
-            worker.end(slot, begun, opened)
-        elif not worker.leave_if_late(slot, begun):
-            worker.limit(slot, begun, opened)
-            worker.end(slot, begun, await self._run_opened(opened))
+            running = worker.executor.open(delivery)
+        if not isinstance(running, Running):
+            worker.end(slot, number, running)
+        elif not worker.leave_if_late(slot, job):
+            worker.limit(slot, number, running)
+            worker.end(slot, number, await self._run_opened(running))
         self._slots.append(slot)
         self._plan_flush()
         if not self._workload.is_leaving and worker.should_be_replaced():
             self._workload.leave()
         self._changed.set()
 
-    async def _run_opened(self, opened: Opened) -> Attempted:
-        if not opened.is_async:
-            return await self._in_thread(lambda: self._worker.executor.run_opened(opened))
+    async def _run_opened(self, running: Running) -> Attempted:
+        if not running.found.is_async:
+            return await self._in_thread(lambda: self._worker.executor.run_opened(running))
         self._async_running += 1
         self._plan_care()
         try:
-            return await self._worker.executor.run_opened_async(opened)
+            return await self._worker.executor.run_opened_async(running)
         finally:
             self._async_running -= 1
 

@@ -17,15 +17,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ReferenceType, ref
 
 from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.backends.signals import connection_created
 
-from stoker.brokers.contract import Delivery
-from stoker.cluster.board import MOST_UNRECORDED, Listing
+from stoker.cluster.board import MOST_UNRECORDED
 from stoker.cluster.channel import Closed, Stream
 from stoker.cluster.process import leave_forked_child
 from stoker.cluster.wire import Job, Report
@@ -37,16 +36,6 @@ from stoker.store.engines import engine_for
 from stoker.store.transactions import roll_back
 
 FLUSH_SECONDS = 0.002
-
-
-class BegunJob(NamedTuple):
-    """A job that occupies a slot."""
-
-    number: int
-    delivery: Delivery
-    permit_ns: int
-    listing: Listing
-    """Its entry in the board's list of finished jobs, for later."""
 
 
 _number_of = itemgetter(0)

@@ -4,34 +4,36 @@
 -- Jobs with guards stay in ready and are returned without a lease id. The caller checks their
 -- guards in a transaction.
 -- A package of more than 32 KiB is NULL: the caller reads as many of these as a claim may take.
--- A queue's line is passed as spans, in order. They start at watermarks (brokers/orm/claim.py),
--- behind jobs that are known to be gone. Once enough jobs are found, later spans are not read.
+-- A queue's line is passed as spans, in order: a slice of the arrays. They start at watermarks
+-- (brokers/orm/claim.py), behind jobs that are known to be gone. Once enough jobs are found, later
+-- spans are not read.
 -- Plan: index scan of stoker_ready_line per span; TID scan for the delete; primary key of
 -- stoker_job.
 WITH best AS MATERIALIZED (
     SELECT candidate.*
     FROM (
-        SELECT queue
-        FROM unnest(%(queues)s::varchar[]) AS named (queue)
+        SELECT queue, first_span, last_span
+        FROM unnest(%(queues)s::varchar[], %(first_spans)s::int[], %(last_spans)s::int[])
+            AS named (queue, first_span, last_span)
         WHERE queue <> ALL (ARRAY(SELECT queue FROM stoker_pausedqueue))
     ) AS served
     CROSS JOIN LATERAL (
         SELECT first.*
         FROM unnest(
-            %(span_queues)s::varchar[], %(low_ranks)s::smallint[], %(low_ids)s::uuid[],
-            %(high_ranks)s::smallint[]
-        ) AS span (queue, low_rank, low_id, high_rank)
+            (%(low_ranks)s::smallint[])[first_span:last_span],
+            (%(low_ids)s::uuid[])[first_span:last_span],
+            (%(high_ranks)s::smallint[])[first_span:last_span]
+        ) AS span (low_rank, low_id, high_rank)
         CROSS JOIN LATERAL (
             SELECT ready.ctid AS place, ready.queue, ready.rank, ready.job_id, ready.guards
             FROM stoker_ready AS ready
-            WHERE ready.queue = span.queue
+            WHERE ready.queue = served.queue
                 AND (ready.rank, ready.job_id) >= (span.low_rank, span.low_id)
                 AND ready.rank <= span.high_rank
             ORDER BY ready.rank, ready.job_id
             LIMIT %(limit)s
             FOR UPDATE SKIP LOCKED
         ) AS first
-        WHERE span.queue = served.queue
         LIMIT %(limit)s
     ) AS candidate
     ORDER BY candidate.rank, candidate.job_id
