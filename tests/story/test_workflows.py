@@ -29,7 +29,6 @@ pytestmark = [
     pytest.mark.mariadb,
     pytest.mark.on_redis,
     pytest.mark.chaos,
-    pytest.mark.timeout(900),
     pytest.mark.django_db(transaction=True),
 ]
 

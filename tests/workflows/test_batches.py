@@ -101,18 +101,24 @@ def test_steps_added_before_a_snooze_never_run() -> None:
     assert get_workflow(workflow.id).progress().total == 2
 
 
-def test_two_retries_at_once_enqueue_each_step_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("overtaken", ["steps_to_retry", "_enqueue_again"])
+def test_two_retries_at_once_enqueue_each_step_once(
+    overtaken: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     workflow = chain(note.si("a"), note.si("b")).enqueue()
     workflow.cancel()
-    look = steering._to_redo
+    really = getattr(steering, overtaken)
 
-    def look_and_be_overtaken(*which: Any) -> list[Any]:
-        found = look(*which)
-        monkeypatch.setattr(steering, "_to_redo", look)
+    def be_overtaken(*given: Any) -> Any:
+        monkeypatch.setattr(steering, overtaken, really)
+        if overtaken == "steps_to_retry":
+            found = really(*given)
+            get_workflow(workflow.id).retry()
+            return found
         get_workflow(workflow.id).retry()
-        return found
+        return really(*given)
 
-    monkeypatch.setattr(steering, "_to_redo", look_and_be_overtaken)
+    monkeypatch.setattr(steering, overtaken, be_overtaken)
     assert workflow.retry() == 0
     drain()
     assert DONE == ["a", "b"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
-from stoker import chain, chord, get_workflow
+from stoker import chain, chord, get_workflow, group
 from stoker.testing import drain
 
 from tests.workflows.tasks import FAILING, double, note, tell, total
@@ -52,7 +52,7 @@ def test_list_filters_by_state_and_shows_pages() -> None:
     assert page["workflows"][0]["progress"]["enqueued"] == 1
     assert page["next"] is None
     assert stoker("list", "--state", "failed")[0] == "No such workflows.\n"
-    with pytest.raises(CommandError, match="is not the id"):
+    with pytest.raises(CommandError, match="where a page of this list"):
         stoker("list", "--after", "x")
 
 
@@ -81,6 +81,67 @@ def test_cancel_and_retry_change_the_workflow_and_set_the_exit_code() -> None:
     drain()
     assert stoker("retry", workflow.id)[1] == 1
     assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
+def test_steps_lists_failed_ones_first_and_one_is_retried() -> None:
+    FAILING.add("b")
+    workflow = group(note.si("a"), note.si("b"), note.si("c")).enqueue()
+    drain()
+    FAILING.clear()
+    text, code = stoker("steps", workflow.id, "--limit", "1")
+    assert code == 0
+    assert text.startswith("1 failed, 2 successful\n")
+    assert "  dead letter " in text
+    assert "--after " in text
+    assert max(map(len, text.splitlines())) <= WIDTH
+    (failed,) = plain("steps", workflow.id, "--state", "failed")["steps"]
+    page = plain("steps", workflow.id, "--limit", "1")
+    rest = plain("steps", workflow.id, "--after", page["next"])
+    assert [one["state"] for one in rest["steps"]] == ["SUCCESSFUL"] * 2
+    with pytest.raises(CommandError, match="--after"):
+        stoker("steps", workflow.id, "--after", "x")
+    text, code = stoker("retry", workflow.id, "--step", rest["steps"][0]["id"])
+    assert (code, "only a failed or cancelled step" in text) == (1, True)
+    assert plain("retry", workflow.id, "--step", failed["id"])["sent"] == 1
+    drain()
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
+def test_retry_ends_when_all_steps_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stoker.operations.bulk.AT_ONCE_SECONDS", 0.0)
+    monkeypatch.setattr("stoker.workflows.control.AT_A_TIME", 1)
+    FAILING.update("ab")
+    workflow = group(note.si("a"), note.si("b")).enqueue()
+    drain()
+    FAILING.clear()
+    output = StringIO()
+    words = ("bulk", "start", "retry-step", "--workflow", workflow.id, "--dry-run")
+    call_command("stoker", *words, stdout=output)
+    assert output.getvalue() == "Retry this step: 2 steps.\n"
+    text, code = stoker("retry", workflow.id)
+    assert (text, code) == ("The workflow continues: 2 of 2 steps retried.\n", 0)
+    drain()
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
+def test_retry_of_a_step_is_undone_by_the_id_of_its_step_or_job() -> None:
+    FAILING.add("a")
+    workflow = chain(note.si("a"), note.si("b")).enqueue()
+    drain()
+    FAILING.clear()
+    (failed,) = plain("steps", workflow.id, "--state", "failed")["steps"]
+    assert stoker("undo", workflow.id, "--step", failed["id"])[1] == 1
+    stoker("retry", workflow.id, "--step", failed["id"])
+    undone = plain("undo", workflow.id, "--step", failed["id"])
+    assert (undone["state"], undone["undone"]) == ("FAILED", True)
+    stoker("retry", workflow.id, "--step", failed["id"])
+    (again,) = plain("steps", workflow.id, "--state", "enqueued")["steps"]
+    assert f"  earlier job {failed['job_id']} failed" in stoker("steps", workflow.id)[0]
+    text, code = stoker("undo", workflow.id, "--step", again["job_id"], "--by", "carol")
+    assert (text, code) == ("The retry is undone: the step has failed again.\n", 0)
+    assert get_workflow(workflow.id).status == "FAILED"
+    with pytest.raises(CommandError, match="There is no workflow"):
+        stoker("undo", failed["id"], "--step", failed["id"])
 
 
 def test_unknown_id_is_an_error() -> None:

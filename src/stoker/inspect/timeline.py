@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Q, TextChoices
+from django.db.models import OuterRef, Q, Subquery, TextChoices
 
 from stoker.conf import Settings
 from stoker.jobs.change import is_held
@@ -21,7 +21,6 @@ from stoker.models import (
     Claimed,
     DeadLetter,
     Deferred,
-    GuardKey,
     Job,
     Note,
     Ready,
@@ -169,7 +168,11 @@ def row_of(settings: Settings, job_id: UUID, progress: Progress) -> Any:
     if progress.claim is not None:
         return progress.claim
     table: Any = PLACES.get(progress.state)
-    return table and table.objects.using(settings.database).filter(pk=job_id).first()
+    if table is None:
+        return None
+    asked = Cancellation.objects.filter(pk=OuterRef("pk")).values("reason")
+    rows = table.objects.using(settings.database).annotate(cancellation=Subquery(asked))
+    return rows.filter(pk=job_id).first()
 
 
 def timeline(
@@ -254,12 +257,10 @@ class _Life:
 
     def _workflow(self) -> Iterator[Moment]:
         steps = Step.objects.using(self._alias).of_jobs([self._id])
-        step = steps.only("workflow_id", "label").first()
-        if step is None:  # the step belongs to another job now
-            return
-        workflows = Workflow.objects.using(self._alias).filter(pk=step.workflow_id)
-        name = workflows.values_list("name", flat=True).first() or ""
-        yield Moment(kind=MomentKind.IN_WORKFLOW, workflow_id=step.workflow_id, text=name)
+        name = Workflow.objects.filter(pk=OuterRef("workflow_id")).values("name")
+        found = steps.values_list("workflow_id", Subquery(name)).first()
+        if found is not None:  # else the step belongs to another job now
+            yield Moment(kind=MomentKind.IN_WORKFLOW, workflow_id=found[0], text=found[1] or "")
 
     # -- attempts ---------------------------------------------------------------------------------
 
@@ -356,11 +357,20 @@ class _Life:
             yield from self._waited(self._begun)
             yield self._running()
         yield from self._noted()
-        asked = Cancellation.objects.using(self._alias).filter(pk=self._id)
-        for reason in asked.values_list("reason", flat=True):
+        reason = self._cancellation
+        if reason is not None:
             yield Moment(kind=MomentKind.CANCEL_ASKED, text=reason)
         if self._state != JobState.RUNNING:
             yield self._waiting()
+
+    @property
+    def _cancellation(self) -> str | None:
+        """Return why the job was asked to end, or None if it was not asked."""
+        if hasattr(self._place, "cancellation"):  # see row_of
+            found: str | None = self._place.cancellation
+            return found
+        asked = Cancellation.objects.using(self._alias).filter(pk=self._id)
+        return asked.values_list("reason", flat=True).first()
 
     def _running(self) -> Moment:
         number, seat = self._begun or None, self._seat
@@ -378,8 +388,7 @@ class _Life:
         place = self._place
         since = self._failures[-1].finished_at if self._failures else None
         if isinstance(place, Blocked):
-            keys = GuardKey.objects.using(self._alias).filter(pk=place.key_id)
-            guard = keys.values_list("name", flat=True).first() or ""
+            guard = place.key.name if place.key is not None else ""
             blocked_at = moment(place.since_us / MICROSECONDS) if place.since_us else None
             return Moment(kind=MomentKind.WAITS_FOR_GUARD, at=blocked_at, is_now=True, text=guard)
         if isinstance(place, Deferred):

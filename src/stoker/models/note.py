@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -11,7 +11,7 @@ from django.db import connections, models
 from django.db.models import Exists, OuterRef
 from django.utils import timezone
 
-from stoker.store.statements import delete_by_key
+from stoker.store.statements import delete_by_key, with_keys
 
 from .claimed import Claimed
 from .dead_letter import DeadLetter
@@ -47,12 +47,14 @@ class NoteQuerySet(models.QuerySet["Note"]):
 
     def write(self, job_id: UUID, **values: Any) -> None:
         """Write these fields of a job's note."""
-        row = Note(job_id=job_id, noted_at=timezone.now(), **values)
+        self._upsert([Note(job_id=job_id, noted_at=timezone.now(), **values)], *values)
+
+    def _upsert(self, rows: Sequence[Note], *names: str) -> None:
         features = connections[self.db].features
         self.bulk_create(
-            [row],
+            rows,
             update_conflicts=True,
-            update_fields=[*values, "noted_at"],
+            update_fields=[*names, "noted_at"],
             unique_fields=["job_id"] if features.supports_update_conflicts_with_target else None,
         )
 
@@ -68,11 +70,20 @@ class NoteQuerySet(models.QuerySet["Note"]):
             return None
         return ProgressReport(row.done, row.total, row.message)
 
-    def hand_on(self, from_job_id: UUID, job_id: UUID) -> None:
-        """Copy the checkpoint to another job, which continues this one."""
-        data = self.checkpoint_of(from_job_id)
-        if data is not None:
-            self.write(job_id, checkpoint=data)
+    def hand_on(self, jobs: Mapping[UUID, UUID]) -> None:
+        """Copy the checkpoints of jobs to those that continue them.
+
+        Args:
+            jobs: job -> the job that continues it.
+        """
+        noted = with_keys(self.exclude(checkpoint=None), jobs)
+        now = timezone.now()
+        rows = [
+            Note(job_id=jobs[job_id], checkpoint=data, noted_at=now)
+            for job_id, data in noted.values_list("pk", "checkpoint")
+        ]
+        if rows:
+            self._upsert(rows, "checkpoint")
 
     def forget(
         self, after: UUID | None, limit: int, kept_seconds: float = KEPT_SECONDS

@@ -13,7 +13,7 @@ from django.db import models
 from django.db.models import F
 from django.db.models.functions import Now
 
-from stoker.store.statements import lock_by_key
+from stoker.store.statements import lock_by_key, update_by_key
 
 
 class WorkflowQuerySet(models.QuerySet["Workflow"]):
@@ -26,10 +26,9 @@ class WorkflowQuerySet(models.QuerySet["Workflow"]):
         one = self.filter(pk=workflow_id)
         one.update(state=state, finished_at=Now(), reason=reason[:255])
 
-    def reopen(self, workflow_id: UUID) -> None:
-        """Set a workflow to running again."""
-        one = self.filter(pk=workflow_id)
-        one.update(state=Workflow.State.RUNNING, finished_at=None, reason="")
+    def reopen(self, ids: Collection[UUID]) -> None:
+        """Set workflows to running again."""
+        update_by_key(self, ids, state=Workflow.State.RUNNING, finished_at=None, reason="")
 
     def grow(self, workflow_id: UUID, tasks: int) -> None:
         """Increase the number of tasks."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
+
+from django.db.models import Case, Count, F, Value, When, Window
+from django.db.models.functions import RowNumber
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
@@ -57,10 +61,30 @@ class Starter:
             self._steps.filter(pk=group.pk).update(has_more=False)
         return members
 
-    def room_of(self, group: Step, busy: int) -> list[Step]:
-        """Return the members of a group that may start now, if ``busy`` members are running."""
-        limit = min(group.at_once or WINDOW, WINDOW)
-        return self.next_members(group, limit - busy) if busy < limit else []
+    def waiting_members(self, workflow_id: UUID) -> list[Step]:
+        """Return the members that may start now in the unfinished groups of a workflow, with four
+        queries however many groups there are."""
+        groups = self._steps.filter(workflow_id=workflow_id, kind__in=GROUPS, state=State.STARTED)
+        limits = dict(groups.filter(has_more=True).values_list("pk", "at_once"))
+        under_way = self._steps.below(limits).filter(state__in=(State.ENQUEUED, State.STARTED))
+        counted = under_way.order_by().values_list("parent_id").annotate(Count("pk"))
+        busy = dict(counted) if limits else {}
+        rooms = {
+            pk: room
+            for pk, limit in limits.items()
+            if (room := min(limit or WINDOW, WINDOW) - busy.get(pk, 0)) > 0
+        }
+        if not rooms:
+            return []
+        number = Window(RowNumber(), partition_by=F("parent_id"), order_by=F("position").asc())
+        most = Case(*(When(parent_id=pk, then=Value(room)) for pk, room in rooms.items()))
+        waiting = self._steps.below(rooms).filter(state=State.PENDING)
+        members = list(waiting.annotate(number=number).filter(number__lte=most))
+        found = Counter(one.parent_id for one in members)
+        update_by_key(
+            self._steps, [pk for pk, room in rooms.items() if found[pk] < room], has_more=False
+        )
+        return members
 
     def deliver(self) -> None:
         """Enqueue the jobs of the started tasks."""
@@ -206,9 +230,9 @@ class Advance:
         """Start the given steps. Return the ids of jobs to cancel."""
         return self.go_on([Over(step, State.SUCCESSFUL) for step in self._starter.start(steps)])
 
-    def room_of(self, group: Step, busy: int) -> list[Step]:
-        """Return the members of a group that may start now, if ``busy`` members are running."""
-        return self._starter.room_of(group, busy)
+    def waiting_members(self, workflow_id: UUID) -> list[Step]:
+        """Return the members that may start now in the unfinished groups of a workflow."""
+        return self._starter.waiting_members(workflow_id)
 
     # -- the jobs ---------------------------------------------------------------------------------
 

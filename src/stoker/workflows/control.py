@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Sequence
 from dataclasses import replace as changed
+from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
+from django.db import OperationalError, connections
+from django.db.models import Exists, OuterRef, Q
+from django.utils import timezone
+
 from stoker.brokers.adapters import broker_for
+from stoker.compat import InvalidTask
 from stoker.conf import Settings
-from stoker.dead_letters.requeueing import LetterFate, Wish, requeue
-from stoker.exceptions import WorkflowNotFound
+from stoker.dead_letters.requeueing import RETRY_SECONDS, TRIES, LetterFate, Wish, requeue_together
+from stoker.exceptions import BrokerUnavailable, StokerError, WorkflowNotFound
 from stoker.jobs.cancel import cancel as cancel_job
 from stoker.jobs.cancel import unstored_step
 from stoker.jobs.package import sealer_for
 from stoker.jobs.sealing import needs_of_step
 from stoker.models import Cancellation, DeadLetter, Job, Step, Workflow
 from stoker.models.job import Message
-from stoker.models.step import GROUPS, OPEN
+from stoker.models.step import GROUPS
 from stoker.store.engines.sessions import explained
-from stoker.store.statements import deciding
+from stoker.store.statements import deciding, with_keys
+from stoker.store.transactions import is_conflict
 from stoker.tasks.registry import task_of
 from stoker.values.ids import following_job_id
+from stoker.values.text import first_line_of
 
 from .advance import Advance
-from .follow import end_waiting, open_above, reopen
+from .follow import end_waiting, open_above, reopen, undone_among
 
 State = Step.State
+ENDED_BADLY = (State.FAILED, State.CANCELLED)
 AT_ONCE = 500
+AT_A_TIME = 100
+"""Maximum number of steps to retry in one transaction, and so in the request that begins it: they
+take 0.1 to 0.2 s."""
+ON_A_PAGE = 1000
+BLOCKING, NEXT = "blocking", "next"
+"""The parts of the cursor of steps to retry."""
 
 
 def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
@@ -53,79 +71,271 @@ def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
     return True
 
 
-def retry(settings: Settings, workflow_id: UUID, by: str, because: str) -> int:
+class StepOutcome(NamedTuple):
+    """The outcome for one step to retry."""
+
+    refusal: str = ""
+    """Why it was not retried; "" = it was."""
+    job_id: UUID | None = None
+    """Its new job, if a dead letter was requeued, so that this can be undone."""
+
+
+def retry(settings: Settings, workflow_id: UUID, wish: Wish) -> int:
     """Retry the failed steps of a workflow. See ``WorkflowResult.retry``.
 
-    Each failed job is requeued in its own transaction, which also reopens the steps above it. So if
-    this process dies, everything that was requeued continues.
+    The steps are retried in batches, each in its own transaction, which also reopens the steps
+    above them. So if this process dies, everything that was retried continues.
     """
     alias = settings.database
+    refusal = why_not(alias, workflow_id)
+    if refusal:
+        return 0
+    begun_at, count = timezone.now(), 0
+    cursor: str | None = ""
+    while cursor is not None:
+        found, cursor = steps_to_retry(alias, workflow_id, cursor, begun_at)
+        for first in range(0, len(found), AT_A_TIME):
+            ids = [step_id for step_id, _ in found[first : first + AT_A_TIME]]
+            outcomes, more = _retry_batch(settings, workflow_id, ids, wish)
+            count += more + sum(not one.refusal for one in outcomes)
+    return count
+
+
+def why_not(alias: str, workflow_id: UUID) -> str:
+    """Return why the steps of a workflow cannot be retried; "" = they can.
+
+    Raises:
+        WorkflowNotFound: it does not exist (any more).
+    """
     workflow = Workflow.objects.using(alias).filter(pk=workflow_id).first()
     if workflow is None:
         raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
     if workflow.state in (Workflow.State.RUNNING, Workflow.State.SUCCESSFUL):
-        return 0
-    count = 0
-    for step in _to_redo(alias, workflow_id):
-        count += _redo(settings, step, Wish(by=by, because=because))
-    with deciding(alias):
-        Workflow.objects.using(alias).lock([workflow_id])
-        count += _resume(settings, workflow_id)
-    return count
+        return f"The workflow {workflow_id} has no step to retry: {workflow.state}."
+    return ""
 
 
-def _to_redo(alias: str, workflow_id: UUID) -> list[Step]:
-    """Return the failed or cancelled tasks that block the workflow.
+def retry_step(settings: Settings, workflow_id: UUID, step_id: UUID, wish: Wish) -> int:
+    """Retry one failed or cancelled step. See ``WorkflowResult.retry``.
+
+    The steps above it are reopened. Members of groups above it that have never started may start.
+    """
+    alias = settings.database
+    steps = Step.objects.using(alias).filter(workflow_id=workflow_id)
+    step = steps.filter(Q(pk=step_id) | Q(job_id=step_id)).defer("sealed", "value").first()
+    if step is None:
+        raise ValueError(f"The workflow {workflow_id} has no step {step_id}.")
+    refusal, more = _refusal(alias, step), 0
+    if not refusal:
+        ((refusal, _),), more = _retry_batch(settings, workflow_id, [step.pk], wish)
+    if refusal:
+        raise ValueError(f"The step was not retried: {refusal}.")
+    return 1 + more
+
+
+def _retry_batch(
+    settings: Settings, workflow_id: UUID, step_ids: Sequence[UUID], wish: Wish
+) -> tuple[list[StepOutcome], int]:
+    """Retry steps in one transaction. Repeat it if it conflicts with another one."""
+    alias = settings.database
+    is_ours = not connections[alias].in_atomic_block
+    for tries_left in reversed(range(TRIES)):
+        try:
+            with deciding(alias):
+                return retry_together(settings, workflow_id, step_ids, wish)
+        except (BrokerUnavailable, OperationalError) as error:
+            if not (tries_left and is_ours and is_conflict(error)):
+                raise
+        time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
+    raise AssertionError("the loop returns or raises")
+
+
+def _refusal(alias: str, step: Step) -> str:
+    """Return why this step cannot be retried alone; "" = it can."""
+    if step.kind != Step.Kind.TASK:
+        return f"it is a {step.kind}, not a task"
+    if step.role != Step.Role.STEP:
+        return "it is an undo or on_error step"
+    if step.state not in ENDED_BADLY:
+        return f"it is {step.state}, and only a failed or cancelled step can be retried"
+    if _with_failed_below(alias, [step]):
+        return "steps that its job added have failed: retry those"
+    above = _above(alias, [step])
+    undone = undone_among(alias, [pk for pk, one in above.items() if one.has_undo])
+    return "steps of its chain were undone, and stay undone" if undone else ""
+
+
+# -- which steps ----------------------------------------------------------------------------------
+
+
+def steps_to_retry(
+    alias: str, workflow_id: UUID, after: str, begun_at: datetime
+) -> tuple[list[tuple[UUID, str]], str | None]:
+    """Return a page of the steps that a retry of the workflow begins with, each with the cursor
+    behind it, and the cursor of the next page; None = this is the last page.
+
+    First the failed and cancelled tasks that block the workflow, then the steps that have never
+    started because their chain was cancelled after the step before them.
+
+    Args:
+        after: the cursor; "" = the first page.
+        begun_at: when the retry began. Tasks that failed later are left out.
+    """
+    part, _, last = after.partition(" ")
+    if part != NEXT:
+        found, edge = _blocking(alias, workflow_id, last, begun_at)
+        rest = NEXT if edge is None else f"{BLOCKING} {edge}"
+        return [(pk, f"{BLOCKING} {pk}") for pk in found], rest
+    found = _next_in_chains(alias, workflow_id, last)
+    is_last = len(found) < ON_A_PAGE
+    return [(pk, f"{NEXT} {pk}") for pk in found], None if is_last else f"{NEXT} {found[-1]}"
+
+
+def _blocking(
+    alias: str, workflow_id: UUID, last: str, begun_at: datetime
+) -> tuple[list[UUID], UUID | None]:
+    """Return failed and cancelled tasks, and the last one that was read if there may be more.
 
     Undone and optional steps, callbacks, and steps of chains that went on without them are left
     out.
     """
-    steps = Step.objects.using(alias).filter(workflow_id=workflow_id, role=Step.Role.STEP)
-    ended = (State.FAILED, State.CANCELLED)
-    found: list[Step] = []
-    level = list(steps.filter(pk=workflow_id, state__in=ended).exclude(kind=Step.Kind.TASK))
-    undone = set(
-        Step.objects.using(alias)
-        .filter(workflow_id=workflow_id, role=Step.Role.UNDO)
-        .exclude(state=State.PENDING)
-        .values_list("parent_id", flat=True)
-    )
-    of_undone = steps.filter(pk__in=filter(None, undone))
-    undone_chains = set(of_undone.values_list("parent_id", flat=True))
-    while level:
-        open_ones = [step.pk for step in level if step.pk not in undone_chains]
-        below = steps.filter(parent_id__in=open_ones, state__in=ended, is_optional=False)
-        rows = list(below.defer("sealed", "value").order_by("parent_id", "position"))
-        found += [
-            step for step in rows if step.kind == Step.Kind.TASK and not _has_below(alias, step)
-        ]
-        level = [step for step in rows if step.kind != Step.Kind.TASK or _has_below(alias, step)]
+    steps = Step.objects.using(alias).filter(workflow_id=workflow_id, kind=Step.Kind.TASK)
+    ended = steps.filter(role=Step.Role.STEP, state__in=ENDED_BADLY, is_optional=False)
+    later = ended.filter(pk__gt=UUID(last)) if last else ended
+    names = ("parent_id", "job_id", "has_added")
+    read = list(later.only(*names).order_by("pk")[:ON_A_PAGE])
+    above = _above(alias, read)
+    undone = undone_among(alias, [pk for pk, one in above.items() if one.has_undo])
+    jobs = Job.objects.using(alias).filter(finished_at__gt=begun_at)
+    job_ids = [step.job_id for step in read if step.job_id is not None]
+    newer = set(with_keys(jobs, job_ids).values_list("pk", flat=True)) if job_ids else set()
+    others = _with_failed_below(alias, read)
+
+    def is_waited_for(step: Step) -> bool:
+        while step.parent_id is not None:
+            step = above[step.parent_id]
+            is_left = step.is_optional and step.parent_id is not None
+            has_gone_on = step.state not in (*ENDED_BADLY, State.STARTED)
+            if is_left or has_gone_on or step.role != Step.Role.STEP or step.pk in undone:
+                return False
+        return True
+
+    found = [
+        step.pk
+        for step in read
+        if step.pk not in others and step.job_id not in newer and is_waited_for(step)
+    ]
+    return found, read[-1].pk if len(read) == ON_A_PAGE else None
+
+
+def _above(alias: str, steps: Sequence[Step]) -> dict[UUID, Step]:
+    """Return the steps that contain the given ones by their ids, with one query for each level."""
+    names = ("parent_id", "state", "role", "is_optional", "has_undo")
+    rows = Step.objects.using(alias).only(*names)
+    found: dict[UUID, Step] = {}
+    level = steps
+    while wanted := {one.parent_id for one in level if one.parent_id is not None} - found.keys():
+        level = list(with_keys(rows, wanted))
+        found |= {one.pk: one for one in level}
     return found
 
 
-def _has_below(alias: str, step: Step) -> bool:
-    """Return whether the step ended because steps that its job had added failed."""
-    if not step.has_added:
-        return False
-    added = Step.objects.using(alias).below([step.pk])
-    return added.exclude(state=State.HELD).exists()
+def _with_failed_below(alias: str, steps: Sequence[Step]) -> set[UUID]:
+    """Return the steps that ended because steps that their jobs had added failed."""
+    adding = [step.pk for step in steps if step.has_added]
+    if not adding:
+        return set()
+    added = Step.objects.using(alias).below(adding).exclude(state=State.HELD)
+    return {pk for pk in added.values_list("parent_id", flat=True).distinct() if pk is not None}
 
 
-def _redo(settings: Settings, step: Step, wish: Wish) -> int:
-    """Requeue the job of one step. Return the number of enqueued jobs: 0 or 1."""
+def _next_in_chains(alias: str, workflow_id: UUID, last: str) -> list[UUID]:
+    """Return the steps to start in chains that were cancelled between two steps."""
+    steps = Step.objects.using(alias)
+    chains = steps.filter(pk=OuterRef("parent_id"), state=State.CANCELLED)
+    chains = chains.exclude(kind__in=GROUPS).exclude(kind=Step.Kind.TASK, has_added=False)
+    before = steps.filter(
+        parent_id=OuterRef("parent_id"), role=Step.Role.STEP, position=OuterRef("position") - 1
+    )
+    has_ended = Q(state=State.SUCCESSFUL) | Q(state__in=ENDED_BADLY, is_optional=True)
+    waiting = steps.filter(workflow_id=workflow_id, role=Step.Role.STEP, state=State.PENDING)
+    found = waiting.filter(Exists(chains), Exists(before.filter(has_ended)))
+    later = found.filter(pk__gt=UUID(last)) if last else found
+    return list(later.order_by("pk").values_list("pk", flat=True)[:ON_A_PAGE])
+
+
+# -- retry them -----------------------------------------------------------------------------------
+
+
+def retry_together(
+    settings: Settings, workflow_id: UUID, step_ids: Sequence[UUID], wish: Wish
+) -> tuple[list[StepOutcome], int]:
+    """Retry steps of a workflow, in the open transaction. The number of statements does not depend
+    on how many they are.
+
+    A failed or cancelled task gets a new job, and a step that has never started starts. The steps
+    above them are reopened, and members of groups that have never started may start.
+
+    Returns:
+        The outcomes in the order of the ids, and the number of those members.
+    """
     alias = settings.database
-    assert step.job_id is not None
-    letter = DeadLetter.objects.using(alias).unclosed().filter(job_id=step.job_id).first()
-    if letter is not None:
-        return int(requeue(settings, letter.pk, wish).fate is LetterFate.REQUEUED)
-    job = Job.objects.using(alias).filter(pk=step.job_id).first()
-    if job is None:
-        return 0
+    rows = Step.objects.using(alias).filter(workflow_id=workflow_id)
+    steps = {one.pk: one for one in with_keys(rows.defer("sealed", "value"), step_ids)}
+    again = [step for step in steps.values() if step.state in ENDED_BADLY]
+    outcomes = _enqueue_again(settings, again, wish)
+    Workflow.objects.using(alias).lock([workflow_id])
+    new = [step.pk for step in steps.values() if step.state == State.PENDING]
+    turns = list(with_keys(rows, new).filter(state=State.PENDING)) if new else []
+    open_above(alias, turns, is_next=True)
+    outcomes |= {step.pk: StepOutcome() for step in turns}
+    members = Advance(settings).waiting_members(workflow_id)
+    Advance(settings).begin([*turns, *members])
+    for step_id in step_ids:
+        state = steps[step_id].state if step_id in steps else "gone"
+        outcomes.setdefault(step_id, StepOutcome(f"it is {state}"))
+    return [outcomes[step_id] for step_id in step_ids], len(members)
+
+
+def _enqueue_again(
+    settings: Settings, steps: Sequence[Step], wish: Wish
+) -> dict[UUID, StepOutcome]:
+    """Give these failed or cancelled tasks new jobs, and reopen the steps above them."""
+    alias = settings.database
+    tasks = {step.job_id: step.pk for step in steps if step.job_id is not None}
+    unclosed = DeadLetter.objects.using(alias).unclosed().filter(job_id__in=tasks)
+    letters = dict(unclosed.values_list("pk", "job_id")) if tasks else {}
+    outcomes = {}
+    for answer in requeue_together(settings, sorted(letters), wish) if letters else ():
+        is_sent = answer.fate is LetterFate.REQUEUED
+        refusal = "" if is_sent else answer.because or answer.fate.value
+        job_id = answer.job_id if is_sent else None
+        outcomes[tasks[letters[answer.dead_letter_id]]] = StepOutcome(refusal, job_id)
+    others = tasks.keys() - set(letters.values())
+    jobs = Job.objects.using(alias).in_bulk(list(others)) if others else {}
+    messages: dict[UUID, Message] = {}
+    for old in others:
+        outcomes[tasks[old]] = StepOutcome("its job is not kept any more")
+        if old in jobs:
+            try:
+                messages[old] = _same_job(settings, jobs[old])
+            except (StokerError, InvalidTask) as error:
+                outcomes[tasks[old]] = StepOutcome(first_line_of(error))
+    reopened = reopen(alias, {old: message.job_id for old, message in messages.items()})
+    for old in messages:
+        refusal = "" if old in reopened else "another process has requeued it"
+        outcomes[tasks[old]] = StepOutcome(refusal)
+    broker_for(settings).deliver([messages[old] for old in messages if old in reopened])
+    return outcomes
+
+
+def _same_job(settings: Settings, job: Job) -> Message:
+    """Return a new job like this one, which was cancelled or whose dead letter is closed."""
     package = sealer_for(settings).open(bytes(job.package))
     job_id = following_job_id(job.pk)
     data = sealer_for(settings).seal(changed(package, job_id=job_id))
     options = package.options
-    message = Message(
+    return Message(
         job_id=job_id,
         task=job.task,
         queue=job.queue,
@@ -135,48 +345,6 @@ def _redo(settings: Settings, step: Step, wish: Wish) -> int:
         needs=needs_of_step(task_of(package), package.args, package.kwargs, options.receives),
         stays_in_store=True,  # a part of this transaction, whatever the broker is
     )
-    with deciding(alias):
-        if not reopen(alias, job.pk, job_id):
-            return 0  # another process has requeued it
-        broker_for(settings).deliver([message])
-    return 1
-
-
-def _resume(settings: Settings, workflow_id: UUID) -> int:
-    """Start the steps that never started: the next steps of cancelled chains, and members of
-    unfinished groups. Return their number."""
-    alias = settings.database
-    steps = Step.objects.using(alias).filter(workflow_id=workflow_id)
-    turns = _next_in_chains(alias, workflow_id)
-    for step in turns:
-        open_above(alias, step, is_next=True)
-    groups = steps.filter(kind__in=GROUPS, state=State.STARTED)
-    for group in groups.defer("sealed", "value"):
-        members = Step.objects.using(alias).below([group.pk])
-        if not members.filter(state=State.PENDING).exists():
-            continue
-        busy = members.filter(state__in=(State.ENQUEUED, State.STARTED)).count()
-        turns += Advance(settings).room_of(group, busy)
-    Advance(settings).begin(turns)
-    return len(turns)
-
-
-def _next_in_chains(alias: str, workflow_id: UUID) -> list[Step]:
-    """Return the steps to start in chains that were cancelled between two steps."""
-    steps = Step.objects.using(alias)
-    chains = steps.filter(workflow_id=workflow_id, state=State.CANCELLED)
-    found = []
-    chains = chains.exclude(kind__in=GROUPS).exclude(kind=Step.Kind.TASK, has_added=False)
-    for chain in chains.defer("sealed", "value"):
-        members = steps.below([chain.pk])
-        begun = members.exclude(state__in=(State.PENDING, State.HELD)).order_by("-position")
-        last = begun.defer("sealed", "value").first()
-        if last is None or not (last.state == State.SUCCESSFUL or last.is_optional):
-            continue
-        following = members.filter(position=last.position + 1, state=State.PENDING).first()
-        if following is not None and last.state not in OPEN:
-            found.append(following)
-    return found
 
 
 def _end_jobs(settings: Settings, workflow_id: UUID, reason: str) -> None:

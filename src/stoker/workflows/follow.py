@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 from uuid import UUID
 
 from django.db import connections, transaction
-from django.db.models import Max
+from django.db.models import Max, OuterRef, Subquery
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.models import Attempt, Job, Step, Workflow
 from stoker.models.job import JobColumns
 from stoker.store.engines import engine_of
-from stoker.store.statements import deciding
+from stoker.store.statements import deciding, update_by_key, with_keys
 from stoker.store.transactions import after_commit
 from stoker.values.ids import is_linked, is_step
 
@@ -28,29 +28,34 @@ from .hooks import call_hooks
 State = Step.State
 
 
-def reopen(alias: str, old_job_id: UUID, new_job_id: UUID) -> bool:
-    """Let a new job continue the step of a failed job, in the open transaction.
+def reopen(alias: str, jobs: Mapping[UUID, UUID]) -> set[UUID]:
+    """Let new jobs continue the steps of failed jobs, in the open transaction.
 
-    Steps that ended because of the failure run again, unless they were undone. The transaction must
-    not lock anything else after this.
+    Steps that ended because of the failures run again, unless they were undone. The transaction
+    must not lock anything else after this.
+
+    Args:
+        jobs: failed job -> its new job.
 
     Returns:
-        Whether the step exists and no other job continues it.
+        The failed jobs whose steps exist and are not continued by other jobs.
     """
-    if not is_step(old_job_id):
-        return False
     steps = Step.objects.using(alias)
-    workflow_id = steps.of_jobs([old_job_id]).values_list("workflow_id", flat=True).first()
-    if workflow_id is None:
-        return False
-    Workflow.objects.using(alias).lock([workflow_id])
-    step = steps.of_jobs([old_job_id]).defer("sealed", "value").first()
-    if step is None or step.state not in (State.FAILED, State.CANCELLED):
-        return False
-    steps.disown([old_job_id])
-    steps.filter(pk=step.pk).update(state=State.ENQUEUED, job_id=new_job_id, cause=None)
-    open_above(alias, step)
-    return True
+    ours = [job_id for job_id in jobs if is_step(job_id)]
+    workflow_ids = set(steps.of_jobs(ours).values_list("workflow_id", flat=True)) if ours else set()
+    if not workflow_ids:
+        return set()
+    Workflow.objects.using(alias).lock(workflow_ids)
+    ended = steps.of_jobs(ours).filter(state__in=(State.FAILED, State.CANCELLED))
+    found = {step.job_id: step for step in ended.defer("sealed", "value") if step.job_id}
+    if not found:
+        return set()
+    steps.disown(found)
+    update_by_key(steps, [step.pk for step in found.values()], state=State.ENQUEUED, cause=None)
+    newest = [Step(pk=step.pk, job_id=jobs[old]) for old, step in found.items()]
+    steps.bulk_update(newest, ["job_id"])
+    open_above(alias, list(found.values()))
+    return set(found)
 
 
 def reassign(alias: str, job_id: UUID, failed_job_id: UUID) -> None:
@@ -62,32 +67,45 @@ def reassign(alias: str, job_id: UUID, failed_job_id: UUID) -> None:
         steps.filter(workflow_id=step.workflow_id, cause=job_id).update(cause=failed_job_id)
 
 
-def open_above(alias: str, step: Step, *, is_next: bool = False) -> None:
-    """Reopen the parents of a step that starts again, in a locked workflow.
+def open_above(alias: str, steps: Sequence[Step], *, is_next: bool = False) -> None:
+    """Reopen the parents of steps that start again, in locked workflows, with two or three queries
+    for each level.
 
     Args:
-        is_next: the step has never started, so its parents wait for it even if it is optional.
+        is_next: the steps have never started, so their parents wait for them even if they are
+            optional.
     """
+    rows, level = Step.objects.using(alias), steps
+    while level:
+        roots = {step.workflow_id for step in level if step.parent_id is None}
+        Workflow.objects.using(alias).reopen(roots)
+        # Nothing waits for an undo or on_error step.
+        waiting = {
+            step.parent_id
+            for step in level
+            if step.parent_id is not None
+            and step.role == Step.Role.STEP
+            and (is_next or not step.is_optional)
+        }
+        if not waiting:
+            return
+        parents = with_keys(rows.defer("sealed", "value"), waiting)
+        ended = list(parents.filter(state__in=(State.FAILED, State.CANCELLED)))
+        undone = undone_among(alias, [step.pk for step in ended if step.has_undo])
+        level = [step for step in ended if step.pk not in undone]
+        update_by_key(rows, [step.pk for step in level], state=State.STARTED, cause=None)
+
+
+def undone_among(alias: str, chain_ids: Collection[UUID]) -> set[UUID]:
+    """Return the chains with a step that was undone or is being undone."""
+    if not chain_ids:
+        return set()
     steps = Step.objects.using(alias)
-    while step.parent_id is not None and (is_next or not step.is_optional):
-        parent = steps.defer("sealed", "value").get(pk=step.parent_id)
-        is_undone = parent.has_undo and _is_undone(alias, parent)
-        if parent.state not in (State.FAILED, State.CANCELLED) or is_undone:
-            return
-        steps.filter(pk=parent.pk).update(state=State.STARTED, cause=None)
-        if step.role != Step.Role.STEP:
-            return
-        step = parent
-    if step.parent_id is None:
-        Workflow.objects.using(alias).reopen(step.workflow_id)
-
-
-def _is_undone(alias: str, chain: Step) -> bool:
-    members = Step.objects.using(alias).below([chain.pk]).filter(has_undo=True)
-    undos = Step.objects.using(alias).filter(
-        parent_id__in=members.values("pk"), role=Step.Role.UNDO
-    )
-    return undos.exclude(state=State.PENDING).exists()
+    members = steps.below(chain_ids).filter(has_undo=True)
+    chain = steps.filter(pk=OuterRef("parent_id")).values("parent_id")
+    undos = steps.filter(parent_id__in=members.values("pk"), role=Step.Role.UNDO)
+    undone = undos.exclude(state=State.PENDING).annotate(chain_id=Subquery(chain))
+    return set(undone.values_list("chain_id", flat=True))
 
 
 AT_ONCE = 100

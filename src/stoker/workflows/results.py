@@ -14,6 +14,7 @@ from asgiref.sync import sync_to_async
 from django.db.models import Count
 
 from stoker.conf import Settings, settings_for
+from stoker.dead_letters.requeueing import Wish
 from stoker.exceptions import (
     BrokerUnavailable,
     JobCancelled,
@@ -282,16 +283,30 @@ class WorkflowResult:
         self.refresh()
         return is_cancelled
 
-    def retry(self, by: str = "", because: str = "") -> int:
+    def retry(self, by: str = "", because: str = "", *, step: Any = None) -> int:
         """Retry the steps that failed or were cancelled. Undone steps stay undone.
+
+        Args:
+            by, because: person and reason, stored with the requeues.
+            step: the id of one failed or cancelled step, or of its job, to retry only that, also
+                while other steps run; None = all.
 
         Returns:
             The number of jobs that were enqueued.
 
         Raises:
             WorkflowNotFound: the workflow does not exist (any more).
+            ValueError: this step cannot be retried.
         """
-        count = control.retry(self._settings, self._row.pk, by, because)
+        wish = Wish(by=by, because=because)
+        if step is None:
+            count = control.retry(self._settings, self._row.pk, wish)
+        else:
+            step_id = parse_job_id(str(step))
+            if step_id is None:
+                raise ValueError(f"{str(step)!r} is not the id of a step.")
+            with explained(self._settings.database):
+                count = control.retry_step(self._settings, self._row.pk, step_id, wish)
         self.refresh()
         return count
 
@@ -362,28 +377,3 @@ def _row_of(settings: Settings, workflow_id: UUID) -> Workflow:
             f"There is no workflow {workflow_id}: it was never committed, or is not kept any more."
         )
     return row
-
-
-def list_workflows(
-    settings: Settings, state: str | None = None, after: str | None = None, limit: int = 20
-) -> list[WorkflowResult]:
-    """Return up to ``limit`` workflows of a backend, newest first.
-
-    Args:
-        state: RUNNING, SUCCESSFUL, FAILED or CANCELLED; None = all.
-        after: the id of the last workflow of the previous page.
-
-    Raises:
-        ValueError: ``after`` is not an id.
-        BrokerUnavailable, NotMigrated: the store cannot be read.
-    """
-    rows = Workflow.objects.using(settings.database).filter(backend=settings.alias)
-    if state is not None:
-        rows = rows.filter(state=state)
-    if after is not None:
-        parsed = parse_job_id(after)
-        if parsed is None:
-            raise ValueError(f"{after!r} is not the id of a workflow")
-        rows = rows.filter(pk__lt=parsed)
-    with explained(settings.database):
-        return [WorkflowResult(row) for row in rows.order_by("-pk")[:limit]]

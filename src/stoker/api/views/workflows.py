@@ -1,4 +1,4 @@
-"""Workflows: list, show, cancel, retry."""
+"""Workflows: list, show with their steps, cancel, retry."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from stoker.api.filters import LONGEST_PAGE, NO_REASON, ReasonBody
 from stoker.api.problems import CallRefused
 from stoker.api.shapes import Shape
 from stoker.api.values import Backend, cursor_of, mark_of, settings_of
+from stoker.inspect.steps import SHOWN, timed_steps
 from stoker.models.workflow import WorkflowState
-from stoker.operations.operation import Operation
-from stoker.operations.workflows import CANCEL, RETRY
+from stoker.operations import steps
+from stoker.operations.workflows import CANCEL, RETRY, find
 from stoker.workflows.results import (
     WorkflowProgress,
     WorkflowResult,
     WorkflowStep,
     get_workflow,
-    list_workflows,
 )
 
 MOST_STEPS = 1000
 routes = Routes(tags=["workflows"])
 State = Literal[*WorkflowState.values]  # type: ignore[valid-type] # as the model has them
+StepState = Literal[*SHOWN]  # type: ignore[valid-type] # as they are listed
 
 
 class WorkflowShape(Shape):
@@ -51,6 +52,8 @@ class WorkflowPage(Shape):
     workflows: list[WorkflowShape]
     next: str | None
     """Pass it as `after` to get the next page; null on the last page."""
+    is_cut: bool
+    """Whether only a part of the workflows was searched. The next page searches older ones."""
 
 
 class WorkflowStory(Shape):
@@ -60,26 +63,101 @@ class WorkflowStory(Shape):
     steps: list[WorkflowStep]
     """At most 1000 steps, sorted by creation."""
     has_more: bool
-    """Whether there are more steps."""
+    """Whether there are more steps: `GET /workflows/{id}/steps` pages through all tasks."""
+
+
+class RetriedWorkflow(WorkflowStory):
+    """A workflow that was retried, with its steps."""
+
+    bulk_id: UUID | None
+    """The bulk operation that retries the steps, see `GET /bulk/{id}`: of a large workflow it
+    continues in the background. Null: only one step was retried."""
+
+
+class EarlierJobShape(Shape):
+    """A job of a step before it was retried."""
+
+    job_id: UUID
+    status: str
+    """SUCCESSFUL, FAILED or CANCELLED."""
+    enqueued_at: datetime
+    finished_at: datetime
+
+
+class TimedStepShape(Shape):
+    """A task of a workflow, with the times of its newest job."""
+
+    id: UUID
+    parent_id: UUID | None
+    role: str
+    """`step`, `undo` or `error`."""
+    state: str
+    label: str
+    """Dotted path of the task."""
+    job_id: UUID | None
+    """Null: it has not begun."""
+    enqueued_at: datetime | None
+    started_at: datetime | None
+    """Start of the first attempt."""
+    finished_at: datetime | None
+    attempts: int
+    wait_seconds: float | None
+    """Time before and between the attempts."""
+    run_seconds: float | None
+    """Duration of all attempts."""
+    is_running: bool
+    dead_letter_id: UUID | None
+    can_retry: bool
+    """Whether it has failed or was cancelled, so that it can be retried alone."""
+    earlier: list[EarlierJobShape]
+    """Its jobs before the newest one, the newest first: at most 3."""
+
+
+class TimedSteps(Shape):
+    """A page of the tasks of a workflow, failed ones first."""
+
+    steps: list[TimedStepShape]
+    counts: dict[str, int]
+    """State -> number of tasks of the whole workflow."""
+    next: str | None
+    """Pass it as `after` to get the next page; null on the last page."""
+
+
+class RetryBody(ReasonBody):
+    """The body of a request to retry a workflow."""
+
+    step: UUID | None = None
+    """Id of the only step to retry, or of its job; None = all steps that failed."""
+
+
+class StepBody(ReasonBody):
+    """The body of a request to undo the retry of a step."""
+
+    step: UUID
+    """Id of the step, or of its newest job."""
+
+
+ALL_STEPS = RetryBody()
 
 
 @routes.show("/workflows", "stoker.view_workflow", WorkflowPage)
 def get_workflows(
     request: HttpRequest,
     state: State | None = None,
+    q: Annotated[str, Field(max_length=255)] = "",
     limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50,
     after: Annotated[str, Field(max_length=2000)] | None = None,
     backend: Backend = None,
 ) -> Any:
-    """List a page of workflows, the newest first."""
-    settings, mark = settings_of(backend), mark_of(after)
+    """List a page of workflows, the newest first. `q` is a part of the name or of the reason, or
+    the id of the workflow or of one of its jobs. With a filter a page searches 10,000 workflows."""
+    settings, mark = settings_of(backend), mark_of(after) or ""
     try:
-        found = list_workflows(settings, state, mark, limit + 1)
+        found = find(settings, limit, mark, state=state or "", text=q.strip())
     except ValueError as error:
         raise CallRefused(422, f"after: {error}.") from error
-    shown = found[:limit]
-    rest = shown[-1].id if len(found) > limit else None
-    return WorkflowPage(workflows=[shape_of(one) for one in shown], next=cursor_of(rest))
+    shown = [shape_of(WorkflowResult(row)) for row in found.rows]
+    return WorkflowPage(workflows=shown, next=cursor_of(found.next), is_cut=found.is_cut)
 
 
 @routes.show("/workflows/{workflow_id}", "stoker.view_workflow", WorkflowStory)
@@ -88,32 +166,66 @@ def show_workflow(request: HttpRequest, workflow_id: UUID, backend: Backend = No
     return story_of(str(workflow_id), settings_of(backend).alias)
 
 
+@routes.show("/workflows/{workflow_id}/steps", "stoker.view_workflow", TimedSteps)
+def list_steps(
+    request: HttpRequest,
+    workflow_id: UUID,
+    state: StepState | None = None,
+    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50,
+    after: Annotated[str, Field(max_length=2000)] | None = None,
+    backend: Backend = None,
+) -> Any:
+    """List a page of the tasks of a workflow with their times: failed, cancelled, under way,
+    successful, pending."""
+    settings, mark = settings_of(backend), mark_of(after) or ""
+    get_workflow(str(workflow_id), backend=settings.alias)
+    try:
+        page = timed_steps(settings, workflow_id, state or "", mark, limit)
+    except ValueError as error:
+        raise CallRefused(422, f"after: {error}.") from error
+    return {"steps": page.steps, "counts": page.counts, "next": cursor_of(page.next)}
+
+
 @routes.change("/workflows/{workflow_id}/cancel", CANCEL, WorkflowStory, may_conflict=True)
 def cancel_workflow(
     request: HttpRequest, workflow_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
     """Cancel a workflow: no further step starts, and running jobs are asked to end. 409: it has
     ended."""
-    return _changed(request, CANCEL, workflow_id, body, backend)
-
-
-@routes.change("/workflows/{workflow_id}/retry", RETRY, WorkflowStory, may_conflict=True)
-def retry_workflow(
-    request: HttpRequest, workflow_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
-) -> Any:
-    """Continue a workflow from the steps that failed. 409: it has no step to retry."""
-    return _changed(request, RETRY, workflow_id, body, backend)
-
-
-def _changed(
-    request: HttpRequest,
-    operation: Operation,
-    workflow_id: UUID,
-    body: ReasonBody,
-    backend: str | None,
-) -> WorkflowStory:
     operator = operator_of(request, backend, body.because)
-    perform(operation, operator, str(workflow_id))
+    perform(CANCEL, operator, str(workflow_id))
+    return story_of(str(workflow_id), operator.alias)
+
+
+@routes.change("/workflows/{workflow_id}/retry", RETRY, RetriedWorkflow, may_conflict=True)
+def retry_workflow(
+    request: HttpRequest, workflow_id: UUID, body: RetryBody = ALL_STEPS, backend: Backend = None
+) -> Any:
+    """Continue a workflow from the steps that failed, or from one of them. Of a large workflow the
+    steps are retried in the background. 409: it has no such step to retry."""
+    operator, name = operator_of(request, backend, body.because), str(workflow_id)
+    if body.step is None:
+        bulk_id = perform(RETRY, operator, name).value.pk
+    else:
+        bulk_id = None
+        perform(steps.RETRY, operator, str(body.step), workflow=name)
+    return RetriedWorkflow(**story_of(name, operator.alias).model_dump(), bulk_id=bulk_id)
+
+
+@routes.change(
+    "/workflows/{workflow_id}/undo-retry",
+    steps.UNDO,
+    WorkflowStory,
+    may_conflict=True,
+    example={"step": "01a1ff39-c590-7a51-9c35-2f4b8b3a7c10", "because": "not mended yet"},
+)
+def undo_retry_of_step(
+    request: HttpRequest, workflow_id: UUID, body: StepBody, backend: Backend = None
+) -> Any:
+    """Undo the retry of one step: its new job is cancelled, and the step has failed again. 409: the
+    job has begun, or there is no retry to undo."""
+    operator = operator_of(request, backend, body.because)
+    perform(steps.UNDO, operator, str(body.step), workflow=str(workflow_id))
     return story_of(str(workflow_id), operator.alias)
 
 

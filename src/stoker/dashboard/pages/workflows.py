@@ -1,92 +1,123 @@
-"""Workflows: the progress of each, and a drawing of its steps."""
+"""Workflows: the progress of each, a timeline of its tasks, and a drawing of its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, QuerySet
+from django.db.models import Count, Q, QuerySet
+from django.utils import timezone
 
 from stoker.dashboard.context import DashboardContext
-from stoker.dashboard.graph import drawn
-from stoker.dashboard.views import PageContent, PageRefused, page
+from stoker.dashboard.gantt import gantt_of
+from stoker.dashboard.graph import MOST_MEMBERS, drawn
+from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
 from stoker.exceptions import WorkflowNotFound
+from stoker.inspect.steps import SHOWN, timed_steps
 from stoker.models import Step, Workflow
-from stoker.models.step import GROUPS
+from stoker.models.step import GROUPS, StepQuerySet
+from stoker.operations import steps as operations_on_steps
+from stoker.operations.details import REVEAL
+from stoker.operations.operation import Done, Operation
+from stoker.operations.workflows import calls_of_steps, find
 from stoker.store.engines.sessions import explained
-from stoker.values.ids import parse_job_id
+
+from .bulk import undo_in_bulk
 
 ON_A_PAGE = 30
-MOST_DRAWN = 600
-"""Maximum number of steps to draw. In a larger workflow, members of groups are counted instead."""
+LONGEST_TEXT = 255
+MOST_DRAWN = 120
+"""About how many steps are drawn. The others are only in the timeline."""
+MOST_LEVELS = 3
+"""How many levels of a large workflow are drawn below the outermost step."""
+VIEW_ARGUMENTS = "stoker.view_job"
 NOT_BEGUN = (Step.State.PENDING, Step.State.HELD)
 
 
 @page("stoker.view_workflow")
 def show(visit: DashboardContext) -> PageContent:
     """Return a page of workflows, the newest first."""
-    state = visit.request.GET.get("state", "").upper()
+    given = visit.request.GET
+    state, text = given.get("state", "").upper(), given.get("q", "").strip()[:LONGEST_TEXT]
     if state and state not in Workflow.State:
         raise PageRefused(400, f"There is no state {state!r}.")
-    after = visit.request.GET.get("after", "")
+    try:
+        found = find(visit.settings, ON_A_PAGE, given.get("after", ""), state=state, text=text)
+    except ValueError as error:
+        raise PageRefused(400, str(error)) from None
     with explained(visit.database):
-        rows = _all(visit)
-        if state:
-            rows = rows.filter(state=state)
-        if after:
-            rows = rows.filter(pk__lt=_id_of(after))
-        found = list(rows.order_by("-pk")[: ON_A_PAGE + 1])
-        shown = found[:ON_A_PAGE]
-        counts = _task_counts(visit, [row.pk for row in shown])
+        counts = _task_counts(visit, [row.pk for row in found.rows])
     context = {
-        "rows": [{"is": row, **_progress(row, counts.get(row.pk, {}))} for row in shown],
+        "rows": [{"is": row, **_progress(row, counts.get(row.pk, {}))} for row in found.rows],
+        "state": state.lower(),
+        "text": text,
         "states": visit.tabs(("", *Workflow.State.values), state),
-        **visit.paging(str(shown[-1].pk) if len(found) > ON_A_PAGE else None),
+        "is_cut": found.is_cut,
+        **visit.paging(found.next),
     }
     return PageContent("workflows", context)
 
 
 @page("stoker.view_workflow")
 def show_one(visit: DashboardContext, workflow_id: UUID) -> PageContent:
-    """Return one workflow with a drawing of its steps."""
+    """Return one workflow with a timeline of its tasks and a drawing of its steps."""
+    given = visit.request.GET
+    state = given.get("state", "").upper()
     with explained(visit.database):
         row = _all(visit).filter(pk=workflow_id).first()
         if row is None:
             raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
-        steps = _steps(visit).filter(workflow_id=workflow_id).defer("sealed", "value")
-        read = list(steps.order_by("pk")[: MOST_DRAWN + 1])
-        is_cut = len(read) > MOST_DRAWN
-        counts = _group_counts(visit, read) if is_cut else {}
-        tasks = _task_counts(visit, [workflow_id]).get(workflow_id, {})
-        if is_cut:
-            read = _with_outer(visit, workflow_id, read[:MOST_DRAWN])
-    failed = [one for one in read if one.state == Step.State.FAILED and one.job_id is not None]
+        read, counts = _steps_to_draw(visit, row)
+    try:
+        found = timed_steps(visit.settings, workflow_id, state, given.get("after", ""), ON_A_PAGE)
+    except ValueError as error:
+        raise PageRefused(400, str(error)) from None
+    calls = {}
+    if visit.may(VIEW_ARGUMENTS):
+        calls = calls_of_steps(visit.settings, found.steps, reveal=visit.may(REVEAL))
+    begun = {state: count for state, count in found.counts.items() if state not in NOT_BEGUN}
+    gantt = gantt_of(row, found.steps, timezone.now())
     context = {
         "row": row,
         "graph": drawn(read, counts),
-        "is_cut": is_cut,
+        "is_cut": len(read) > MOST_DRAWN,
         "most": MOST_DRAWN,
-        "failed": failed[:ON_A_PAGE],
-        "steps": [one for one in read if one.job_id is not None and one.state not in NOT_BEGUN],
-        **_progress(row, tasks),
+        "gantt": gantt,
+        "gantt_rows": [{"is": one, "call": calls.get(one.step.id)} for one in gantt.rows],
+        "states": _state_tabs(visit, found.counts, state),
+        "retry_step": operations_on_steps.RETRY,
+        "may_change": visit.may(operations_on_steps.RETRY.permission),
+        "can_retry": any(one.can_retry for one in found.steps),
+        **visit.paging(found.next),
+        **_progress(row, begun),
     }
     return PageContent("workflow", context)
+
+
+def retry(visit: DashboardContext, operation: Operation) -> Done:
+    """Retry a workflow, or undo that."""
+    if visit.request.POST.get("bulk"):
+        return undo_in_bulk(visit, operation)
+    return perform_on_target(visit, operation)
+
+
+def _state_tabs(
+    visit: DashboardContext, counts: Mapping[str, int], current: str
+) -> list[dict[str, Any]]:
+    """Return links to the steps in each state that some step has."""
+    numbers = {
+        state: f"{counts.get(state, 0):,}" for state in SHOWN if state in counts or state == current
+    }
+    return visit.tabs(("", *numbers), current, {"": f"{sum(counts.values()):,}", **numbers})
 
 
 def _all(visit: DashboardContext) -> QuerySet[Workflow]:
     return Workflow.objects.using(visit.database).filter(backend=visit.alias)
 
 
-def _steps(visit: DashboardContext) -> QuerySet[Step]:
+def _steps(visit: DashboardContext) -> StepQuerySet:
     return Step.objects.using(visit.database).all()
-
-
-def _id_of(text: str) -> UUID:
-    workflow_id = parse_job_id(text)
-    if workflow_id is None:
-        raise PageRefused(400, f"{text!r} is not an id of a workflow.")
-    return workflow_id
 
 
 def _task_counts(
@@ -116,24 +147,54 @@ def _progress(row: Workflow, counts: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def _group_counts(visit: DashboardContext, read: Sequence[Step]) -> dict[UUID, dict[str, int]]:
-    """Return group -> state -> number of its members. Runs one query."""
-    groups = {one.pk for one in read if one.kind in GROUPS} | {one.workflow_id for one in read}
-    members = _steps(visit).filter(parent_id__in=groups, role=Step.Role.STEP)
+def _steps_to_draw(
+    visit: DashboardContext, workflow: Workflow
+) -> tuple[list[Step], dict[UUID, dict[str, int]]]:
+    """Return the steps to draw, and the numbers of members of groups of which not all are drawn:
+    group -> state -> number.
+
+    A small workflow is read with one query. A large one is read from the outermost step inwards,
+    with one query for each level, and of a large group only the members to draw.
+    """
+    steps = _steps(visit).defer("sealed", "value")
+    if workflow.tasks <= MOST_DRAWN:
+        read = list(steps.filter(workflow_id=workflow.pk)[: MOST_DRAWN + 1])
+        if len(read) <= MOST_DRAWN:
+            return read, {}
+    outermost = Q(parent_id=workflow.pk, position__lt=MOST_MEMBERS)
+    level = list(steps.filter(Q(pk=workflow.pk) | outermost))
+    read = [one for one in level if one.pk == workflow.pk]
+    if any(one.size > MOST_MEMBERS for one in read):
+        read, level = [], read
+    else:
+        level = [one for one in level if one.pk != workflow.pk]
+    large: list[UUID] = []
+    for _ in range(MOST_LEVELS):
+        read += level
+        parents = [one.pk for one in level if _may_have_children(one)]
+        if not parents or len(read) > MOST_DRAWN:
+            break
+        crowded = [one.pk for one in level if one.kind in GROUPS and one.size > MOST_MEMBERS]
+        first = Q(parent_id__in=crowded, position__lt=MOST_MEMBERS)
+        others = Q(parent_id__in=set(parents) - set(crowded))
+        below = steps.filter(first | others if crowded else others)
+        level = list(below.order_by("parent_id", "position")[: MOST_DRAWN + 1])
+        if crowded:
+            failed = steps.below(crowded).filter(state=Step.State.FAILED)
+            level += failed.exclude(position__lt=MOST_MEMBERS).order_by("position")[:MOST_DRAWN]
+        large += crowded
+    return read, _member_counts(visit, large)
+
+
+def _may_have_children(step: Step) -> bool:
+    return step.kind != Step.Kind.TASK or step.has_undo or step.has_error or step.has_added
+
+
+def _member_counts(visit: DashboardContext, groups: Sequence[UUID]) -> dict[UUID, dict[str, int]]:
+    """Return group -> state -> number of its members."""
     counts: dict[UUID, dict[str, int]] = {}
-    grouped = members.order_by().values_list("parent_id", "state").annotate(Count("pk"))
-    for parent_id, state, number in grouped:
-        counts.setdefault(parent_id, {})[state] = number
+    if groups:
+        grouped = _steps(visit).below(groups).order_by().values_list("parent_id", "state")
+        for parent_id, state, number in grouped.annotate(Count("pk")):
+            counts.setdefault(parent_id, {})[state] = number
     return counts
-
-
-def _with_outer(visit: DashboardContext, workflow_id: UUID, read: Sequence[Step]) -> list[Step]:
-    """Return the given steps and all their parents, which may have been created after them."""
-    known = {one.pk: one for one in read}
-    missing = {one.parent_id for one in read if one.parent_id is not None} - set(known)
-    while missing:
-        found = _steps(visit).filter(pk__in=missing).defer("sealed", "value")
-        known |= {one.pk: one for one in found}
-        parents = {one.parent_id for one in known.values() if one.parent_id is not None}
-        missing = (parents - set(known)) - missing
-    return list(known.values())
