@@ -1,8 +1,13 @@
 """Values of query parameters that a page must refuse or ignore, never answer with an error 5xx."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from random import Random
+from typing import Any
 from uuid import UUID
+
+import pytest
+from django.core.handlers.wsgi import WSGIRequest
+from django.http import QueryDict
 
 ID = UUID("01890a5d-ac96-774b-bcce-b302099a8057")
 VALUES: Sequence[str] = (
@@ -78,3 +83,33 @@ def few_queries(names: Mapping[str, Sequence[str]], random: Random) -> Iterator[
 
 def values_for(name: str) -> Sequence[str]:
     return (*VALUES, *CURSORS) if name == CURSOR else VALUES
+
+
+def noted_parameters(monkeypatch: pytest.MonkeyPatch) -> Callable[[], set[str]]:
+    """Note which parameters of query strings are read from now on. Return a function that returns
+    their names, and forgets them."""
+    read: set[str] = set()
+
+    def noting(usual: Any) -> Any:
+        def note(self: Any, name: str, *more: Any) -> Any:
+            read.add(name)
+            return usual(self, name, *more)
+
+        return note
+
+    def noted(kind: type[Any]) -> Any:
+        methods = ("get", "getlist", "__getitem__", "__contains__")
+        known = {one: noting(getattr(kind, one)) for one in methods if hasattr(kind, one)}
+        return type("Noted", (kind,), known)
+
+    query, plain = noted(QueryDict), noted(dict)
+    query.dict = lambda self: plain(QueryDict.dict(self))
+    given = property(lambda self: query(self.META["QUERY_STRING"]))
+    monkeypatch.setattr(WSGIRequest, "GET", given)
+
+    def names() -> set[str]:
+        found = set(read)
+        read.clear()
+        return found
+
+    return names

@@ -7,6 +7,8 @@ import logging
 from datetime import UTC, datetime
 from typing import Any
 
+from stoker.values.text import shown_json
+
 OF_JOB = {
     "stoker_job_id": "job_id",
     "stoker_task": "task",
@@ -52,7 +54,7 @@ class JsonLines(logging.Formatter):
         if record.stack_info:
             told["stack"] = record.stack_info
         extra = {name: value for name, value in vars(record).items() if name not in KNOWN}
-        return json.dumps({**extra, **told}, default=_as_text, ensure_ascii=False)
+        return shown_json(json.dumps({**extra, **told}, default=_as_text, ensure_ascii=False))
 
 
 def _as_text(value: Any) -> str:

@@ -363,9 +363,10 @@ SHAPE = {
     "queues": "name ready deferred blocked running is_exact oldest_ready_seconds paused",
     "clusters": (
         "id name host pid state request started_at silent_seconds queues leases workers loops "
-        "wanted_workers most_workers is_single"
+        "processes wanted_workers most_workers is_single"
     ),
-    "workers": "number name pid jobs_done running resident_bytes handed_out is_recycled",
+    "workers": "number name pid jobs_done running resident_bytes handed_out is_recycled is_leaving",
+    "processes": "role pid resident_bytes",
     "running": "job_id task queue attempt seconds",
     "finished": "successful failed cancelled is_exact",
     "dead_letters": "total by_reason is_exact",
@@ -409,6 +410,13 @@ def test_info_shows_clusters_queues_and_running_jobs(tmp_path: Path) -> None:
             "running",
             2,
         )
+        assert [process["role"] for process in one["processes"]] == [
+            "sentinel",
+            "pusher",
+            "monitor",
+            "scheduler",
+        ]
+        assert all(process["resident_bytes"] for process in one["processes"])
         ((job,),) = [worker["running"] for worker in one["workers"] if worker["running"]]
         assert (job["job_id"], job["attempt"]) == (job_id, 1)
         assert job["task"] == "tests.app.tasks.write_ledger"

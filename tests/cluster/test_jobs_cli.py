@@ -53,11 +53,13 @@ def test_list_shows_states_and_pages() -> None:
     drain()
     waiting = nothing.using(queue_name="mail", run_after=None).enqueue()
     text = told("jobs", "list")
-    assert f"{done.id}  successful\n  tests.app.tasks.add\n  queue default, ended " in text
+    assert f"{done.id}  successful\n  tests.app.tasks.add\n  first=1, second=2\n  queue" in text
     assert f"{failed.id}  failed\n" in text
     assert f"{waiting.id}  ready\n  tests.app.tasks.nothing\n  queue mail, enqueued " in text
     assert max(map(len, text.splitlines())) <= WIDTH
     assert told("jobs", "list", "--state", "blocked") == "No such jobs.\n"
+    (job,) = plain("jobs", "list", "--state", "successful")["jobs"]
+    assert (job["label"], job["args"], job["kwargs"]) == ("", ["1", "2"], {})
     assert [one["id"] for one in plain("jobs", "list", "--state", "failed")["jobs"]] == [failed.id]
     assert [one["id"] for one in plain("jobs", "list", "--queue", "mail")["jobs"]] == [waiting.id]
     first = plain("jobs", "list", "--limit", "2")

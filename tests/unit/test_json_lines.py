@@ -7,9 +7,11 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.jobs.running import Running, current
+from stoker.jobs.running import current
 from stoker.json_lines import JsonLines
 from stoker.reporters.logs import put_into_words
+
+from tests.unit.running import make_running
 
 pytestmark = pytest.mark.unit
 
@@ -60,7 +62,7 @@ def test_record_outside_a_job_has_no_job_fields(lines: Lines) -> None:
 
 
 def test_record_inside_a_job_names_the_job(lines: Lines) -> None:
-    running = Running(uuid4(), "shop.tasks.charge", 2, "mail", 0, {}, "default", 1)
+    running = make_running("shop.tasks.charge", 2)
     token = current.set(running)
     try:
         logging.getLogger("shop").warning("late", extra={"job_id": "mine"})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,8 +13,13 @@ from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from stoker.conf import option_fields
+from stoker.operations.wording import first_line
 from stoker.tasks.arguments import ShownCall
 from stoker.values.durations import PROBLEM, duration_seconds
+from stoker.values.text import shown_json
+
+WIDTH = 56
+"""Maximum number of characters of a call in a list, which fits 60 columns."""
 
 
 def json_or_text(text: str) -> Any:
@@ -79,16 +84,24 @@ def iso_moment(text: str, otherwise: str) -> datetime:
 def written(value: Any) -> str:
     """Return the value as JSON if possible, else as Python writes it."""
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return shown_json(json.dumps(value, ensure_ascii=False, allow_nan=False))
     except (TypeError, ValueError):
         return repr(value)
 
 
+def call_lines(call: ShownCall | None) -> Iterator[str]:
+    """Yield the label of a call, or its arguments, as one line of a list; none if it has none."""
+    text = "" if call is None else call.label or call.line
+    if text:
+        yield f"  {first_line(text, WIDTH)}"
+
+
 def call_as_plain(call: ShownCall | None) -> dict[str, Any]:
-    """Return the arguments of a call for JSON; None = they cannot be read."""
+    """Return the label and the arguments of a call for JSON; None = they cannot be read."""
     if call is None:
-        return {"args": None, "kwargs": None}
+        return {"label": "", "args": None, "kwargs": None}
     return {
+        "label": call.label,
         "args": [written(value) for value in call.args],
         "kwargs": {name: written(value) for name, value in call.kwargs.items()},
     }

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from stoker.models import BulkOperation
 from stoker.operations import bulk
-from stoker.operations.bulk_walk import BY_NAME, go_on
+from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.operation import Operation
 from stoker.operations.wording import since
 
@@ -34,8 +34,9 @@ COLUMNS = (
     "filters", "started_at", "ended_at", "undoes",
 )  # fmt: skip
 ID = option("id", metavar="ID", help="The id of the bulk operation: a UUID.")
-FILTERS = ("state", "q", "task", "queue", "node", "since", "until", "fingerprint", "reason")
-LONG_SECONDS = 3600.0
+FILTERS = (
+    "state", "q", "task", "queue", "node", "since", "until", "fingerprint", "reason", "workflow",
+)  # fmt: skip
 
 
 def as_plain(row: BulkOperation) -> dict[str, Any]:
@@ -84,6 +85,12 @@ class StartBulk(Subcommand):
         ),
         option("--reason", default="", metavar="REASON", help="Only dead letters of this reason."),
         option(
+            "--workflow",
+            default="",
+            metavar="WORKFLOW",
+            help="For retry-step: the id of the workflow whose failed steps are retried.",
+        ),
+        option(
             "--all",
             action="store_true",
             help="Allow the operation to run without a filter, on all targets.",
@@ -100,7 +107,8 @@ class StartBulk(Subcommand):
             "--arguments",
             type=json_of(dict),
             metavar="JSON",
-            help='For requeue-letter: new values by name. "{order_id}" stands for an old argument.',
+            help="For requeue-letter and edit-job: new values by name. "
+            '"{order_id}" stands for an old argument.',
         ),
         option(
             "--wait",
@@ -127,9 +135,7 @@ class StartBulk(Subcommand):
         except ValueError as error:
             raise refuse(str(error)) from error
         if options["wait"] and not options["dry_run"]:
-            while row.state == BulkOperation.State.RUNNING:
-                go_on(operator.settings, LONG_SECONDS, only=row.pk)
-                row = bulk.get(operator.settings, row.pk)
+            row = bulk.finish(operator, row)
         more = "" if row.is_counted else "more than "
         would = f"{operation.title}: {more}{row.matched:,} {operation.things}."
         lines = [would] if options["dry_run"] else list(_lines(self, options, row))
@@ -254,8 +260,9 @@ class StopBulk(_ChangeBulk):
 class UndoBulk(_ChangeBulk):
     """Undo a bulk operation.
 
-    Undo a bulk operation that has ended: jobs get back their time, priority or queue, and requeues
-    are undone. Jobs that have started are not changed. The undo is a bulk operation, too.
+    Undo a bulk operation that has ended: jobs get back their time, priority, queue or arguments,
+    and requeues are undone. Jobs that have started are not changed. The undo is a bulk operation,
+    too.
 
     --json writes one object: is_done, sentence.
 

@@ -31,7 +31,8 @@ class ListClusters(Subcommand):
     """List the running clusters.
 
     List the clusters of this backend, the longest running first: id, name, host, process, state
-    (running, quiet or stopping), and how long ago the last heartbeat was.
+    (running, quiet or stopping), how long ago the last heartbeat was, and the number of workers. A
+    worker that is leaving exits after its running jobs.
 
     --json writes one object: clusters[], as in `info --json`.
 
@@ -53,7 +54,9 @@ class ListClusters(Subcommand):
         yield f"{one.id}  {one.state}"
         yield f"  {one.name} on {one.host}, process {one.pid}"
         silent = in_words(one.silent_seconds)
-        yield f"  seen {silent} ago, {len(one.workers)} workers, {one.leases:,} jobs"
+        leaving = sum(worker.is_leaving for worker in one.workers)
+        workers = f"{len(one.workers)} workers" + (f" ({leaving} leaving)" if leaving else "")
+        yield f"  seen {silent} ago, {workers}, {one.leases:,} jobs"
 
 
 TARGETS = (

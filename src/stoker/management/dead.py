@@ -8,15 +8,17 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.service import Bulk, Stats, Story
+from stoker.dead_letters.service import Bulk, Stats
 from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
-from stoker.operations.details import call_fact, lines_of, opened_call
+from stoker.operations.details import opened_call
 from stoker.operations.operation import Operation
 from stoker.operations.wording import exactly, first_line
+from stoker.tasks.arguments import ShownCall
 
 from .arguments import (
     call_as_plain,
+    call_lines,
     duration,
     json_of,
     moment,
@@ -25,6 +27,7 @@ from .arguments import (
     positive_seconds,
 )
 from .bar import bar
+from .details import letter_lines
 from .subcommand import (
     AFTER,
     BACKEND,
@@ -36,8 +39,10 @@ from .subcommand import (
     TASK,
     ExitCode,
     Option,
+    OutputLine,
     Subcommand,
     SubcommandGroup,
+    heading,
     limit,
     option,
     refuse,
@@ -88,9 +93,11 @@ def filters_of(options: dict[str, Any]) -> dict[str, Any]:
 class ListLetters(Subcommand):
     """List dead letters, the newest first.
 
-    List open and requeued dead letters: id, time and number of failures, task, error.
+    List open and requeued dead letters: id, time and number of failures, task, arguments or label,
+    error.
 
-    --json writes one object: letters[] (all fields of each except package and traceback), count,
+    --json writes one object: letters[] (all fields of each except package and traceback; label,
+    args, kwargs: each argument as text; null if the package is large or cannot be opened), count,
     next (for --after; null on the last page).
 
     Examples:
@@ -103,8 +110,8 @@ class ListLetters(Subcommand):
     options = (*FILTERS, STATE, limit(20), AFTER, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = self.settings(options).alias
-        filters = filters_of(options)
+        settings = self.settings(options)
+        alias, filters = settings.alias, filters_of(options)
         try:
             page = dead_letters.find(
                 limit=options["limit"], after=options["after"], backend=alias, **filters
@@ -112,18 +119,23 @@ class ListLetters(Subcommand):
         except ValueError as error:
             raise refuse(f"--after: {error}.") from error
         number = dead_letters.count(backend=alias, **filters)
-        letters = [operations.columns(letter, operations.LETTER) for letter in page.letters]
-        lines = [line for letter in page.letters for line in self._lines(letter)]
+        rows = [(one, operations.call_in_list(settings, one)) for one in page.letters]
+        letters = [
+            {**operations.columns(letter, operations.LETTER), **call_as_plain(call)}
+            for letter, call in rows
+        ]
+        lines = [line for row in rows for line in self._lines(*row)]
         lines.append(f"{len(letters)} of {number:,} dead letters" if number else "No dead letters.")
         lines += [f"The next page: --after '{page.next}'"] if page.next else []
         self.answer(options, {"letters": letters, "count": number, "next": page.next}, lines)
         return ExitCode.DONE
 
-    def _lines(self, letter: DeadLetter) -> Iterator[str]:
+    def _lines(self, letter: DeadLetter, call: ShownCall | None) -> Iterator[OutputLine]:
         times = f", {letter.failure_count} times" if letter.failure_count > 1 else ""
         state = "" if letter.state == DeadLetter.State.OPEN else f" [{letter.state}]"
         task = letter.task or "unknown task"
-        yield f"{self.heading(str(letter.pk))}  {exactly(letter.failed_at)}  {task}{state}"
+        yield heading(str(letter.pk), f"  {exactly(letter.failed_at)}  {task}{state}")
+        yield from call_lines(call)
         what = first_line(f"{operations.kind_of(letter)}: {letter.message}")
         yield f"  {letter.reason}{times}: {what}"
 
@@ -162,25 +174,9 @@ class ShowLetter(Subcommand):
             "attempts": [operations.columns(one, operations.ATTEMPT) for one in story.attempts],
             "requeues": [operations.columns(one, operations.REQUEUED) for one in story.requeues],
         }
-        facts = [*operations.facts_of(story.letter), call_fact(call)]
-        lines = [*lines_of(facts), *self._lines(story, all_tracebacks=options["all_tracebacks"])]
-        self.answer(
-            options, plain, [f"dead letter   {story.letter.pk} ({story.letter.state})", *lines]
-        )
+        lines = letter_lines(story, call, all_tracebacks=options["all_tracebacks"])
+        self.answer(options, plain, lines)
         return ExitCode.DONE
-
-    def _lines(self, story: Story, *, all_tracebacks: bool) -> Iterator[str]:
-        if story.requeues:
-            yield self.heading("Requeues")
-            yield from (f"  {operations.requeue_text(one)}" for one in story.requeues)
-        yield self.heading("Attempts")
-        for attempt in story.attempts:
-            yield f"  {operations.attempt_text(attempt)}"
-            if all_tracebacks and attempt.traceback:
-                yield attempt.traceback.rstrip()
-        if not all_tracebacks:
-            yield self.heading("Last traceback")
-            yield story.letter.traceback.rstrip() or "  No traceback was recorded."
 
 
 class StatsOfLetters(Subcommand):
@@ -282,12 +278,8 @@ class UndoRequeues(_ChangeLetters):
     def run(self, options: dict[str, Any]) -> ExitCode:
         operator = self.operator(options)
         letters = [dead_letters.get(one, backend=operator.alias).letter for one in options["ids"]]
-        return self.tell(
-            operations.bulk_of(
-                [operations.UNDO.perform(operator, one.pk).value for one in letters]
-            ),
-            options,
-        )
+        answers = [operations.UNDO.perform(operator, one.pk).value for one in letters]
+        return self.tell(operations.bulk_of(answers), options)
 
 
 class _ChangeSome(_ChangeLetters):
@@ -395,18 +387,21 @@ class RequeueLetters(_ChangeSome):
     )
 
     def changes(self, options: dict[str, Any]) -> dict[str, Any]:
-        placement = {"to_queue": options["to_queue"], "run_after": options["run_after"]}
-        return {"args": options["new_args"], "kwargs": options["new_kwargs"], **placement}
+        changed = {"args": options["new_args"], "kwargs": options["new_kwargs"]}
+        return {**changed, **_placement(options)}
 
     def many(self, options: dict[str, Any], **selection: Any) -> Bulk:
-        placement = {"to_queue": options["to_queue"], "run_after": options["run_after"]}
-        return dead_letters.requeue_many(**placement, **selection)
+        return dead_letters.requeue_many(**_placement(options), **selection)
 
     def refuse_unclear(self, options: dict[str, Any], filters: dict[str, Any]) -> None:
         super().refuse_unclear(options, filters)
         is_changed = options["new_args"] is not None or options["new_kwargs"] is not None
         if is_changed and len(options["ids"]) != 1:
             raise refuse("--args and --kwargs are for one dead letter: give one ID with them.")
+
+
+def _placement(options: dict[str, Any]) -> dict[str, Any]:
+    return {"to_queue": options["to_queue"], "run_after": options["run_after"]}
 
 
 class DiscardLetters(_ChangeSome):
@@ -461,15 +456,16 @@ class PurgeLetters(Subcommand):
         ),
         limit(100_000, "Maximum number."),
         DRY_RUN,
+        BY,
+        BECAUSE,
         BACKEND,
         JSON,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         terms = {name: options[name] for name in ("state", "limit", "dry_run")}
-        alias = self.settings(options).alias
         with bar("dead letters"):
-            bulk = dead_letters.purge(options["older_than"], backend=alias, **terms)
+            bulk = operations.purge(self.operator(options), options["older_than"], **terms)
         dry_run = options["dry_run"]
         line = f"{bulk.matched:,} would be purged" if dry_run else f"{bulk.done:,} purged"
         plain = {"matched": bulk.matched, "done": bulk.done, "dry_run": dry_run}

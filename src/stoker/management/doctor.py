@@ -10,7 +10,7 @@ from stoker.inspect.doctor.examination import MOST_ROWS, Finding, Report, examin
 
 from .arguments import positive
 from .bar import bar
-from .subcommand import BACKEND, JSON, ExitCode, Subcommand, option
+from .subcommand import BACKEND, JSON, ExitCode, OutputLine, StyledLine, Subcommand, option
 
 
 class DoctorCommand(Subcommand):
@@ -67,10 +67,9 @@ class DoctorCommand(Subcommand):
         self.answer(options, plain, [*lines, _verdict(report)])
         return ExitCode.DONE if report.is_healthy else ExitCode.NO
 
-    def _lines(self, finding: Finding, *, is_repair: bool) -> Iterator[str]:
-        style = self.command.style
-        word = style.ERROR("fault ") if finding.is_fault else style.WARNING("notice")
-        yield f"{word}  {finding.name}: {finding.count:,}"
+    def _lines(self, finding: Finding, *, is_repair: bool) -> Iterator[OutputLine]:
+        word, style = ("fault ", "ERROR") if finding.is_fault else ("notice", "WARNING")
+        yield StyledLine(style, word, f"  {finding.name}: {finding.count:,}")
         yield f"        {finding.sentence}"
         for one in finding.ids:
             yield f"          {one}"

@@ -18,7 +18,17 @@ from stoker.inspect.stats import (
 from stoker.operations.queues import QUEUE_COLUMNS, pause_in_words, queue_row
 from stoker.values.durations import in_words
 
-from .subcommand import BACKEND, JSON, NO_CLUSTER, NO_JOBS, ExitCode, Subcommand
+from .monitor.layout import one_line, pad, width_of
+from .subcommand import (
+    BACKEND,
+    JSON,
+    NO_CLUSTER,
+    NO_JOBS,
+    ExitCode,
+    OutputLine,
+    Subcommand,
+    heading,
+)
 
 
 class InfoCommand(Subcommand):
@@ -37,11 +47,13 @@ class InfoCommand(Subcommand):
       clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
                        request ("", "quiet" or "stop"), started_at, silent_seconds,
                        queues[] (empty: all), leases, loops {role: seconds since it turned},
+                       processes[] (those that are no workers: role, pid, resident_bytes),
                        wanted_workers (null: as at its start), most_workers, is_single (runs
                        with --single), workers[]
         workers[]      number, name (number and incarnation), pid, jobs_done, running[],
                        resident_bytes (0: not known), handed_out[] (ids of jobs that it has not
-                       started), is_recycled (it exits after its running jobs)
+                       started), is_recycled (it is replaced after its running jobs), is_leaving
+                       (it starts no more jobs, and exits after its running ones)
           running[]    job_id, task, queue, attempt or null, seconds
       finished         successful, failed, cancelled, is_exact
       dead_letters     total, by_reason {reason: number}, is_exact
@@ -67,39 +79,39 @@ class InfoCommand(Subcommand):
         self.answer(options, {**asdict(seen), "guards": asdict(guards)}, lines)
         return ExitCode.DONE
 
-    def _lines(self, seen: Overview, max_silence_seconds: float) -> Iterator[str]:
+    def _lines(self, seen: Overview, max_silence_seconds: float) -> Iterator[OutputLine]:
         yield f"{seen.broker} ({seen.server}), cluster name {seen.cluster}"
         yield ""
-        yield self.heading("Clusters")
+        yield heading("Clusters")
         for cluster in seen.clusters:
             yield from _cluster_lines(cluster, state_of(cluster, max_silence_seconds))
         if not seen.clusters:
             yield f"  {NO_CLUSTER}"
         yield ""
-        yield self.heading("Queues")
+        yield heading("Queues")
         rows = [queue_row(queue) for queue in seen.queues]
         yield from table_lines(QUEUE_COLUMNS, rows) if rows else [f"  {NO_JOBS}"]
         for queue in seen.queues:
             if queue.paused is not None:
                 yield f"  {queue.name} is {pause_in_words(queue.paused)}"
         yield ""
-        yield self.heading("Finished jobs in the store")
+        yield heading("Finished jobs in the store")
         kept, about = seen.finished, _about(seen.finished.is_exact)
         yield (
             f"  successful {about}{kept.successful:,}, failed {about}{kept.failed:,}, "
             f"cancelled {about}{kept.cancelled:,}"
         )
         yield ""
-        yield self.heading("Dead letters")
+        yield heading("Dead letters")
         letters, about = seen.dead_letters, _about(seen.dead_letters.is_exact)
         by_reason = ", ".join(f"{reason} {about}{n:,}" for reason, n in letters.by_reason.items())
         yield f"  {by_reason or 'No job has failed for good.'}"
 
-    def _guard_lines(self, guards: Crowded) -> Iterator[str]:
+    def _guard_lines(self, guards: Crowded) -> Iterator[OutputLine]:
         if not guards.keys:
             return
         yield ""
-        yield self.heading("Guards that block jobs")
+        yield heading("Guards that block jobs")
         for key in guards.keys:
             yield from _key_lines(key)
         if guards.more:
@@ -149,9 +161,11 @@ def _about(is_exact: bool) -> str:
 
 def table_lines(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Return lines with columns as wide as needed: the first aligned left, the others right."""
-    lines = [columns, *rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(columns))]
+    lines = [columns, *([one_line(cell) for cell in row] for row in rows)]
+    widths = [max(width_of(line[column]) for line in lines) for column in range(len(columns))]
     for first, *others in lines:
-        cells = [first.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        cells = [pad(first, widths[0])]
+        cells += [
+            pad(cell, width, is_right=True) for cell, width in zip(others, widths[1:], strict=True)
+        ]
         yield "  " + "  ".join(cells).rstrip()

@@ -12,10 +12,8 @@ from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import Settings
 from stoker.exceptions import StokerError
 from stoker.inspect.jobs import STATES, JobFilter, JobSearch
-from stoker.inspect.timeline import Moment, MomentKind
 from stoker.jobs.states import progress_of_one
 from stoker.logs.lines import LogLine, LogPage, has_ended, log_page
-from stoker.operations.details import call_fact, lines_of
 from stoker.operations.jobs import (
     CANCEL,
     RUN_AGAIN,
@@ -27,12 +25,13 @@ from stoker.operations.jobs import (
 )
 from stoker.operations.operation import Operation
 from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
-from stoker.operations.wording import duration, exactly, first_line, since
+from stoker.operations.wording import duration, first_line, since
 from stoker.store.engines.sessions import explained
 from stoker.values.marks import moment_from
 from stoker.values.text import first_line_of
 
-from .arguments import call_as_plain, json_of
+from .arguments import call_as_plain, call_lines, json_of
+from .details import job_lines
 from .subcommand import (
     AFTER,
     BACKEND,
@@ -68,7 +67,8 @@ IDS = option("ids", nargs="+", metavar="ID", help="Ids of jobs.")
 def row_as_plain(row: JobRow) -> dict[str, Any]:
     """Return a line of the list for JSON."""
     columns = {name: getattr(row.job, name) for name in COLUMNS}
-    return {**columns, "state": row.state, "ran_seconds": row.ran_seconds}
+    more = {"state": row.state, "ran_seconds": row.ran_seconds}
+    return {**columns, **more, **call_as_plain(row.call)}
 
 
 def _past(text: str) -> datetime:
@@ -86,15 +86,16 @@ def _moment_option(flag: str, what: str) -> Option:
 class ListJobs(Subcommand):
     """List jobs, the newest first.
 
-    List jobs: id, state, task, queue, when it was enqueued or ended, how long its last attempt ran.
-    Without --state, jobs of all states. Jobs that wait in a broker outside the database are not
-    listed.
+    List jobs: id, state, task, arguments or label, queue, when it was enqueued or ended, how long
+    its last attempt ran. Without --state, jobs of all states. Jobs that wait in a broker outside
+    the database are not listed.
 
     Filters look at 10,000 jobs for a page, and a search reads 4,000; if there may be more, the page
     says so.
 
     --json writes one object: jobs[] (id, state, task, queue, priority, attempts, enqueued_at,
-    run_after, started_at, finished_at, worker_id, reason, ran_seconds) and next (for --after; null
+    run_after, started_at, finished_at, worker_id, reason, ran_seconds, label, args, kwargs: each
+    argument as text; null if the package is large or cannot be opened) and next (for --after; null
     on the last page).
 
     Examples:
@@ -175,6 +176,7 @@ def _row_lines(row: JobRow) -> Iterator[str]:
     ran = "" if row.ran_seconds is None else f", ran {duration(row.ran_seconds)}"
     yield f"{job.id}  {row.state.lower()}"
     yield f"  {job.task}"
+    yield from call_lines(row.call)
     yield f"  queue {job.queue}, {when}{ran}"
     if job.reason:
         yield f"  {first_line(job.reason, 56)}"
@@ -186,11 +188,11 @@ class ShowJob(Subcommand):
     Show a job: task, arguments, result, what it waited for, and its timeline from the enqueue to
     its end, with the traceback of each failed attempt. `stoker why ID` says why it is not running.
 
-    --json writes one object: job (as in `jobs list`; without ran_seconds), state, args, kwargs
-    (each value as text; null if the package cannot be opened), value (as text, or null), life[]
-    {kind, at, text, until, seconds, number, worker_id, by, job_id}, waits {seconds, is_complete,
-    causes[] {cause, name, seconds, times}} (null if only the broker knows the job), errors[]
-    {number, kind, exception_class, message, traceback}.
+    --json writes one object: job (as in `jobs list`, without what follows reason), state, label,
+    args, kwargs (each value as text; null if the package cannot be opened), value (as text, or
+    null), life[] {kind, at, text, until, seconds, number, worker_id, by, job_id}, waits {seconds,
+    is_complete, causes[] {cause, name, seconds, times}} (null if only the broker knows the job),
+    errors[] {number, kind, exception_class, message, traceback}.
 
     Examples:
       manage.py stoker jobs show 01a1ffdb-f411-7482-86ed-55b43acb2507
@@ -202,31 +204,8 @@ class ShowJob(Subcommand):
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         found = details_of(self.settings(options), job_id_of(options["id"]))
-        self.answer(options, _as_plain(found), self._lines(found))
+        self.answer(options, _as_plain(found), job_lines(found))
         return ExitCode.DONE
-
-    def _lines(self, found: JobDetails) -> Iterator[str]:
-        yield f"{'job':<18}{found.job_id}"
-        yield f"{'state':<18}{found.progress.state.label.lower()}"
-        yield from lines_of([*found.facts, call_fact(found.shown)])
-        if found.value is not None:
-            yield f"{'result':<18}{first_line(found.value, 300)}"
-        yield self.heading("Life")
-        for moment in found.life.moments:
-            yield _moment_line(moment)
-            if moment.attempt is not None and moment.attempt.traceback:
-                yield moment.attempt.traceback.rstrip()
-
-
-def _moment_line(moment: Moment) -> str:
-    number = f" {moment.number}" if moment.number is not None else ""
-    before = " " if moment.kind == MomentKind.WAITED else ", after "
-    after = f"{before}{duration(moment.seconds)}" if moment.seconds is not None else ""
-    until = f", until {exactly(moment.until)}" if moment.until is not None else ""
-    by = f", by {moment.by}" if moment.by else ""
-    text = f": {first_line(moment.text, 300)}" if moment.text else ""
-    when = exactly(moment.at) or ("now" if moment.is_now else "at an unknown time")
-    return f"  {when}  {moment.kind.label}{number}{after}{until}{by}{text}"
 
 
 def _as_plain(found: JobDetails) -> dict[str, Any]:
@@ -256,7 +235,7 @@ class _ChangeJobs(Subcommand):
     def _perform(
         self, options: dict[str, Any], wanted: Sequence[tuple[Operation, dict[str, Any]]]
     ) -> ExitCode:
-        """Perform operations on each job, up to the first one that is refused."""
+        """Perform the operations on each job. Stop at the first operation that is refused."""
         operator = self.operator(options)
         answers = []
         for job_id in options["ids"]:

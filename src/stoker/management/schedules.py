@@ -22,8 +22,10 @@ from .subcommand import (
     BY,
     JSON,
     ExitCode,
+    OutputLine,
     Subcommand,
     SubcommandGroup,
+    heading,
     option,
 )
 
@@ -104,9 +106,9 @@ class ListSchedules(Subcommand):
         self.answer(options, plain, self._lines(rows))
         return ExitCode.DONE
 
-    def _lines(self, rows: list[Schedule]) -> Iterator[str]:
+    def _lines(self, rows: list[Schedule]) -> Iterator[OutputLine]:
         for row in rows:
-            yield f"{self.heading(row.name)}  {next_words(row)}"
+            yield heading(row.name, f"  {next_words(row)}")
             yield f"  {rule_of(row)}; {row.task}"
             if row.problem:
                 yield f"  {first_line(row.problem, 300)}"
@@ -154,12 +156,14 @@ class ShowSchedule(Subcommand):
         self.answer(options, plain, self._lines(row, call, ticks))
         return ExitCode.DONE
 
-    def _lines(self, row: Schedule, call: ShownCall | None, ticks: list[Tick]) -> Iterator[str]:
-        yield self.heading(row.name)
+    def _lines(
+        self, row: Schedule, call: ShownCall | None, ticks: list[Tick]
+    ) -> Iterator[OutputLine]:
+        yield heading(row.name)
         yield from lines_of([*operations.facts_of(row), call_fact(call)])
-        yield self.heading("Next ticks")
+        yield heading("Next ticks")
         yield from (f"  {moment.strftime(MOMENT)}" for moment in next_ticks_of(row))
-        yield self.heading("Last ticks")
+        yield heading("Last ticks")
         yield from (f"  {tick_line(row, tick)}" for tick in ticks)
 
 

@@ -26,6 +26,7 @@ from stoker.compat import InvalidTaskBackend, task_backends
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
 from stoker.operations.operation import Operator
+from stoker.values.text import shown_json, shown_text
 
 from .arguments import positive
 
@@ -47,7 +48,7 @@ MEANINGS = {
     ExitCode.NO: "The answer is no: there is no healthy cluster (`health`), or none on this host "
     "(`memory`), the job will not run unless someone acts (`why`), it failed "
     "(`enqueue --wait`), a dead letter or workflow was not changed (`dead requeue`, "
-    "`dead discard`, `workflows cancel`, `workflows retry`), or a cluster is gone or stopping "
+    "`dead discard`, `workflows cancel|retry|undo`), or a cluster is gone or stopping "
     "(`clusters`).",
     ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, the "
     "job is unknown (`why`), tables are missing, or the store is unreachable.",
@@ -63,6 +64,23 @@ class Option(NamedTuple):
 
     flags: tuple[str, ...]
     terms: dict[str, Any]
+
+
+class StyledLine(NamedTuple):
+    """A line of the output whose beginning has a style."""
+
+    style: str
+    """The name of one of Django's styles."""
+    beginning: str
+    rest: str = ""
+
+
+OutputLine = str | StyledLine
+
+
+def heading(text: str, rest: str = "") -> StyledLine:
+    """Return a line whose beginning is a heading."""
+    return StyledLine("MIGRATE_HEADING", text, rest)
 
 
 def option(*flags: str, **terms: Any) -> Option:
@@ -116,23 +134,24 @@ class Subcommand(ABC):
         because = options.get("because", "")
         return Operator(self.settings(options), user() if by is None else by, because)
 
-    def say(self, text: str = "") -> None:
-        """Write a line to standard output."""
-        self.command.stdout.write(text)
+    def say(self, line: OutputLine = "") -> None:
+        """Write a line to standard output, without control characters."""
+        if isinstance(line, StyledLine):
+            beginning, rest = shown_text(line.beginning), shown_text(line.rest)
+            style = getattr(self.command.style, line.style)
+            self.command.stdout.write(style(beginning) + rest)
+        else:
+            self.command.stdout.write(shown_text(line))
 
-    def answer(self, options: dict[str, Any], plain: Any, lines: Iterable[str]) -> None:
+    def answer(self, options: dict[str, Any], plain: Any, lines: Iterable[OutputLine]) -> None:
         """Write the answer: with ``--json`` the value ``plain`` as one JSON object, otherwise the
         lines."""
         for line in [as_json(plain)] if options["json"] else lines:
             self.say(line)
 
-    def heading(self, text: str) -> str:
-        """Return the text as a heading."""
-        return str(self.command.style.MIGRATE_HEADING(text))
-
     def remark(self, text: str) -> None:
         """Write a line that is not part of the answer to standard error."""
-        self.command.stderr.write(text, self.command.style.WARNING)
+        self.command.stderr.write(shown_text(text), self.command.style.WARNING)
 
 
 class SubcommandGroup(Subcommand):
@@ -216,7 +235,7 @@ def add_base_options(parser: CommandParser) -> None:
 
 def refuse(sentence: str, code: ExitCode = ExitCode.REFUSED) -> CommandError:
     """Return an error that ends the command with this sentence and exit code."""
-    return CommandError(sentence, returncode=int(code))
+    return CommandError(shown_text(sentence), returncode=int(code))
 
 
 BACKEND = option(
@@ -305,7 +324,7 @@ def user() -> str:
 
 def as_json(value: Any) -> str:
     """Return a value as one line of JSON. Dataclasses become objects, moments become ISO 8601."""
-    return json.dumps(value, default=_plain)
+    return shown_json(json.dumps(value, default=_plain))
 
 
 def _plain(value: Any) -> Any:

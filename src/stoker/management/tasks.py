@@ -13,7 +13,7 @@ from stoker.tasks.registry import tasks_of_apps
 from stoker.values.durations import in_words
 
 from .arguments import duration
-from .subcommand import BACKEND, JSON, ExitCode, Subcommand, option
+from .subcommand import BACKEND, JSON, ExitCode, OutputLine, Subcommand, heading, option
 
 SHOWN_OPTIONS = ("queue_name", "priority", "max_attempts", "timeout", "unique", "lock", "atomic")
 """The options that ``stoker tasks --json`` shows of each task."""
@@ -75,9 +75,9 @@ class TasksCommand(Subcommand):
         declared: Mapping[str, Any],
         seen: Mapping[str, Figures],
         back_seconds: float,
-    ) -> Iterator[str]:
+    ) -> Iterator[OutputLine]:
         for name in names:
-            yield self.heading(name)
+            yield heading(name)
             if name in declared:
                 yield f"  queue {declared[name].queue_name}, {_limits(declared[name])}"
             else:

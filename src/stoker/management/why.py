@@ -8,7 +8,7 @@ from typing import Any
 from stoker.values.ids import parse_job_id
 from stoker.why import Answer, Kind, why
 
-from .subcommand import BACKEND, JSON, ExitCode, Subcommand, option, refuse
+from .subcommand import BACKEND, JSON, ExitCode, OutputLine, Subcommand, heading, option, refuse
 
 
 class WhyCommand(Subcommand):
@@ -42,9 +42,9 @@ class WhyCommand(Subcommand):
             return ExitCode.REFUSED
         return ExitCode.NO if answer.kind.needs_somebody else ExitCode.DONE
 
-    def _lines(self, answer: Answer) -> Iterator[str]:
+    def _lines(self, answer: Answer) -> Iterator[OutputLine]:
         kind = answer.kind.value.replace("_", " ")
-        yield self.heading(f"{answer.task or 'job'} {answer.job_id}: {kind}")
+        yield heading(f"{answer.task or 'job'} {answer.job_id}: {kind}")
         yield f"  {answer.sentence}"
         if answer.facts.get("waited"):
             yield f"  It waited {answer.facts['waited']}."

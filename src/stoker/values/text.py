@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 
 UNSAFE = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
+"""Control characters except tabs and line feeds, bidirectional marks, and lone surrogates."""
+
+SHOWN = re.compile(r'(<textarea\b[^>]*>[^<]*)|>[^<]+|\b(?:title|aria-label)="[^"]*"')
+"""Texts that a page shows. The group is the one that a form sends back."""
 
 
 def shown_text(text: str) -> str:
@@ -15,6 +19,21 @@ def shown_text(text: str) -> str:
     if text.isprintable():
         return text
     return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+
+
+def shown_html(page: str) -> str:
+    """Do the same as ``shown_text`` to the texts of a page: those between tags, and the attributes
+    that browsers show or read out. Values that forms send back are kept."""
+    if not UNSAFE.search(page):
+        return page
+    return SHOWN.sub(lambda found: found[1] or shown_text(found[0]), page)
+
+
+def shown_json(text: str) -> str:
+    """Do the same as ``shown_text`` to a text that is JSON, and stays so."""
+    if text.isprintable():
+        return text
+    return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def stored_text(text: str | None, most: int) -> str:

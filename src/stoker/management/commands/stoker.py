@@ -30,7 +30,7 @@ from stoker.values.text import first_line_of
 SUBCOMMANDS = (
     "stoker.management.run.RunCommand",
     "stoker.management.info.InfoCommand",
-    "stoker.management.monitor.MonitorCommand",
+    "stoker.management.monitor.command.MonitorCommand",
     "stoker.management.memory.MemoryCommand",
     "stoker.management.health.HealthCommand",
     "stoker.management.why.WhyCommand",

@@ -9,6 +9,7 @@ from django.core.management.base import BaseCommand, CommandParser
 from stoker.conf import option_fields
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.monitor import get_ids, lines_of_info
+from stoker.values.text import shown_text
 
 
 class Command(BaseCommand):
@@ -32,4 +33,4 @@ class Command(BaseCommand):
         else:
             lines = list(lines_of_info())
         for line in lines:
-            self.stdout.write(line)
+            self.stdout.write(shown_text(line))

@@ -1,0 +1,59 @@
+"""The details of a job and of a dead letter as lines, for commands."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from stoker.dead_letters.service import Story
+from stoker.inspect.timeline import Moment, MomentKind
+from stoker.operations import dead_letters as operations
+from stoker.operations.details import call_fact, lines_of
+from stoker.operations.jobs import JobDetails
+from stoker.operations.wording import duration, exactly, first_line
+from stoker.tasks.arguments import ShownCall
+
+from .subcommand import OutputLine, heading
+
+
+def job_lines(found: JobDetails) -> Iterator[OutputLine]:
+    """Return the details of a job as lines."""
+    yield f"{'job':<18}{found.job_id}"
+    yield f"{'state':<18}{found.progress.state.label.lower()}"
+    yield from lines_of([*found.facts, call_fact(found.shown)])
+    if found.value is not None:
+        yield f"{'result':<18}{first_line(found.value, 300)}"
+    yield heading("Life")
+    for moment in found.life.moments:
+        yield _moment_line(moment)
+        if moment.attempt is not None and moment.attempt.traceback:
+            yield moment.attempt.traceback.rstrip()
+
+
+def _moment_line(moment: Moment) -> str:
+    number = f" {moment.number}" if moment.number is not None else ""
+    before = " " if moment.kind == MomentKind.WAITED else ", after "
+    after = f"{before}{duration(moment.seconds)}" if moment.seconds is not None else ""
+    until = f", until {exactly(moment.until)}" if moment.until is not None else ""
+    by = f", by {moment.by}" if moment.by else ""
+    text = f": {first_line(moment.text, 300)}" if moment.text else ""
+    when = exactly(moment.at) or ("now" if moment.is_now else "at an unknown time")
+    return f"  {when}  {moment.kind.label}{number}{after}{until}{by}{text}"
+
+
+def letter_lines(
+    story: Story, call: ShownCall | None, *, all_tracebacks: bool = False
+) -> Iterator[OutputLine]:
+    """Return the details of a dead letter as lines."""
+    yield f"dead letter   {story.letter.pk} ({story.letter.state})"
+    yield from lines_of([*operations.facts_of(story.letter), call_fact(call)])
+    if story.requeues:
+        yield heading("Requeues")
+        yield from (f"  {operations.requeue_text(one)}" for one in story.requeues)
+    yield heading("Attempts")
+    for attempt in story.attempts:
+        yield f"  {operations.attempt_text(attempt)}"
+        if all_tracebacks and attempt.traceback:
+            yield attempt.traceback.rstrip()
+    if not all_tracebacks:
+        yield heading("Last traceback")
+        yield story.letter.traceback.rstrip() or "  No traceback was recorded."
