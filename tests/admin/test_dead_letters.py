@@ -83,6 +83,12 @@ def test_detail_page_shows_all_facts_and_history(anna: Visitor) -> None:
     assert anna.get("deadletter/nothing/change/", status=404)
 
 
+def test_tracebacks_fold_frames_of_stoker(anna: Visitor) -> None:
+    letter = dead(frail.charge, "order 1")
+    for path in (f"deadletter/{letter.pk}/change/", f"job/{letter.job_id}/change/"):
+        assert "frames of Stoker</summary>" in anna.get(path), path
+
+
 def test_requeue_can_be_undone_until_the_job_starts(anna: Visitor) -> None:
     letter = dead(frail.charge, "order 1")
     page = anna.post(f"deadletter/{letter.pk}/requeue/")
@@ -142,7 +148,7 @@ def test_edited_dead_letter_is_requeued_with_new_arguments(anna: Visitor) -> Non
         ({"args": "[NaN]"}, "this is not JSON"),
         ({"args": "[]"}, "missing a required argument"),
         ({"args": '["a", "b", "c"]'}, "too many positional arguments"),
-        ({"args": "[7]"}, "7 is not of type str"),
+        ({"args": "[7]"}, "this is not of type str"),
         ({"kwargs": '{"colour": 1}'}, "unexpected keyword"),
         ({"args": '[{"$datetime": "soon"}]'}, "this is not JSON"),
         ({"queue": "x" * 200}, "queue"),

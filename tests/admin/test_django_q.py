@@ -45,6 +45,20 @@ def test_pages_show_ended_tasks_with_their_arguments(anna: Visitor) -> None:
     open_page(anna, "success/add/", status=403)
 
 
+def test_pages_hide_secrets_among_the_arguments(
+    anna: Visitor, who_may: Callable[..., Visitor]
+) -> None:
+    secret = "correct horse"
+    task_id = async_task(f"{HERE}.sign_in", "ben", secret, token=secret)
+    drain()
+    page = f"success/{task_id}/change/"
+    looker = who_may("stoker_django_q.view_success")
+    text = open_page(looker, page)
+    assert "&#x27;ben&#x27;, [withheld]" in text
+    assert secret not in text
+    assert secret in open_page(anna, page)
+
+
 def test_resubmitted_success_runs_again_under_a_new_id(anna: Visitor) -> None:
     task_id = async_task(f"{HERE}.add", 1, two=2, group="sums")
     drain()

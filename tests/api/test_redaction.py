@@ -25,4 +25,7 @@ def test_answers_hide_secrets_without_the_permission(who_may: Callable[..., Call
         assert seen["kwargs"]["password"] == "[withheld]"
         assert not [one for one in payments.SECRETS if one in str(seen)]
         assert trusted.get(path)["args"] == [-7, payments.IBAN]
+    (row,) = looker.get("dead-letters")["letters"]
+    assert (row["label"], row["args"]) == ("order -7", [-7, "[withheld]"])
+    assert trusted.get("dead-letters")["letters"][0]["args"] == [-7, payments.IBAN]
     assert looker.get(f"jobs/{failed.id}")["label"] == "order -7"

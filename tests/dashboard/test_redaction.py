@@ -13,7 +13,7 @@ from stoker.models import DeadLetter
 from stoker.testing import drain
 
 from tests.app import payments
-from tests.dashboard.conftest import PREFIX
+from tests.dashboard.conftest import PREFIX, running_job
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 
@@ -74,6 +74,22 @@ def test_lists_show_arguments_by_name_and_labels(anna: Client) -> None:
     assert "order_id=8, note=&#x27;&lt;b&gt;two\\nlines&lt;/b&gt;&#x27;" in text
 
 
+def test_letters_of_a_search_and_slowest_jobs_show_arguments(anna: Client) -> None:
+    payments.pay.enqueue(-7, payments.IBAN)
+    payments.plain.enqueue(8, note="slow")
+    drain()
+    text = anna.get(f"{PREFIX}jobs/?q=refused").content.decode()
+    assert "order -7" in text[text.index('id="letters"') :]
+    text = anna.get(f"{PREFIX}tasks/one/?name={payments.plain.module_path}").content.decode()
+    assert "order_id=8" in text[text.index('id="slowest"') : text.index('id="newest"')]
+
+
+def test_running_job_of_a_worker_shows_its_arguments(who_may: Callable[..., Client]) -> None:
+    running_job()
+    assert "first=1, second=2" in who_may(*VIEWS).get(f"{PREFIX}clusters/").content.decode()
+    assert "second=2" not in who_may("view_cluster").get(f"{PREFIX}clusters/").content.decode()
+
+
 def test_setting_replaces_the_names_that_are_hidden(
     who_may: Callable[..., Client], settings: Any
 ) -> None:
@@ -93,3 +109,6 @@ def test_commands_hide_secrets(paths: list[str]) -> None:
             call_command("stoker", *words, *more, stdout=out)
             assert "withheld" in out.getvalue()
             assert secrets_in(out.getvalue()) == [], words
+    out = io.StringIO()
+    call_command("stoker", "dead", "list", stdout=out)
+    assert "  order -7\n" in out.getvalue()

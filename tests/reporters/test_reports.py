@@ -27,6 +27,8 @@ pytestmark = [pytest.mark.usefixtures("db"), pytest.mark.sqlite]
 PRODUCER, CONSUMER = 4, 5
 """Kinds of spans in OTLP."""
 
+IBAN = "DE02120300000000202051"
+
 Tell = Callable[[str], str]
 
 
@@ -40,22 +42,26 @@ def tell(
         "success": reported.succeed.enqueue(1, second=2),
         "async": reported.succeed_later.enqueue(1),
         "failure": reported.fail.enqueue("A-1", password="hunter2"),
+        "secrets": reported.fail_with_secrets.enqueue(IBAN, {"api_token": "tok-4711"}),
         "retry": reported.fail_once.enqueue(),
         "soft time-out": reported.take_too_long.enqueue(),
     }
-    wanted = {end_of(result, cluster).job.pk for result in enqueued.values()}
+    wanted = {str(end_of(result, cluster).job.pk) for result in enqueued.values()}
+    attempts = len(enqueued) + 1  # one job is retried
 
-    def told_of(items: list[dict[str, Any]]) -> bool:
-        return all(str(job_id) in str(items) for job_id in wanted)
+    def told_of_all() -> bool:
+        spans = [one["attributes"] for one in receiver.spans() if one["kind"] == CONSUMER]
+        transactions = [one["contexts"]["trace"]["data"] for one in receiver.sentry("transaction")]
+        return all(
+            sum(one.get("messaging.message.id") in wanted for one in told) >= attempts
+            for told in (spans, transactions)
+        ) and all(
+            counted(receiver, name) >= attempts
+            for name in ("messaging.client.consumed.messages", "messaging.process.duration")
+        )
 
-    begun = ("messaging.client.consumed.messages", len(enqueued) + 1)  # one job is retried
-    ended = ("messaging.process.duration", len(enqueued) + 1)
     receiver.wait_for(
-        lambda: (
-            told_of(receiver.spans())
-            and told_of(receiver.sentry("transaction"))
-            and all(counted(receiver, name) >= count for name, count in (begun, ended))
-        ),
+        told_of_all,
         f"not all is told of: {enqueued}\n{cluster.tail()}",
     )
     path = tmp_path_factory.mktemp("killed") / "pid"
@@ -113,7 +119,17 @@ def test_sentry_gets_an_error_once_with_its_job(tell: Tell, receiver: Receiver) 
     transaction = transaction_of(receiver, job_id)
     assert transaction["contexts"]["trace"]["status"] == "internal_error"
     assert event["contexts"]["trace"]["trace_id"] == transaction["contexts"]["trace"]["trace_id"]
-    assert "hunter2" not in str(event["contexts"])
+    assert "hunter2" not in str(event)
+    assert raised["stacktrace"]["frames"][-1]["vars"]["order"] == "'A-1'"
+
+
+def test_sentry_gets_no_hidden_argument_in_local_variables(tell: Tell, receiver: Receiver) -> None:
+    (event,) = events_of(receiver, tell("secrets"))
+    assert IBAN not in str(event)
+    assert "tok-4711" not in str(event)
+    found = event["exception"]["values"][-1]["stacktrace"]["frames"][-1]["vars"]
+    assert (found["iban"], found["copied"]) == ("[withheld]", "'paid by [withheld]'")
+    assert found["more"] == {"api_token": "[withheld]"}
 
 
 def test_sentry_gets_a_soft_time_out(tell: Tell, receiver: Receiver) -> None:
@@ -204,8 +220,16 @@ def test_rollbar_gets_an_error_with_its_job(tell: Tell, receiver: Receiver) -> N
     assert (item["level"], item["environment"]) == ("error", "tests")
     assert item["context"] == "tests.app.reported.fail"
     assert item["custom"]["arguments"]["order"] == "'A-1'"
-    assert "hunter2" not in str(item["custom"])
+    assert "hunter2" not in str(item)
+    assert item["body"]["trace"]["frames"][-1]["locals"]["order"] == "A-1"
     assert item["custom"]["stoker"]["reason"] == "error"
+
+
+def test_rollbar_gets_no_hidden_argument_in_local_variables(tell: Tell, receiver: Receiver) -> None:
+    item = item_of(receiver, tell("secrets"))
+    assert IBAN not in str(item)
+    assert "tok-4711" not in str(item)
+    assert "paid by [withheld]" in item["body"]["trace"]["frames"][-1]["locals"]["copied"]
 
 
 @pytest.mark.parametrize(

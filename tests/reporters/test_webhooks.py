@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from stoker import dead_letters, once, schedules
-from stoker.models import DeadLetter
+from stoker import dead_letters, every, once, schedules
+from stoker.models import DeadLetter, Job
+from stoker.reporters.desk import desk
 from stoker.reporters.webhook import (
     EVENTS,
     WebhookFailed,
@@ -93,7 +94,7 @@ def test_events_of_a_cluster_are_sent_signed_retried_and_replayed(
             return (
                 len(server.events("job.failed")) >= 2
                 and len(server.events("job.retried")) >= 1
-                and len(server.events("job.succeeded")) >= 2
+                and len(server.events("job.succeeded")) >= 3
                 and len(server.events("schedule.fired")) >= 1
             )
 
@@ -110,7 +111,7 @@ def test_events_of_a_cluster_are_sent_signed_retried_and_replayed(
             assert headers["webhook-signature"] == signature(SECRET, *signed, body)
         assert len({headers["webhook-id"] for headers, _ in server.received}) >= 4
 
-        server.status, before = 410, len(server.received)
+        server.status = 410
         end_of(reported.fail.enqueue("A-2", password="hunter2"), cluster)
         sender = "stoker.reporters.webhook.send_webhook"
         wait_for(lambda: DeadLetter.objects.filter(task=sender).exists(), cluster.tail)
@@ -118,11 +119,44 @@ def test_events_of_a_cluster_are_sent_signed_retried_and_replayed(
         assert "ops answered 410: no, thanks" in letter.message
         server.status = 200
         dead_letters.requeue(letter.pk)
-        wait_for(lambda: len(server.received) >= before + 2, cluster.tail)
-        refused, replayed = [one for one in server.received if b"A-2" in one[1]]
+        wait_for(lambda: len(received_about(server, b"A-2")) == 2, cluster.tail)
+        refused, replayed = received_about(server, b"A-2")
         assert refused[0]["webhook-id"] == replayed[0]["webhook-id"]
         assert refused[1] == replayed[1]
         assert not [one for one in server.received if sender in str(one)], "its own jobs"
+
+
+def test_cancelled_jobs_and_skipped_ticks_are_sent(
+    shared_database: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The tick after the first is skipped, because the job of the first one still runs."""
+    folder = tmp_path_factory.mktemp("cluster")
+    wanted = ["job.cancelled", "schedule.skipped"]
+    with (
+        serving() as server,
+        running_cluster(folder, REPORTERS={"webhook": options(server, events=wanted)}) as cluster,
+    ):
+        cluster.wait_for_crew()
+        rule = every(seconds=1, args=[str(folder / "pid"), 3600.0], overlap="skip")
+        schedules.create("long", reported.sleep, rule)
+        wait_for(lambda: server.events("schedule.skipped"), cluster.tail)
+        schedules.pause("long")
+        skipped = server.events("schedule.skipped")[0]["data"]
+        assert skipped["schedule"] == "long"
+        assert skipped["outcome"] == "skipped"
+        assert skipped["job_id"] is None
+
+        job = Job.objects.get(task=reported.sleep.module_path)
+        wait_for((folder / "pid").exists, cluster.tail)
+        reported.sleep.get_result(str(job.pk)).cancel("it takes too long")
+        wait_for(lambda: server.events("job.cancelled"), cluster.tail)
+        (cancelled,) = server.events("job.cancelled")
+        assert cancelled["data"]["job"]["job_id"] == str(job.pk)
+        assert not server.events("schedule.fired"), "only what the receiver wants"
+
+
+def received_about(server: Server, text: bytes) -> list[tuple[dict[str, str], bytes]]:
+    return [one for one in server.received if text in one[1]]
 
 
 def send(url: str, settings: Any) -> None:
@@ -150,6 +184,43 @@ def test_receiver_that_the_settings_do_not_name_is_not_tried_again() -> None:
     context: Any = SimpleNamespace(task_result=SimpleNamespace(backend="default"))
     with pytest.raises(WebhookGone, match="name no webhook for ops"):
         send_webhook.func(context, "ops", "job.failed", "1", "{}")
+
+
+def test_several_receivers_get_their_own_events(settings: Any) -> None:
+    with serving() as one, serving() as other:
+        settings.TASKS = tasks_with(
+            options(one, name="ops"), options(other, name="audit", events=["job.succeeded"])
+        )
+        desk.open()
+        assert desk.problems == []
+        context: Any = SimpleNamespace(task_result=SimpleNamespace(backend="default"))
+        send_webhook.func(context, "audit", "job.succeeded", "1", '{"type": "job.succeeded"}')
+        assert len(other.events("job.succeeded")) == 1
+        assert one.received == []
+
+
+def test_two_receivers_of_one_name_are_refused(settings: Any) -> None:
+    url = "https://ops.example/hooks/"
+    settings.TASKS = tasks_with(
+        {"url": f"{url}1", "secret": SECRET}, {"url": f"{url}2", "secret": SECRET}
+    )
+    desk.open()
+    [problem] = desk.problems
+    assert "two of 'webhook' are named 'ops.example'. Give each a different `name`." in problem
+
+
+def tasks_with(*receivers: dict[str, Any]) -> dict[str, Any]:
+    backend = "stoker.backend.StokerBackend"
+    return {"default": {"BACKEND": backend, "OPTIONS": {"REPORTERS": {"webhook": [*receivers]}}}}
+
+
+@pytest.fixture(autouse=True)
+def closed_desk(settings: Any) -> Iterator[None]:
+    """Forget the reporters that a test's settings named."""
+    before = settings.TASKS
+    yield
+    settings.TASKS = before
+    desk.open()
 
 
 def test_signature_agrees_with_the_example_of_the_standard() -> None:

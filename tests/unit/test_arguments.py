@@ -1,19 +1,23 @@
 """The arguments of a call as people may see them."""
 
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
-from stoker import task
+from stoker import Task, task
 from stoker.exceptions import InvalidTaskOption
+from stoker.jobs.package import JobOptions, Package
 from stoker.tasks.arguments import (
     HIDDEN,
     LONGEST_LINE,
     SECRETS,
+    hidden_pattern,
     hidden_texts,
     is_secret,
     restored,
     shown_arguments,
+    shown_call,
 )
 
 from tests.app.payments import IBAN, MORE, PASSWORD, TOKEN, call_provider, pay
@@ -129,3 +133,33 @@ def test_hidden_values_are_found_as_text() -> None:
     given = {"token": ["abcdef", 4711, True], "more": {"password": {"old": "hunter22"}, "n": 5}}
     assert hidden_texts(None, ("plain",), given, SECRETS) == {"abcdef", "4711", "hunter22"}
     assert hidden_texts(None, (), {"password": "abc"}, SECRETS) == set(), "it is found everywhere"
+
+
+def package_of(given: Task[..., Any], *args: Any, **options: str) -> Package:
+    path = given.module_path
+    return Package(uuid4(), path, args, {}, "default", 0, 0.0, JobOptions(**options))  # type: ignore[arg-type]
+
+
+def test_arguments_after_a_received_one_have_their_own_names() -> None:
+    call = shown_call(package_of(pay, IBAN, receives="value"), SECRETS)
+    assert (call.pairs, call.args) == ([("iban", HIDDEN)], [HIDDEN])
+    assert call.label == "order [received]"
+    assert shown_call(package_of(pay, IBAN, receives="value"), SECRETS, reveal=True).args == [IBAN]
+
+
+@pytest.mark.parametrize(
+    ("each", "items", "wanted"),
+    [
+        ("starmap", [(7, IBAN), [8, "DE1"]], [("calls", [(7, HIDDEN), (8, HIDDEN)])]),
+        ("map", [7, {"token": TOKEN}], [("order_id", [7, {"token": HIDDEN}])]),
+        ("map", [], [("calls", [])]),
+    ],
+)
+def test_calls_of_a_map_are_hidden_like_single_ones(each: str, items: Any, wanted: Any) -> None:
+    assert shown_call(package_of(pay, items, each=each), SECRETS).pairs == wanted
+
+
+def test_hidden_values_of_all_calls_of_a_map_are_found_in_texts() -> None:
+    pattern = hidden_pattern(pay, package_of(pay, [(7, IBAN), (8, "DE77")], each="starmap"), ())
+    assert pattern.sub("-", f"{IBAN} DE77 DE7 7") == "- - DE7 7"
+    assert not hidden_pattern(pay, package_of(pay, 7, receives="value"), ()).search("7")

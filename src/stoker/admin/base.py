@@ -27,6 +27,7 @@ from stoker.operations.request_context import ADMIN_PAGES, DASHBOARD, RequestCon
 from stoker.store.engines.sessions import explained
 from stoker.tasks.decorator import own_backends
 from stoker.values.pickles import nothing_unpickled
+from stoker.values.text import shown_html
 
 
 class AdminContext(RequestContext):
@@ -143,7 +144,10 @@ class StoreAdmin(Registered):
                 visit.require(permission)
             try:
                 with explained(visit.database), _guarded(request):
-                    return view(visit, **names)
+                    response = view(visit, **names)
+                if isinstance(response, TemplateResponse):
+                    response.add_post_render_callback(_show_marks)
+                return response
             except (BrokerUnavailable, NotMigrated) as error:
                 return self.show(visit, "problem", {"problem": str(error)}, status=503)
             except NOT_FOUND as error:
@@ -246,6 +250,11 @@ class StoreAdmin(Registered):
 
     def _back(self, visit: AdminContext, object_id: str) -> str:
         return visit.at(f"{self.opts.model_name}_change", object_id)
+
+
+def _show_marks(response: HttpResponse) -> None:
+    """Show control characters and bidirectional marks of texts as escapes."""
+    response.content = shown_html(response.content.decode())
 
 
 def _guarded(request: HttpRequest) -> AbstractContextManager[None]:

@@ -41,12 +41,21 @@ class ClusterAdmin(StoreAdmin):
             "started_ago": since(cluster.started_at),
             "silent": duration(cluster.silent_seconds),
             "queues": ", ".join(cluster.queues) or "all",
+            "memory": ", ".join(
+                f"{one.role} {_mebibytes(one.resident_bytes)}"
+                for one in cluster.processes
+                if one.resident_bytes
+            ),
             "workers": [_worker(visit, worker) for worker in cluster.workers],
             "buttons": self.buttons(visit, operations, cluster.id),
         }
 
     def _back(self, visit: AdminContext, object_id: str) -> str:
         return visit.at("cluster_changelist")
+
+
+def _mebibytes(number: int) -> str:
+    return f"{number / MEBIBYTE:,.0f} MiB"
 
 
 def _worker(visit: AdminContext, worker: WorkerState) -> dict[str, Any]:
@@ -57,6 +66,6 @@ def _worker(visit: AdminContext, worker: WorkerState) -> dict[str, Any]:
     ]
     return {
         "worker": worker,
-        "memory": "" if not memory else f"{memory / MEBIBYTE:,.0f} MiB",
+        "memory": "" if not memory else _mebibytes(memory),
         "running": running,
     }

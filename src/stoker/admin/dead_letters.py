@@ -17,6 +17,7 @@ from stoker.dead_letters.service import DeadLetterPage, Story
 from stoker.models import DeadLetter
 from stoker.operations import bulk
 from stoker.operations import dead_letters as operations
+from stoker.operations.arguments import Edited, changes_of, runner_of, written_of
 from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
 from stoker.operations.details import REVEAL, call_of, opened_call
@@ -26,7 +27,6 @@ from stoker.tasks.arguments import ShownCall
 from stoker.values.ids import parse_job_id
 from stoker.values.text import first_line_of
 
-from .arguments import Edited, as_text, runner_of
 from .base import AdminContext, StoreAdmin
 
 PAGE = 50
@@ -96,7 +96,7 @@ class Chosen:
 class DeadLetterAdmin(StoreAdmin):
     view_permission = "stoker.view_deadletter"
     plural = "Dead letters"
-    operations = operations.OPERATIONS
+    operations = (REQUEUE, UNDO, DISCARD)
 
     def pages(self) -> Sequence[tuple[str, str, Callable[..., HttpResponseBase]]]:
         return (
@@ -183,17 +183,18 @@ class DeadLetterAdmin(StoreAdmin):
         """Requeue a dead letter with other arguments."""
         visit.require(REQUEUE.permission)
         story = dead_letters.get(object_id, backend=visit.alias)
-        task, post = runner_of(visit.settings, story.letter), visit.request.POST
+        runner, post = runner_of(visit.settings, story.letter), visit.request.POST
         back = self._back(visit, str(story.letter.pk))
         problems: Sequence[str] = ()
         written = before = _written(visit, story)
         if visit.request.method == "POST":
             written = {name: post.get(name, "") for name in ("args", "kwargs", "queue")}
             sealed = None if visit.may(REVEAL) else (story.args or (), story.kwargs or {})
-            edited = Edited.read(task, written["args"], written["kwargs"], before=sealed)
+            edited = Edited.read(runner, written["args"], written["kwargs"], before=sealed)
             problems = edited.problems
             if not problems:
-                changes = _changes(edited, written, before)
+                changes = changes_of(edited, written, before)
+                changes["to_queue"] = written["queue"].strip() or None
                 done = REQUEUE.attempt(visit.operator, str(story.letter.pk), **changes)
                 if done.is_good:
                     return self.done(visit, done, back)
@@ -204,7 +205,8 @@ class DeadLetterAdmin(StoreAdmin):
             "written": written,
             "problems": problems,
             "because": post.get("because", ""),
-            "signature": Edited.signature(task),
+            "signature": Edited.signature(runner.path),
+            "hint": runner.hint,
             "back": back,
             "is_readable": story.args is not None,
         }
@@ -270,19 +272,4 @@ def _call(visit: AdminContext, story: Story) -> ShownCall | None:
 
 def _written(visit: AdminContext, story: Story) -> dict[str, str]:
     """Return the initial values of the form: the arguments and the queue of the failed job."""
-    call = _call(visit, story)
-    return {
-        "args": as_text([] if call is None else call.args),
-        "kwargs": as_text({} if call is None else call.kwargs),
-        "queue": story.letter.queue,
-    }
-
-
-def _changes(edited: Edited, written: dict[str, str], before: dict[str, str]) -> dict[str, Any]:
-    """Return only the changed arguments. The others are taken from the package."""
-    is_same = {name: written[name].split() == before[name].split() for name in before}
-    return {
-        "args": None if is_same["args"] and before["args"] else edited.args,
-        "kwargs": None if is_same["kwargs"] and before["kwargs"] else edited.kwargs,
-        "to_queue": written["queue"].strip() or None,
-    }
+    return {**written_of(_call(visit, story)), "queue": story.letter.queue}

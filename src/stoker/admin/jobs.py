@@ -17,7 +17,8 @@ from stoker.inspect.jobs import STATES, JobFilter, JobPage, JobSearch
 from stoker.inspect.timeline import Moment, MomentKind
 from stoker.jobs.states import JobState, progress_of
 from stoker.models import DeadLetter, Job, Step, Tally, UniqueKey
-from stoker.operations import jobs
+from stoker.operations import bulk, jobs
+from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import JobDetails, JobRow, details_of, job_id_of
 from stoker.operations.operation import LIMIT, Done
@@ -126,7 +127,11 @@ class JobAdmin(StoreAdmin):
             return self.done(visit, Done("Tick jobs and choose an operation.", False), back)
         visit.require(operation.permission)
         if "confirmed" in post:
-            return self.done(visit, operation.attempt_each(visit.operator, ids), back)
+            if operation.name in BY_NAME:  # the rest of a long one continues in the background
+                done = bulk.perform(visit.operator, operation, {"ids": ids})
+            else:
+                done = operation.attempt_each(visit.operator, ids)
+            return self.done(visit, done, back)
         return self.confirm(
             visit,
             operation,

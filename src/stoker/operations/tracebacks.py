@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import NamedTuple
 
 PACKAGE = Path(__file__).resolve().parents[1]
+MOST_ON_A_PAGE = 20_000
+"""Characters of all tracebacks of a page together."""
 FRAME = re.compile(r'^ +(?:[|+] +)*File "(.+?)", line \d+')
 
 
@@ -34,6 +36,12 @@ def trace_parts(text: str) -> Sequence[TracePart]:
         lines = [line for _, line in group]
         parts.append(TracePart("".join(lines), len(lines) if is_own else 0))
     return parts
+
+
+def fitting(traces: Sequence[str]) -> int:
+    """Return how many of these tracebacks a page shows, the newest first: at least one."""
+    lengths = accumulate(map(len, traces))
+    return max(1, sum(length <= MOST_ON_A_PAGE for length in lengths))
 
 
 def _frames(lines: Sequence[str]) -> Sequence[tuple[bool | None, str]]:

@@ -28,6 +28,10 @@ class Reporter:
     """Whether ``on_failure`` and ``on_tick`` never block. If so, they are called at once, in the
     context of the job."""
 
+    label: str = ""
+    """Distinguishes several reporters of the same name. Two with the same label are refused; empty
+    labels are not compared."""
+
     def begin(self, role: str) -> None:
         """Called when a process of a cluster starts: ``pusher``, ``monitor``, ``scheduler`` or
         ``worker``, or ``core`` for the first three with ``--single``."""

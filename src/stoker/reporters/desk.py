@@ -65,6 +65,20 @@ def load(alias: str, named: NamedReporter) -> Reporter:
         ) from error
 
 
+def check_label(alias: str, name: str, label: str, labels: set[tuple[str, str]]) -> None:
+    """Add the name and label of a reporter to those before it.
+
+    Raises:
+        ConfigurationError: a reporter before it has the same name and label.
+    """
+    if label and (name, label) in labels:
+        raise ConfigurationError(
+            f'TASKS["{alias}"]["OPTIONS"]["REPORTERS"]: two of {name!r} are named {label!r}. '
+            "Give each a different `name`."
+        )
+    labels.add((name, label))
+
+
 def _find(where: str, name: str) -> object:
     try:
         if name in OWN:
@@ -243,9 +257,12 @@ class Desk:
             named = settings_for(alias).reporters
         except ConfigurationError:  # `manage.py check` says what is wrong
             return
+        labels: set[tuple[str, str]] = set()
         for one in named:
             try:
-                yield LoadedReporter(one.name, load(alias, one))
+                reporter = load(alias, one)
+                check_label(alias, one.name, reporter.label, labels)
+                yield LoadedReporter(one.name, reporter)
             except ConfigurationError as error:
                 self.problems.append(str(error))
                 tell("reporter_not_loaded", because=str(error))

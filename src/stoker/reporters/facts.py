@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from django.views.debug import SafeExceptionReporterFilter
 
 from stoker.conf import settings_for
+from stoker.exceptions import UnknownTask
 from stoker.jobs.failures import Failure
+from stoker.jobs.package import Package
 from stoker.jobs.results import Result
 from stoker.jobs.running import Running
 from stoker.jobs.sealing import WORKFLOW
 from stoker.schedules.fire import MOMENT, NAME
-from stoker.tasks.arguments import HIDDEN, shown_call
+from stoker.tasks.arguments import HIDDEN, hidden_pattern, is_secret, names_to_hide, shown_call
+from stoker.tasks.registry import task_of
 
 LONGEST_VALUE = 500
 
@@ -68,6 +71,34 @@ def arguments_of_failure(failure: Failure) -> Facts:
         return {}
     call = shown_call(failure.package, settings_for(failure.backend).redact)
     return {name: _in_short(name, value) for name, value in call.pairs}
+
+
+def secrets_hider(package: Package, backend: str) -> Callable[[Any], Any]:
+    """Return a function that hides the hidden arguments of a job in what an SDK has gathered.
+
+    It replaces values of variables whose names are hidden, and the texts of hidden arguments that
+    have four characters or more, in nested dicts and lists, too.
+    """
+    secrets = settings_for(backend).redact
+    try:
+        task = task_of(package)
+    except UnknownTask:
+        task = None
+    pattern, names = hidden_pattern(task, package, secrets), names_to_hide(task, secrets)
+
+    def hide(value: Any) -> Any:
+        if isinstance(value, str):
+            return pattern.sub(HIDDEN, value)
+        if isinstance(value, Mapping):
+            return {
+                name: HIDDEN if is_secret(str(name), names) else hide(one)
+                for name, one in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [hide(one) for one in value]
+        return HIDDEN if pattern.fullmatch(str(value)) else value
+
+    return hide
 
 
 def _origin(metadata: Mapping[str, str]) -> Facts:

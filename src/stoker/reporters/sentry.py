@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -28,11 +29,18 @@ from stoker.jobs.outcomes import Cancelled, Outcome, Succeeded
 from stoker.jobs.results import Result
 from stoker.jobs.running import Running
 from stoker.models import Schedule, Tick
+from stoker.operations.tracebacks import is_own_path
 from stoker.schedules.fire import NAME, Fired
 from stoker.values.cron import NAMES
 
 from .base import Reporter
-from .facts import Facts, arguments_of_failure, facts_of_attempt, facts_of_failure
+from .facts import (
+    Facts,
+    arguments_of_failure,
+    facts_of_attempt,
+    facts_of_failure,
+    secrets_hider,
+)
 
 LONGEST_SLUG = 50
 CRON_FIELDS = 5
@@ -174,6 +182,8 @@ class SentryReporter(Reporter):
         scope = stack.enter_context(sentry_sdk.isolation_scope())
         scope.clear_breadcrumbs()
         _describe(scope, facts_of_attempt(running, result))
+        hider = partial(secrets_hider, running.package, running.backend)
+        scope.add_event_processor(partial(_hide_secrets, hider))
         if self._traces:
             transaction = sentry_sdk.continue_trace(
                 _headers(running.metadata),
@@ -319,6 +329,23 @@ def _latency_ms(result: Result[Any]) -> float:
     if result.enqueued_at is None or result.started_at is None:
         return 0.0
     return max(0.0, (result.started_at - result.enqueued_at).total_seconds() * 1000)
+
+
+def _hide_secrets(hider: Callable[[], Callable[[Any], Any]], event: Any, _hint: Any) -> Any:
+    """Hide the arguments of the running job in messages and local variables of an event. Leave
+    out the variables of Stoker's own frames, which have the whole call."""
+    hide = hider()
+    for name in ("logentry", "message", "breadcrumbs", "extra"):
+        if name in event:
+            event[name] = hide(event[name])
+    for raised in event.get("exception", {}).get("values", ()):
+        raised["value"] = hide(raised.get("value"))
+        for frame in (raised.get("stacktrace") or {}).get("frames", ()):
+            if is_own_path(frame.get("abs_path") or ""):
+                frame.pop("vars", None)
+            elif "vars" in frame:
+                frame["vars"] = hide(frame["vars"])
+    return event
 
 
 def _leave_out_told(event: Any, hint: Any) -> Any:

@@ -100,7 +100,7 @@ class WebhookReporter(Reporter):
         self._events = frozenset(events)
         if isinstance(events, str) or not self._events <= set(EVENTS):
             raise ValueError(f"events: write a list of some of {', '.join(EVENTS)}")
-        self._name = receiver_name({"url": url, "name": name})
+        self.label = receiver_name({"url": url, "name": name})
         self._queue = queue
         self._shows_arguments = arguments
         self._mailbox = Mailbox("webhook")
@@ -146,7 +146,7 @@ class WebhookReporter(Reporter):
     def _enqueue(self, backend: str, event: str, body: str) -> None:
         sender = send_webhook.using(backend=backend, queue_name=self._queue or None)
         try:
-            sender.enqueue(self._name, event, str(new_job_id()), body)
+            sender.enqueue(self.label, event, str(new_job_id()), body)
         except Exception as error:  # noqa: BLE001 - the thread must go on whatever is wrong
             if not self._has_complained:
                 self._has_complained = True

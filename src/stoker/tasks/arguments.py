@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from stoker.exceptions import UnknownTask
@@ -45,6 +45,10 @@ class Hidden(str):
 
 
 HIDDEN = Hidden("[withheld]")
+RECEIVED = Hidden("[received]")
+"""Stands for the argument that a step of a workflow receives, before it runs."""
+NOTHING = re.compile(r"(?!)")
+"""Pattern that never matches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,13 @@ def shown_call(package: Any, secrets: Sequence[str], *, reveal: bool = False) ->
         task = task_of(package)
     except UnknownTask:
         task = None
-    return shown_arguments(task, package.args, package.kwargs, secrets, reveal=reveal)
+    if package.options.each:
+        return _shown_calls(task, package, secrets, reveal)
+    args = next(_calls_of(package))
+    call = shown_arguments(task, args, package.kwargs, secrets, reveal=reveal)
+    if package.options.receives:
+        return replace(call, args=call.args[1:], names=call.names[1:])
+    return call
 
 
 def shown_arguments(
@@ -103,14 +113,69 @@ def shown_arguments(
     if reveal:
         shown, by_name = list(args), dict(kwargs)
     else:
-        hidden = (*secrets, *(getattr(task, "redact", None) or ()))
-        is_known = task is not None
-        shown = [
-            redacted(value, hidden) if is_known and not is_secret(name, hidden) else HIDDEN
-            for name, value in zip(names, args, strict=True)
-        ]
+        hidden = names_to_hide(task, secrets)
+        shown = _without_secrets(task, names, args, hidden)
         by_name = redacted(dict(kwargs), hidden)
-    return ShownCall(shown, by_name, names, _label_of(task, shown, by_name))
+    inner = called_by(task, args)
+    if inner is None:
+        return ShownCall(shown, by_name, names, _label_of(task, shown, by_name))
+    call = shown_arguments(inner.task, inner.args, inner.kwargs, secrets, reveal=reveal)
+    shown = shown if reveal else [*shown[:-1], [call.args, call.kwargs]]
+    return ShownCall(shown, by_name, names, call.line)
+
+
+class InnerCall(NamedTuple):
+    """The call that a task makes whose jobs are shown under the name of another function."""
+
+    task: Any
+    """An object with ``func`` and ``takes_context``; None = the function is unknown."""
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+def called_by(task: Any, args: Sequence[Any]) -> InnerCall | None:
+    """Return the call that the last of these arguments of a task describes; None = the task calls
+    no other function."""
+    inner = getattr(task, "inner_call", None)
+    found: InnerCall | None = None if inner is None else inner(args)
+    return found
+
+
+def _shown_calls(task: Any, package: Any, secrets: Sequence[str], reveal: bool) -> ShownCall:
+    """Return the list of calls that is the only argument of a job of a map."""
+    calls = list(_calls_of(package))
+    names = names_by_position(task, max(map(len, calls), default=0))
+    if not reveal:
+        hidden = names_to_hide(task, secrets)
+        calls = [tuple(_without_secrets(task, names, one, hidden)) for one in calls]
+    if package.options.each == "starmap":
+        return ShownCall([calls], {}, ["calls"])
+    return ShownCall([[value for (value,) in calls]], {}, names or ["calls"])
+
+
+def _calls_of(package: Any) -> Iterator[tuple[Any, ...]]:
+    """Yield the positional arguments of each call that the job makes."""
+    if package.options.each:
+        for item in package.args[0]:
+            yield tuple(item) if package.options.each == "starmap" else (item,)
+    else:
+        yield (RECEIVED, *package.args) if package.options.receives else tuple(package.args)
+
+
+def names_to_hide(task: Any, secrets: Sequence[str]) -> Sequence[str]:
+    """Return the names of hidden arguments: the given ones, and those of the task's ``redact``."""
+    return (*secrets, *(getattr(task, "redact", None) or ()))
+
+
+def _without_secrets(
+    task: Any, names: Sequence[str], args: Sequence[Any], hidden: Sequence[str]
+) -> list[Any]:
+    """Return positional arguments with the hidden ones replaced."""
+    is_known = task is not None
+    return [
+        redacted(value, hidden) if is_known and not is_secret(name, hidden) else HIDDEN
+        for name, value in zip(names, args, strict=False)
+    ]
 
 
 def redacted(value: Any, secrets: Sequence[str], depth: int = 0) -> Any:
@@ -127,6 +192,19 @@ def redacted(value: Any, secrets: Sequence[str], depth: int = 0) -> Any:
     return value
 
 
+def hidden_pattern(task: Any, package: Any, secrets: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern that finds the hidden arguments of a job in other texts.
+
+    Args:
+        task, secrets: as for ``shown_arguments``.
+    """
+    texts: set[str] = set()
+    for args in _calls_of(package):
+        texts |= hidden_texts(task, args, package.kwargs, secrets)
+    longest_first = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if texts else NOTHING
+
+
 def hidden_texts(
     task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], secrets: Sequence[str]
 ) -> set[str]:
@@ -137,7 +215,10 @@ def hidden_texts(
     Args:
         secrets: as for ``shown_call``.
     """
-    hidden = (*secrets, *(getattr(task, "redact", None) or ()))
+    inner = called_by(task, args)
+    if inner is not None:
+        return hidden_texts(inner.task, inner.args, inner.kwargs, secrets)
+    hidden = names_to_hide(task, secrets)
     named = [*zip(names_by_position(task, len(args)), args, strict=True), *kwargs.items()]
     found: set[str] = set()
     for name, value in named:
@@ -177,7 +258,7 @@ def restored(value: Any, before: Any) -> Any:
     Raises:
         ValueError: ``HIDDEN`` is at a place where there was no value before.
     """
-    if value == HIDDEN:
+    if isinstance(value, str) and value == HIDDEN:
         if before is ...:
             raise ValueError(f"write a value instead of {HIDDEN}")
         return before
@@ -191,6 +272,18 @@ def restored(value: Any, before: Any) -> Any:
             for place, one in enumerate(value)
         )
     return value
+
+
+def names_hidden(task: Any, arguments: Mapping[str, Any], secrets: Sequence[str]) -> list[str]:
+    """Return the names of the arguments that are hidden or contain hidden values.
+
+    Args:
+        task: None = unknown.
+        secrets: as for ``shown_call``.
+    """
+    hidden = names_to_hide(task, secrets)
+    given = {name: {name: value} for name, value in arguments.items()}
+    return [name for name, one in given.items() if redacted(one, hidden) != one]
 
 
 def changed_call(
@@ -209,7 +302,7 @@ def changed_call(
         secrets: as for ``shown_call``. Hidden arguments are neither replaced nor copied.
 
     Raises:
-        ValueError: the task has no argument of that name, or the argument is hidden.
+        ValueError: the task has no argument of that name, or it is or contains a hidden value.
     """
     signature = signature_of_call(task.func, task.takes_context)
     if signature is None:
@@ -219,10 +312,10 @@ def changed_call(
     before = signature.bind(*args, **kwargs)
     before.apply_defaults()
     old = {**before.arguments, **before.arguments.get(rest, {})}
-    hidden = (*secrets, *(getattr(task, "redact", None) or ()))
+    hidden = names_to_hide(task, secrets)
     for name, template in changes.items():
-        if is_secret(name, hidden):
-            raise ValueError(f"The argument {name} is hidden: edit one dead letter instead.")
+        if template == HIDDEN or names_hidden(task, {name: template}, secrets):
+            raise ValueError(f"The argument {name} is hidden: its call can only be edited alone.")
         parameter = signature.parameters.get(name)
         if parameter is not None and parameter.kind in (*BY_POSITION, parameter.KEYWORD_ONLY):
             bound.arguments[name] = _filled(template, old, hidden)

@@ -30,6 +30,10 @@ def first_of(*found: Any) -> Any:
     return found[0]
 
 
+def sign_in(name: str, password: str, token: str = "") -> str:
+    return name
+
+
 def fail(text: str = "out of order") -> None:
     raise ValueError(text)
 

@@ -10,6 +10,7 @@ import pytest
 from django.db import transaction
 from django.utils import timezone
 
+from stoker.conf import settings_for
 from stoker.contrib.django_q import tasks
 from stoker.contrib.django_q.brokers import get_broker
 from stoker.contrib.django_q.models import Failure, OrmQ, Schedule, Success, Task
@@ -27,6 +28,7 @@ from stoker.contrib.django_q.tasks import (
 )
 from stoker.exceptions import JobFailed, NotSerializable, UnknownTask
 from stoker.models import Job
+from stoker.operations.details import opened_call
 from stoker.testing import drain
 
 from tests.contrib.django_q import functions
@@ -317,3 +319,19 @@ def test_task_is_enqueued_at_commit() -> None:
         transaction.set_rollback(True)
     drain()
     assert functions.done == [(("paid",), {})]
+
+
+def test_arguments_are_shown_by_the_names_of_the_function_without_secrets() -> None:
+    secret = "correct horse"
+    for path, args, line in (
+        (f"{HERE}.sign_in", ("anna", secret), "name='anna', password=[withheld]"),
+        ("no.such.function", ("anna", secret), "argument 1=[withheld], argument 2=[withheld]"),
+    ):
+        job = Job.objects.get(pk=async_task(path, *args, token=secret))
+        call = opened_call(settings_for(), bytes(job.package))
+        assert call is not None
+        assert call.label == f"{line}, token=[withheld]"
+        assert secret not in str(call)
+        revealed = opened_call(settings_for(), bytes(job.package), reveal=True)
+        assert revealed is not None
+        assert secret in revealed.label

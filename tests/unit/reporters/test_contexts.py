@@ -17,9 +17,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from stoker.brokers.contract import Delivery
 from stoker.conf import settings_for
-from stoker.jobs.execute import Executor, Opened
+from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted, Failed, Retried, Succeeded
 from stoker.jobs.package import JobOptions, Package, sealer_for
+from stoker.jobs.running import Running
 from stoker.reporters.desk import desk
 from stoker.values.ids import new_job_id
 
@@ -76,8 +77,8 @@ def run(*deliveries: Delivery) -> list[Attempted]:
 
             async def one(delivery: Delivery) -> Attempted:
                 opened = executor.open(delivery)
-                assert isinstance(opened, Opened)
-                if opened.is_async:
+                assert isinstance(opened, Running)
+                if opened.found.is_async:
                     return await executor.run_opened_async(opened)
                 return await loop.run_in_executor(pool, executor.run_opened, opened)
 

@@ -9,9 +9,16 @@ from stoker.jobs.failures import Failure
 from stoker.jobs.faults import Fault
 from stoker.jobs.package import Package
 from stoker.models import Schedule
-from stoker.reporters.facts import LONGEST_VALUE, arguments_of_failure, facts_of_failure
+from stoker.reporters.facts import (
+    LONGEST_VALUE,
+    arguments_of_failure,
+    facts_of_failure,
+    secrets_hider,
+)
 from stoker.reporters.sentry import LONGEST_SLUG, monitor_config, slug_of
 from stoker.values.cron import NAMES
+
+from tests.app import payments
 
 pytestmark = pytest.mark.unit
 
@@ -35,6 +42,8 @@ def test_arguments_are_named_and_secrets_withheld() -> None:
     assert told == {"order": "'A-1'", "password": "[withheld]"}
     told = arguments_of_failure(failure("tests.app.tasks.write_ledger", 1.5, api_token="x"))
     assert told == {"seconds": "1.5", "api_token": "[withheld]"}, "the context is no argument"
+    told = arguments_of_failure(failure("tests.app.tasks.write_ledger", 1.5, signature="x"))
+    assert told["signature"] == "[withheld]", "Django's reports hide it, and REDACT does not"
     told = arguments_of_failure(failure("tests.app.tasks.add", 1, 2, Rude()))
     assert told["argument 3"] == "<its repr() raised RuntimeError>"
     told = arguments_of_failure(failure("no.such.task", "hunter2", order=1))
@@ -46,6 +55,24 @@ def test_arguments_are_named_and_secrets_withheld() -> None:
     assert told == {"value": "{'number': [{'secret_code': [withheld], 'month': 7}]}"}
     told = arguments_of_failure(failure("tests.app.tasks.echo", "x" * 10_000))
     assert len(told["value"]) == LONGEST_VALUE + 3
+
+
+def test_what_an_sdk_gathered_hides_arguments_by_name_and_by_text() -> None:
+    about = failure("tests.app.payments.pay", 4711, payments.IBAN, password=payments.PASSWORD)
+    assert about.package is not None
+    hide = secrets_hider(about.package, "default")
+    gathered = {
+        "iban": None,
+        "order_id": "4711",
+        "lines": [f"paid by {payments.IBAN}", {"apiToken": "x", "note": payments.PASSWORD}],
+        "count": 3,
+    }
+    assert hide(gathered) == {
+        "iban": "[withheld]",
+        "order_id": "4711",
+        "lines": ["paid by [withheld]", {"apiToken": "[withheld]", "note": "[withheld]"}],
+        "count": 3,
+    }
 
 
 def test_facts_name_schedule_and_workflow() -> None:

@@ -14,8 +14,11 @@ from django.utils.translation import ngettext
 
 from stoker.dead_letters import service as dead_letters
 from stoker.exceptions import DeadLetterNotFound, StokerError
+from stoker.operations.details import REVEAL
+from stoker.tasks.arguments import shown_arguments
 
 from . import conf
+from .calls import call_task
 from .models import Failure, OrmQ, Schedule, Success, Task
 from .models.sealed import Unreadable
 from .tasks import async_task
@@ -44,13 +47,19 @@ class TaskAdmin(ReadOnlyAdmin):
     readonly_fields = fields
     actions = ("resubmit",)
 
+    def get_object(self, request: HttpRequest, *args: Any, **kwargs: Any) -> Task | None:
+        row: Task | None = super().get_object(request, *args, **kwargs)
+        if row is not None:
+            row.reveals = request.user.has_perm(REVEAL)  # type: ignore[attr-defined] # for this page
+        return row
+
     @admin.display(description="args")
     def arguments(self, row: Task) -> str:
-        return _shown(row.args)
+        return _shown(_call_of(row)[0])
 
     @admin.display(description="kwargs")
     def keywords(self, row: Task) -> str:
-        return _shown(row.kwargs)
+        return _shown(_call_of(row)[1])
 
     @admin.display(description="result")
     def returned(self, row: Task) -> str:
@@ -149,6 +158,17 @@ def enqueue_again(row: Task, by: str) -> str:
             raise StokerError(f"Its arguments cannot be read: {value}")
     options = {"hook": row.hook, "group": row.group, "cluster": row.cluster}
     return async_task(row.func, *args, q_options=options, **kwargs)
+
+
+def _call_of(row: Task) -> tuple[Any, Any]:
+    """Return the arguments of a task, by position and by name, without those that are hidden."""
+    args, kwargs = row.args, row.kwargs
+    if isinstance(args, Unreadable) or isinstance(kwargs, Unreadable):
+        return args, kwargs
+    inner = call_task.under(row.func).inner_call(({}, [args or (), kwargs or {}]))
+    secrets, reveals = conf.settings().redact, getattr(row, "reveals", False)
+    call = shown_arguments(inner.task, inner.args, inner.kwargs, secrets, reveal=reveals)
+    return tuple(call.args), call.kwargs
 
 
 def _shown(value: Any) -> str:

@@ -10,6 +10,8 @@ from typing import Any
 from django.core.management.base import BaseCommand
 from django.utils import timezone
 
+from stoker.values.text import shown_text
+
 from . import conf
 from .models import Failure, Schedule, Success
 from .results import queue_size
@@ -54,7 +56,7 @@ def show_until_stopped(command: BaseCommand, lines: Any, *, once: bool) -> None:
     """Write the lines repeatedly, at the same place of the terminal."""
     try:
         while True:
-            text = "\n".join(lines())
+            text = shown_text("\n".join(lines()))
             is_terminal = bool(getattr(command.stdout, "isatty", bool)())
             command.stdout.write(text if once or not is_terminal else CLEAR + text)
             if once:

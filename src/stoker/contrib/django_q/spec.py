@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, Self
 from uuid import UUID
 
@@ -17,6 +18,7 @@ from stoker.compat import is_task
 from stoker.conf import Settings
 from stoker.exceptions import StokerError, UnknownTask
 from stoker.jobs.package import sealer_for
+from stoker.tasks.arguments import InnerCall
 from stoker.tasks.registry import find_task
 from stoker.tasks.task import Task
 
@@ -189,6 +191,20 @@ class CallingTask(Task[..., Any]):
         """Path of this task. The packages of its jobs contain it: see
         ``stoker.tasks.registry.task_of``."""
         return self.own_path if self.path else ""
+
+    def inner_call(self, args: Sequence[Any]) -> InnerCall | None:
+        """Return the call of the function. None = the arguments are pickled or not complete."""
+        if len(args) < 2 or not isinstance(args[-1], list | tuple) or len(args[-1]) != 2:
+            return None
+        given, named = args[-1]
+        if not isinstance(given, list | tuple) or not isinstance(named, Mapping):
+            return None
+        try:
+            found = _look_up(self.module_path)
+        except UnknownTask:
+            return InnerCall(None, given, named)
+        task = found if is_task(found) else SimpleNamespace(func=found, takes_context=False)
+        return InnerCall(task, given, named)
 
     def under(self, path: str) -> Self:
         """Return this task for the function at that path."""

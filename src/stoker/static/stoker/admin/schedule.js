@@ -47,5 +47,6 @@
   };
 
   form.addEventListener("input", later);
-  later();
+  showFields();
+  if (form.elements.name.value) later();  // in an empty form nothing is wrong yet
 })();

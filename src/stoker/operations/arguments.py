@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
 from stoker.jobs.package import sealer_for
-from stoker.models import DeadLetter
-from stoker.tasks.arguments import restored
+from stoker.jobs.sealing import NOT_YET_KNOWN, calls_of
+from stoker.models import DeadLetter, Job
+from stoker.tasks.arguments import ShownCall, restored
 from stoker.tasks.guards import signature_of_call
 from stoker.tasks.registry import find_task
 from stoker.values import codec
+from stoker.values.text import shown_json
 
 CHECKED = (str, int, bool, float, list, dict)
 """Types of annotations that values are checked against."""
@@ -25,23 +27,68 @@ Before = tuple[Sequence[Any], Mapping[str, Any]]
 
 
 def as_text(value: Any) -> str:
-    """Return a value as JSON to edit; "" if it cannot be written as JSON."""
+    """Return a value as JSON to edit, with control characters and bidirectional marks as escapes;
+    "" if it cannot be written as JSON."""
     try:
-        return json.dumps(codec.encode(value), indent=2, ensure_ascii=False)
+        return shown_json(json.dumps(codec.encode(value), indent=2, ensure_ascii=False))
     except codec.NotEncodable:
         return ""
 
 
-def runner_of(settings: Settings, letter: DeadLetter) -> str:
-    """Return the path of the task that takes the arguments.
+def template_of(value: Any) -> Mapping[str, Any] | None:
+    """Return new values by the name of the argument, from an object or from its JSON; None = there
+    are none.
+
+    Raises:
+        ValueError: it is not a JSON object.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value) if value.strip() else None
+        except (ValueError, RecursionError):
+            value = ()
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError("Write the new arguments as a JSON object.")
+    return value or None
+
+
+def written_of(call: ShownCall | None) -> dict[str, str]:
+    """Return the arguments as the texts of a form; "" = they cannot be read."""
+    if call is None:
+        return {"args": "", "kwargs": ""}
+    return {"args": as_text(call.args), "kwargs": as_text(call.kwargs)}
+
+
+class Runner(NamedTuple):
+    """The task that takes the arguments of a job, and how it takes them."""
+
+    path: str
+    """The dotted path of the task."""
+    receives: str = ""
+    each: str = ""
+    """Both as in ``JobOptions``."""
+
+    @property
+    def hint(self) -> str:
+        """Return how the arguments differ from those of a usual call; "" = they do not."""
+        if self.each:
+            return "The only argument is the list of the calls of a map."
+        if self.receives:
+            return "The task receives one more argument first: the result of the step before."
+        return ""
+
+
+def runner_of(settings: Settings, row: DeadLetter | Job) -> Runner:
+    """Return the task that takes the arguments.
 
     A job of a plain function has the function's path as its name, but another task runs it.
     """
     try:
-        package = sealer_for(settings).open_without_arguments(bytes(letter.package))
+        package = sealer_for(settings).open_without_arguments(bytes(row.package))
     except PackageError:
-        return letter.task
-    return package.options.via or letter.task
+        return Runner(row.task)
+    options = package.options
+    return Runner(options.via or row.task, options.receives, options.each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +102,12 @@ class Edited:
 
     @classmethod
     def read(
-        cls, task_path: str, args: str, kwargs: str, added: str = "", before: Before | None = None
+        cls, runner: Runner, args: str, kwargs: str, added: str = "", before: Before | None = None
     ) -> Edited:
         """Read and check the arguments of a call.
 
         Args:
-            task_path: The dotted path of the task.
+            runner: The task.
             args: A JSON list.
             kwargs: A JSON object.
             added: The name of an argument that Stoker adds; "" = none.
@@ -78,7 +125,7 @@ class Edited:
                 problems.append(f"{str(error).capitalize()}.")
         if not problems:
             given = {**read_kwargs, added: None} if added else read_kwargs
-            problems += _problems_of_call(task_path, read_args, given)
+            problems += _problems_of_calls(runner, read_args, given)
         return cls(read_args, read_kwargs, problems)
 
     @staticmethod
@@ -90,6 +137,25 @@ class Edited:
             return ""
         signature = signature_of_call(task.func, task.takes_context)
         return "" if signature is None else f"{task.name}{signature}"
+
+
+def changes_of(
+    edited: Edited, written: Mapping[str, str], before: Mapping[str, str]
+) -> dict[str, Any]:
+    """Return the arguments that were changed; None = they stay as they are in the package.
+
+    Args:
+        written: the texts of the form.
+        before: the texts that the form had at first.
+    """
+    is_same = {
+        name: bool(before[name]) and written[name].replace("\r\n", "\n").strip() == before[name]
+        for name in ("args", "kwargs")
+    }
+    return {
+        "args": None if is_same["args"] else edited.args,
+        "kwargs": None if is_same["kwargs"] else edited.kwargs,
+    }
 
 
 def _read(text: str, kind: type[Any], name: str, problems: list[str]) -> Any:
@@ -105,6 +171,19 @@ def _read(text: str, kind: type[Any], name: str, problems: list[str]) -> Any:
         problems.append(f"{name}: write {what}.")
         return kind()
     return value
+
+
+def _problems_of_calls(runner: Runner, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+    """Return the problems of the first call that the task would not accept."""
+    problem = ["Arguments: write a list with one list, which has the calls."]
+    if runner.each and not (len(args) == 1 and isinstance(args[0], list | tuple)):
+        return problem
+    try:
+        calls = list(calls_of(args, runner.each, runner.receives))
+    except TypeError:  # an item of a starmap is no list
+        return problem
+    found = (_problems_of_call(runner.path, one, kwargs) for one in calls)
+    return next((problems for problems in found if problems), [])
 
 
 def _problems_of_call(path: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
@@ -123,10 +202,12 @@ def _problems_of_call(path: str, args: Sequence[Any], kwargs: Mapping[str, Any])
         hints = get_type_hints(task.func)
     except (NameError, TypeError, AttributeError):  # imported for type checkers only
         return []
-    return [
-        f"{name}: {value!r} is not of type {hints[name].__name__}."
+    return [  # without the value, which may be a restored secret
+        f"{name}: this is not of type {hints[name].__name__}."
         for name, value in bound.arguments.items()
-        if hints.get(name) in CHECKED and not _is_a(value, hints[name])
+        if value is not NOT_YET_KNOWN
+        and hints.get(name) in CHECKED
+        and not _is_a(value, hints[name])
     ]
 
 
