@@ -16,11 +16,6 @@ from tests.app import payments
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(autouse=True)
-def _time_to_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.operations.bulk_walk.COUNT_SECONDS", 600.0)
-
-
 def walk() -> None:
     go_on(settings_for(), 60)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from stoker.models import DeadLetter, Ready, Requeue
+from stoker.models import BulkOperation, DeadLetter, Ready, Requeue
 
 from tests.api.conftest import Caller
 from tests.app import frail
@@ -210,8 +210,12 @@ def test_bulk_discard_and_purge_apply_limit_and_dry_run(anna: Caller) -> None:
     purge = {"older_than_seconds": 0, "state": "all"}
     rehearsal = anna.post("dead-letters/purge", {**purge, "dry_run": True})
     assert (rehearsal["matched"], rehearsal["done"]) == (3, 0)
-    assert anna.post("dead-letters/purge", {**purge, "limit": 2})["done"] == 2
+    asked = {**purge, "limit": 2, "because": "a test"}
+    assert anna.post("dead-letters/purge", asked)["done"] == 2
     assert DeadLetter.objects.count() == 1
+    row = BulkOperation.objects.get(operation="purge-letter")
+    assert (row.by, row.because, row.done) == ("anna", "a test", 2)
+    assert row.filters == {"target": "state=all, older than 0 ms"}
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from stoker import group
 from stoker.conf import settings_for
-from stoker.models import BulkItem, BulkOperation, DeadLetter, Job, Ready, Requeue
-from stoker.operations import bulk, waiting_jobs
+from stoker.models import BulkItem, BulkOperation, DeadLetter, Job, Ready, Requeue, Step
+from stoker.operations import bulk, steps, waiting_jobs
 from stoker.operations.dead_letters import REQUEUE
 from stoker.operations.operation import Operator
 
@@ -75,3 +76,28 @@ def test_killed_scheduler_leaves_each_dead_letter_requeued_once(tmp_path: Path) 
         wait_for(lambda: bulk.get(settings_for(), row.pk).state == "done")
     assert Requeue.objects.count() == BulkItem.objects.count() == done() == 60
     assert Ready.objects.filter(queue="elsewhere").count() == 60
+
+
+def test_killed_scheduler_leaves_each_step_of_a_workflow_retried_once(tmp_path: Path) -> None:
+    """Ten batches of 100 steps. Their jobs wait in a queue that nobody serves."""
+    task = payments.plain.using(queue_name="elsewhere")
+    workflow = group(task.si(number) for number in range(1000)).enqueue()
+    workflow.cancel()
+    assert Job.objects.filter(status="CANCELLED").count() == 1000
+    row = bulk.start(Operator(settings_for()), steps.RETRY, {"workflow": workflow.id})
+
+    def done() -> int:
+        return bulk.get(settings_for(), row.pk).done
+
+    with running_cluster(tmp_path, "--queues", "mail") as cluster:
+        for kills in range(3):
+            before = done()
+            wait_for(lambda before=before: done() > before or done() == 1000)
+            cluster.kill("scheduler", kills)
+        wait_for(lambda: bulk.get(settings_for(), row.pk).state == "done")
+    assert BulkItem.objects.count() == done() == 1000
+    waiting = set(Ready.objects.filter(queue="elsewhere").values_list("pk", flat=True))
+    again = Step.objects.filter(workflow_id=workflow.id, kind="task", state="ENQUEUED")
+    assert set(again.values_list("job_id", flat=True)) == waiting
+    assert len(waiting) == 1000
+    assert Job.objects.count() == 2000

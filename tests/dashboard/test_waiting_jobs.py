@@ -1,7 +1,7 @@
 """Waiting jobs are run now, rescheduled, held, moved, given another priority or other arguments."""
 
 import logging
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +12,7 @@ from stoker import Lock, Unique, queues
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
-from stoker.models import Blocked, Deferred, Job, Ready
+from stoker.models import Blocked, BulkItem, BulkOperation, Deferred, Job, Ready
 from stoker.operations import bulk
 from stoker.operations import waiting_jobs as operations
 from stoker.operations.operation import Operator
@@ -49,10 +49,54 @@ def test_deferred_job_is_run_now_and_the_undo_defers_it_again(anna: Client) -> N
     done = operations.RUN_NOW.attempt(Operator(settings_for()), job.id)
     assert done.is_good
     assert done.undo == {}, "it was ready already"
-    due = datetime.fromtimestamp(due_us / 1e6, UTC)
-    said(anna, "reschedule", [job.id], run_after=due.isoformat())
+    undo(anna)
     assert abs(Deferred.objects.get().due_us - due_us) < 2
     assert not Ready.objects.exists()
+
+
+def undo(client: Client) -> str:
+    """Undo the operation that was recorded last and can be undone, as the notice's button does."""
+    item = BulkItem.objects.latest("pk")
+    row = BulkOperation.objects.get(pk=item.bulk_id)
+    return said(client, row.operation.removesuffix("-job"), [], bulk=str(row.pk))
+
+
+@pytest.mark.parametrize(
+    ("word", "fields"),
+    [
+        ("hold", {}),
+        ("reschedule", {"run_after": "2h"}),
+        ("prioritise", {"priority": "9"}),
+        ("move", {"queue": "slow"}),
+        ("edit", {"arguments": '{"second": 40}'}),
+    ],
+)
+@pytest.mark.parametrize("count", [1, 2])
+def test_each_operation_on_waiting_jobs_is_undone(
+    word: str, fields: dict[str, str], count: int, anna: Client
+) -> None:
+    jobs = [tasks.add.enqueue(number, 2).id for number in range(count)]
+    packages = dict(Job.objects.values_list("pk", "package"))
+    places = list(Ready.objects.order_by("job_id").values_list("job_id", "queue", "rank"))
+    anna.post(f"{PREFIX}jobs/{word}/", {"job": jobs, **fields})
+    changed = dict(Job.objects.values_list("pk", "package"))
+    assert changed != packages or not Ready.objects.exists()
+    assert undo(anna) == f"{count} of {count} jobs put back."
+    assert list(Ready.objects.order_by("job_id").values_list("job_id", "queue", "rank")) == places
+    drain()
+    results = [tasks.add.get_result(job).return_value for job in jobs]
+    assert results == [number + 2 for number in range(count)]
+
+
+def test_operation_on_one_job_is_undone_once(anna: Client) -> None:
+    job = tasks.add.enqueue(1, 2)
+    said(anna, "move", [job.id], queue="slow")
+    bulk_id = str(BulkItem.objects.get().bulk_id)
+    assert "1 of 1 jobs put back" in said(anna, "move", [], bulk=bulk_id)
+    assert "cannot be undone, or was undone" in said(anna, "move", [], bulk=bulk_id)
+    anna.post(f"{PREFIX}jobs/cancel/", {"job": job.id})
+    cancelled = BulkOperation.objects.get(operation="cancel-job")
+    assert not bulk.can_undo(settings_for(), cancelled)
 
 
 def test_held_job_does_not_run_until_it_is_run_now(anna: Client) -> None:
@@ -114,6 +158,17 @@ def test_arguments_of_a_waiting_job_are_replaced(alice: Operator) -> None:
     drain()
     job.refresh()
     assert job.return_value == 11
+
+
+def test_hidden_arguments_that_an_edit_repeats_stay_as_they_are(alice: Operator) -> None:
+    job = payments.pay.enqueue(7, payments.IBAN, password=payments.PASSWORD)
+    hidden = {"args": [8, "[withheld]"], "kwargs": {"password": "[withheld]"}}
+    assert operations.EDIT.attempt(alice, job.id, **hidden).is_good
+    edited = payments.pay.get_result(job.id)
+    assert edited.args == [8, payments.IBAN]
+    assert edited.kwargs == {"password": payments.PASSWORD}
+    refused = operations.EDIT.attempt(alice, job.id, kwargs={"more": "[withheld]"})
+    assert "write a value instead of" in refused.sentence
 
 
 @pytest.mark.parametrize("args", [[1], [1, 2, 3]])

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 from django.db import connections
 
-from stoker import dead_letters
+from stoker import chain, dead_letters
 from stoker.conf import settings_for
 from stoker.exceptions import BulkOperationNotFound
 from stoker.models import BulkItem, BulkOperation, DeadLetter, Deferred, Job, Ready, Requeue
@@ -19,17 +19,15 @@ from stoker.operations.operation import Operation, Operator
 from stoker.testing import drain
 
 from tests.app import frail, payments, tasks
+from tests.integration.killed_walks import LONG, walk_despite_kills
 from tests.integration.letters import dead
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_broken")]
 
-LONG = 600.0
-
 
 @pytest.fixture
 def alice(monkeypatch: pytest.MonkeyPatch) -> Operator:
-    # A busy machine may need more than a moment to count a few targets.
-    monkeypatch.setattr(bulk_walk, "COUNT_SECONDS", LONG)
+    # A busy machine may need more than a moment for a few targets.
     monkeypatch.setattr(bulk, "AT_ONCE_SECONDS", LONG)
     return Operator(settings_for(), "alice", "the bank is back")
 
@@ -39,6 +37,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_jobs, "AT_A_TIME", 2)
     monkeypatch.setattr("stoker.inspect.jobs.WALKED", 3)
     monkeypatch.setattr("stoker.dead_letters.search.WALKED", 3)
+    monkeypatch.setattr(bulk_walk, "COUNTED_READS", 5)
 
 
 def whole(alice: Operator, operation: Operation, filters: Any, options: Any = None) -> Any:
@@ -76,6 +75,28 @@ def test_all_that_match_are_changed_and_no_others(state: str, alice: Operator) -
 
 
 @pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("state", ["", "ready"])
+@pytest.mark.parametrize("narrow", [{"task": payments.plain.module_path}, {"queue": "default"}, {}])
+def test_filters_without_an_index_are_applied_slice_by_slice(
+    narrow: Any, state: str, alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.inspect.jobs.LOOKED_AT", 2)
+    monkeypatch.setattr("stoker.inspect.jobs.COUNTED_AMONG", 2)
+    later = [payments.plain.using(run_after=60).enqueue(n) for n in range(3)]
+    ready = [payments.plain.enqueue(n) for n in range(3)]
+    others = [tasks.nothing.using(queue_name="mail").enqueue() for _ in range(5)]
+    ready += [payments.plain.enqueue(n) for n in range(4)]
+    row = whole(alice, waiting_jobs.MOVE, {"state": state, **narrow}, {"queue": "slow"})
+    wanted = ready if state else [*later, *ready]
+    wanted = wanted if narrow else [*wanted, *others]
+    assert (row.state, row.done, row.refused) == ("done", len(wanted), 0)
+    assert queues_of(wanted) == ["slow"] * len(wanted)
+    assert Job.objects.filter(queue="slow").count() == len(wanted)
+    assert row.is_counted or "queue" in narrow or state == ""
+    assert row.matched == len(wanted) if row.is_counted else row.matched <= len(wanted)
+
+
+@pytest.mark.usefixtures("small_batches")
 def test_only_chosen_targets_are_changed(alice: Operator) -> None:
     jobs = [tasks.nothing.enqueue() for _ in range(5)]
     gone = "01a1ffdb-f411-7482-86ed-55b43acb2507"
@@ -86,10 +107,6 @@ def test_only_chosen_targets_are_changed(alice: Operator) -> None:
         UUID(jobs[1].id),
         UUID(jobs[3].id),
     }
-
-
-class Killed(BaseException):
-    """Ends a process at that line, as far as this can be done here."""
 
 
 @pytest.mark.usefixtures("small_batches")
@@ -105,23 +122,7 @@ def test_operation_that_was_killed_goes_on_without_doubling(
         for number in range(7):
             dead(frail.charge, f"order {number}")
         row = bulk.start(alice, REQUEUE, {"task": frail.charge.module_path})
-    really, calls = bulk_walk._act, []
-
-    def act(*args: Any) -> Any:
-        outcomes = really(*args)
-        calls.append(len(outcomes))
-        if len(calls) % 2 == 0:  # the targets are changed, nothing is committed
-            raise Killed
-        return outcomes
-
-    monkeypatch.setattr(bulk_walk, "_act", act)
-    kills = 0
-    while bulk.get(alice.settings, row.pk).state == "running":
-        try:
-            bulk_walk.go_on(alice.settings, LONG)
-        except Killed:
-            kills += 1
-    assert kills >= 3
+    assert walk_despite_kills(alice.settings, row, monkeypatch) >= 3
     row = bulk.get(alice.settings, row.pk)
     assert (row.done, row.refused) == (7, 0)
     assert BulkItem.objects.count() == 7
@@ -156,6 +157,19 @@ def test_two_processes_share_an_operation(alice: Operator) -> None:
     row = bulk.get(alice.settings, row.pk)
     assert (row.done, row.refused) == (20, 0)
     assert Requeue.objects.count() == 20
+
+
+def test_dead_letters_of_a_queue_are_found_slice_by_slice(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.dead_letters.search.LOOKED_AT", 2)
+    monkeypatch.setattr("stoker.dead_letters.search.COUNTED_AMONG", 2)
+    for number in range(7):
+        dead(frail.charge.using(queue_name="mail" if number % 3 else "default"), f"order {number}")
+    row = whole(alice, DISCARD, {"queue": "mail"})
+    assert (row.done, row.is_counted) == (4, False)
+    states = DeadLetter.objects.order_by("pk").values_list("queue", "state")
+    assert set(states) == {("mail", "discarded"), ("default", "open")}
 
 
 def test_dead_letter_that_fails_again_is_requeued_once(
@@ -213,6 +227,20 @@ def test_pause_holds_an_operation_between_two_batches(alice: Operator) -> None:
 
 
 @pytest.mark.usefixtures("small_batches")
+@pytest.mark.usefixtures("small_batches")
+def test_request_without_time_left_sees_that_all_is_done(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the answer would count all jobs, and not offer to undo it."""
+    monkeypatch.setattr(bulk, "AT_ONCE_SECONDS", 0.0)
+    monkeypatch.setattr(waiting_jobs, "AT_A_TIME", 3)
+    for number in range(3):
+        payments.plain.enqueue(number)
+    done = bulk.perform(alice, waiting_jobs.HOLD, {})
+    assert bulk.get(alice.settings, done.value.pk).state == bulk_walk.State.DONE
+    assert done.undo
+
+
 def test_stopped_operation_keeps_what_is_done(alice: Operator) -> None:
     for _ in range(4):
         tasks.nothing.enqueue()
@@ -304,7 +332,6 @@ def test_requeue_changes_arguments_by_a_template(alice: Operator) -> None:
     ("changes", "refusal"),
     [
         ({"colour": "red"}, "takes no argument 'colour'"),
-        ({"iban": "DE00"}, "is hidden"),
         ({"more": {"copy": "{iban}"}}, "is hidden"),
         ({"more": "{more}"}, "is hidden"),
         ({"more": "{colour}"}, "no argument 'colour'"),
@@ -319,6 +346,41 @@ def test_template_that_cannot_be_filled_changes_nothing(
     assert (row.done, row.refused) == (0, 1)
     assert refusal in bulk.refusals_of(alice.settings, row, 1)[0].refusal
     assert not Requeue.objects.exists()
+
+
+@pytest.mark.parametrize("filters", [{"task": "tests.app.payments.pay"}, {"ids": []}, {}])
+@pytest.mark.parametrize("changes", [{"iban": "DE00"}, {"more": {"iban": "DE00"}}])
+def test_value_that_the_tasks_of_targets_hide_is_refused_at_the_start(
+    changes: Any, filters: Any, alice: Operator
+) -> None:
+    job = payments.pay.enqueue(7, payments.IBAN)
+    filters = {"ids": [job.id]} if "ids" in filters else filters
+    with pytest.raises(ValueError, match="has hidden values: it cannot be changed in bulk"):
+        bulk.start(alice, waiting_jobs.EDIT, filters, {"arguments": changes})
+    assert not BulkOperation.objects.exists()
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_value_that_a_later_target_hides_is_removed_from_the_record(alice: Operator) -> None:
+    for number in range(4):
+        payments.plain.enqueue(number, note="old")
+    job = payments.discreet.enqueue(4, note="old")
+    row = whole(alice, waiting_jobs.EDIT, {}, {"arguments": {"note": "new", "order_id": 7}})
+    assert (row.done, row.refused) == (3, 2), "also those read together with it are refused"
+    assert row.options["arguments"] == {"note": "[withheld]", "order_id": 7}
+    assert payments.discreet.get_result(job.id).kwargs == {"note": "old"}
+
+
+def test_template_is_refused_for_calls_that_are_not_complete(alice: Operator) -> None:
+    """A step that receives a result has arguments whose places differ from the parameters'."""
+    chain(payments.plain.si(1), payments.pay.s(payments.IBAN, more={})).enqueue()
+    payments.pay.starmap([(-1, payments.IBAN)]).enqueue()
+    drain()
+    assert DeadLetter.objects.count() == 2
+    row = whole(alice, REQUEUE, {}, {"arguments": {"more": "{order_id}"}})
+    assert (row.done, row.refused) == (0, 2)
+    refusals = BulkItem.objects.values_list("refusal", flat=True)
+    assert {"come from the step before" in one for one in refusals} == {True}
 
 
 def test_template_copies_values_as_they_are(alice: Operator) -> None:

@@ -40,7 +40,6 @@ pytestmark = [pytest.mark.chaos, pytest.mark.django_db(transaction=True)]
 
 @pytest.mark.sqlite
 @pytest.mark.postgres
-@pytest.mark.timeout(1800)
 def test_concurrent_requeues_make_no_extra_jobs(seed: int, tmp_path: Path) -> None:
     """Two operators requeue keyed jobs at once, while a third enqueues newer ones and a fourth
     undoes requeues."""
@@ -187,7 +186,6 @@ def _assert_each_failure_is_counted_once() -> None:
     assert not wrong, f"identity: (counted, failed) {wrong}"
 
 
-@pytest.mark.timeout(900)
 def test_clean_up_of_many_exhausted_jobs_loses_and_doubles_none(tmp_path: Path) -> None:
     """One cluster died with these jobs, the next dies during the clean-up, a third finishes it."""
     results = tasks.nothing.using(max_attempts=1).enqueue_many([((), {})] * EXHAUSTED)

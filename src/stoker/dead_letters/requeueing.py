@@ -43,6 +43,7 @@ from stoker.jobs.states import package_of, progress_of_one
 from stoker.models import Attempt, DeadLetter, Job, Note, Requeue, UniqueKey
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
+from stoker.store.statements import with_keys
 from stoker.store.transactions import after_commit, is_conflict
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import following_job_id
@@ -53,6 +54,8 @@ from .entries import key_of
 from .policy import cooldowns_us, policy_of
 
 TRIES = 10
+UNDONE = "requeued, and undone"
+"""The beginning of the reason of a job that was withdrawn because its requeue was undone."""
 RETRY_SECONDS = 0.05
 
 
@@ -110,15 +113,28 @@ class _Changed(Exception):
 
 def requeue(settings: Settings, dead_letter_id: UUID, wish: Wish) -> LetterAnswer:
     """Requeue a dead letter. Concurrent calls never create two live jobs for it."""
+    return requeue_together(settings, [dead_letter_id], wish)[0]
+
+
+def requeue_together(
+    settings: Settings, dead_letter_ids: Sequence[UUID], wish: Wish
+) -> list[LetterAnswer]:
+    """Requeue dead letters in one transaction. The number of statements does not depend on the
+    number of dead letters, unless they have unique keys or halt sequences.
+
+    Returns:
+        The answers in the order of the ids.
+    """
     alias = settings.database
     is_ours = not connections[alias].in_atomic_block
     for tries_left in reversed(range(TRIES)):
         try:
-            return _Requeue(settings, dead_letter_id, wish).run()
+            return _Requeue(settings, dead_letter_ids, wish).run()
         except _Changed:
             if not tries_left:
+                which = ", ".join(map(str, dead_letter_ids[:3]))
                 raise BrokerUnavailable(
-                    f"The dead letter {dead_letter_id} changes faster than it can be looked at, or "
+                    f"The dead letter {which} changes faster than it can be looked at, or "
                     "the open transaction does not see what others have committed: try again."
                 ) from None
         except (BrokerUnavailable, OperationalError) as error:
@@ -151,54 +167,70 @@ def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
 
 
 class _Requeue:
-    """One attempt to requeue a dead letter, in one transaction."""
+    """One attempt to requeue dead letters, in one transaction."""
 
-    def __init__(self, settings: Settings, dead_letter_id: UUID, wish: Wish) -> None:
+    def __init__(self, settings: Settings, dead_letter_ids: Sequence[UUID], wish: Wish) -> None:
         self.broker = broker_for(settings)
         self.commitment = Commitment()
         self._settings = settings
         self._alias = settings.database
-        self._id = dead_letter_id
+        self._ids = dead_letter_ids
         self._wish = wish
         self._letters = DeadLetter.objects.using(self._alias)
         self._neglected: set[UUID] = set()
         self._queues: set[str] = set()
 
-    def run(self) -> LetterAnswer:
-        seen = self._letters.filter(pk=self._id).first()
-        if seen is None:
-            return LetterAnswer(self._id, LetterFate.GONE, None, "there is no such dead letter")
-        known = self._known(seen)
-        if known is not None:
-            return known
-        try:
-            newcomer, sealing = self._newcomer(seen)
-        except (StokerError, InvalidTask, TypeError, ValueError) as error:
-            return LetterAnswer(self._id, LetterFate.REFUSED, None, first_line_of(error))
-        with transaction_for(self._alias, [seen.job_id]):
-            answer, result = self._send(seen, newcomer, sealing)
-            after_commit(self._alias, self._commit)
-        if answer.fate is LetterFate.REQUEUED:
-            sender = type(task_backends[self._settings.alias])
+    def run(self) -> list[LetterAnswer]:
+        found = {one.pk: one for one in with_keys(self._letters, self._ids)}
+        # In the order of the ids: the first one gets a unique key that several need.
+        seen = {one: found[one] for one in self._ids if one in found}
+        answers = self._known(seen)
+        newcomers: list[tuple[DeadLetter, Newcomer]] = []
+        for letter in seen.values():
+            if letter.pk not in answers:
+                try:
+                    newcomers.append((letter, self._newcomer(letter)))
+                except (StokerError, InvalidTask, TypeError, ValueError) as error:
+                    because = first_line_of(error)
+                    answers[letter.pk] = LetterAnswer(letter.pk, LetterFate.REFUSED, None, because)
+        results: Sequence[Result[Any]] = ()
+        if newcomers:
+            with transaction_for(self._alias, [letter.job_id for letter, _ in newcomers]):
+                sent, results = self._send(newcomers)
+                answers |= sent
+                after_commit(self._alias, self._commit)
+        sender = type(task_backends[self._settings.alias])
+        for result in results:
             task_signals.task_enqueued.send_robust(sender, task_result=result)
-        return answer
+        return [answers[one] for one in self._ids]
 
-    def _known(self, seen: DeadLetter) -> LetterAnswer | None:
-        """Return the answer if no job needs to be enqueued, else None."""
-        if seen.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
-            return LetterAnswer(self._id, LetterFate.CLOSED, None, f"it is {seen.state}")
-        if seen.successor_id is not None and is_alive(self._alias, seen.successor_id):
-            sentence = f"job {seen.successor_id} continues it already"
-            return LetterAnswer(self._id, LetterFate.UNDER_WAY, seen.successor_id, sentence)
-        return None
+    def _known(self, seen: Mapping[UUID, DeadLetter]) -> dict[UUID, LetterAnswer]:
+        """Return the answers for which no job needs to be enqueued."""
+        successors = [one.successor_id for one in seen.values() if one.successor_id is not None]
+        jobs = Job.objects.using(self._alias).filter(status=None)
+        alive = set(with_keys(jobs, successors).values_list("pk", flat=True)) if successors else ()
+        answers = {}
+        for one in self._ids:
+            letter = seen.get(one)
+            if letter is None:
+                answers[one] = LetterAnswer(
+                    one, LetterFate.GONE, None, "there is no such dead letter"
+                )
+            elif letter.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
+                answers[one] = LetterAnswer(one, LetterFate.CLOSED, None, f"it is {letter.state}")
+            elif letter.successor_id in alive:
+                sentence = f"job {letter.successor_id} continues it already"
+                answers[one] = LetterAnswer(
+                    one, LetterFate.UNDER_WAY, letter.successor_id, sentence
+                )
+        return answers
 
-    def _newcomer(self, seen: DeadLetter) -> tuple[Newcomer, Sealing]:
+    def _newcomer(self, seen: DeadLetter) -> Newcomer:
         old = self._opened(seen)
-        task = self._task(seen, old)
-        sealing = Sealing(self._settings, task, self.commitment)
+        self._sealing = Sealing(self._settings, self._task(seen, old), self.commitment)
         args = old.args if self._wish.args is None else tuple(self._wish.args)
         kwargs = old.kwargs if self._wish.kwargs is None else dict(self._wish.kwargs)
-        (fresh,) = sealing.seal([(args, kwargs)], old.options)
+        (fresh,) = self._sealing.seal([(args, kwargs)], old.options)
         is_same_call = self._wish.args is None and self._wish.kwargs is None
         claim = fresh.claim
         if claim is None and is_same_call:
@@ -222,7 +254,7 @@ class _Requeue:
         )
         result = replace(fresh.result, id=str(job_id))
         claim = claim and claim._replace(on_conflict="keep")
-        return Newcomer(package, message, result, claim), sealing
+        return Newcomer(package, message, result, claim)
 
     def _opened(self, seen: DeadLetter) -> Package:
         """Open the package. If it is unreadable, new arguments replace it."""
@@ -245,34 +277,56 @@ class _Requeue:
         return task.using(**changes)
 
     def _send(
-        self, seen: DeadLetter, newcomer: Newcomer, sealing: Sealing
-    ) -> tuple[LetterAnswer, Result[Any]]:
-        if newcomer.claim is not None:
-            UniqueKey.objects.using(self._alias).release(newcomer.claim.key_id, seen.job_id)
-        (result,), self._neglected = Newcomers(sealing, [newcomer]).store()
-        job_id = UUID(result.id)
-        requeues = Requeue.objects.using(self._alias)
-        note = Requeue(
-            job_id=job_id,
-            identity=seen.identity,
-            from_job_id=seen.job_id,
-            kind=Requeue.By.SUCCESSOR if result.was_duplicate else self._wish.kind,
-            by=stored_text(self._wish.by, 150),
-            because=stored_text(self._wish.because, 255),
-        )
-        if result.was_duplicate:
-            requeues.bulk_create([note], ignore_conflicts=True)
-            sentence = f"the newer job {job_id} has its key"
-            return LetterAnswer(self._id, LetterFate.NEWER, job_id, sentence), result
-        requeues.filter(pk=job_id).delete()  # the enqueue recorded it as a successor
-        requeues.bulk_create([note])
-        Note.objects.using(self._alias).hand_on(seen.job_id, job_id)
-        self._queues = {newcomer.message.queue} | pass_on(self._alias, seen.job_id, job_id)
+        self, newcomers: Sequence[tuple[DeadLetter, Newcomer]]
+    ) -> tuple[dict[UUID, LetterAnswer], list[Result[Any]]]:
+        """Enqueue the jobs and record them. Return the answers, and the results of new jobs."""
+        keyed = [(one.claim.key_id, seen.job_id) for seen, one in newcomers if one.claim]
+        for key_id, job_id in sorted(keyed):
+            UniqueKey.objects.using(self._alias).release(key_id, job_id)
+        # All keep existing jobs, so none is sealed again: any sealing serves for all.
+        stored, self._neglected = Newcomers(self._sealing, [one for _, one in newcomers]).store()
+        ends = [(letter, result) for (letter, _), result in zip(newcomers, stored, strict=True)]
+        self._note(ends)
+        answers, jobs = {}, {}
+        for seen, result in ends:
+            job_id = UUID(result.id)
+            if result.was_duplicate:
+                sentence = f"the newer job {job_id} has its key"
+                answers[seen.pk] = LetterAnswer(seen.pk, LetterFate.NEWER, job_id, sentence)
+            else:
+                answers[seen.pk] = LetterAnswer(seen.pk, LetterFate.REQUEUED, job_id)
+                jobs[seen.job_id] = job_id
+        if not jobs:
+            return answers, []
+        Note.objects.using(self._alias).hand_on(jobs)
+        self._queues = {one.message.queue for seen, one in newcomers if seen.job_id in jobs}
+        self._queues |= pass_on(self._alias, jobs)
         wish = self._wish
-        if not self._letters.note_requeue(seen, job_id, wish.by, wish.because):
+        requeued = [seen for seen, _ in newcomers if seen.job_id in jobs]
+        if not self._letters.note_requeues(requeued, jobs, wish.by, wish.because):
             raise _Changed
-        reopen(self._alias, seen.job_id, job_id)
-        return LetterAnswer(self._id, LetterFate.REQUEUED, job_id), result
+        reopen(self._alias, jobs)
+        return answers, [result for result in stored if not result.was_duplicate]
+
+    def _note(self, ends: Sequence[tuple[DeadLetter, Result[Any]]]) -> None:
+        """Store a row for each requeue, or for the newer job that has the key of the dead
+        letter."""
+        requeues = Requeue.objects.using(self._alias)
+        newer: list[Requeue] = []
+        sent: list[Requeue] = []
+        for seen, result in ends:
+            note = Requeue(
+                job_id=UUID(result.id),
+                identity=seen.identity,
+                from_job_id=seen.job_id,
+                kind=Requeue.By.SUCCESSOR if result.was_duplicate else self._wish.kind,
+                by=stored_text(self._wish.by, 150),
+                because=stored_text(self._wish.because, 255),
+            )
+            (newer if result.was_duplicate else sent).append(note)
+        requeues.bulk_create(newer, ignore_conflicts=True)
+        requeues.filter(pk__in=[one.pk for one in sent]).delete()  # successors, for the enqueue
+        requeues.bulk_create(sent)
 
     def _commit(self) -> None:
         self.commitment.is_made = True
@@ -333,7 +387,7 @@ def _take_back(
         return LetterAnswer(
             seen.pk, LetterFate.NOT_REQUEUED, None, "no unfinished job continues it"
         )
-    told = f"requeued, and undone{f' by {by}' if by else ''}"
+    told = f"{UNDONE}{f' by {by}' if by else ''}"
     reason = stored_text(f"{told}: {because}" if because else told, 255)
     with transaction_for(alias, [job_id]):
         halts = halts_of(alias, job_id)
@@ -426,6 +480,8 @@ def run_again(settings: Settings, job_id: UUID) -> Again:
     if package.options.receives or package.options.about:
         because = "What it was given came from another step of its workflow: retry that."
         return Again(None, because)
+    if package.options.each:
+        return Again(None, "It makes several calls of a map: enqueue the map again.")
     try:
         task = task_of(package) if package.options.via else find_task(job.task)
     except UnknownTask as error:

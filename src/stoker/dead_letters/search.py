@@ -17,6 +17,7 @@ from stoker.models.cluster import LONGEST_HOST
 from stoker.models.dead_letter import CLOSED, UNCLOSED, DeadLetter
 from stoker.models.requeue import Requeue
 from stoker.setting_values import checked_limit
+from stoker.store.counting import Number, counts_of
 from stoker.store.statements import with_keys
 from stoker.values.marks import key_of, mark_of
 from stoker.values.text import stored_text
@@ -28,6 +29,8 @@ SEARCHED = (*TEXTS, "task")
 LONGEST_TEXT = 10_000
 LOOKED_AT = 10_000
 """Maximum number of dead letters that a page searches if its filters have no index."""
+COUNTED_AMONG = 20_000
+"""Maximum number of dead letters that are counted if the filters have no index."""
 READ = 1_000
 """Number of dead letters that a page reads to find a text, if the filters have no index."""
 WALKED = MOST_OPENED
@@ -167,13 +170,7 @@ class Search:
         one. The key is None if no older dead letters remain."""
         wanted, order = self._wanted, ("-failed_at", "-pk")
         rows = DeadLetter.objects.using(self._alias).filter(_condition(replace(wanted, text="")))
-        indexed = Filter(
-            task=wanted.task,
-            failed_after=wanted.failed_after,
-            failed_before=wanted.failed_before,
-            state="all",
-        )
-        every = DeadLetter.objects.using(self._alias).filter(_condition(indexed))
+        every = DeadLetter.objects.using(self._alias).filter(_condition(self._indexed))
         if after is not None:
             failed_at, pk = key_of(after, KEY)
             beyond = Q(failed_at__lt=failed_at) | Q(failed_at=failed_at, pk__lt=pk)
@@ -220,20 +217,53 @@ class Search:
             The id of each dead letter with the mark after it; and the mark of the next page, or
             None at the end.
         """
-        rows = DeadLetter.objects.using(self._alias)
-        rows = rows.filter(_condition(replace(self._wanted, text=""))).order_by("failed_at", "pk")
-        if after:
-            failed_at, pk = key_of(after, KEY)
-            later = Q(failed_at__gt=failed_at) | Q(failed_at=failed_at, pk__gt=pk)
-            rows = rows.filter(later, failed_at__gte=failed_at)
+        rows, edge = self._later(after, LOOKED_AT)
         keys = list(rows.values_list("failed_at", "pk")[:WALKED])
-        found = keys
+        found, last = keys, keys[-1] if len(keys) == WALKED else edge
         if self._wanted.text:
             some = with_keys(DeadLetter.objects.using(self._alias), [key[1] for key in keys])
             matching = set(self._matching(some, WALKED)[0])
             found = [key for key in keys if key[1] in matching]
-        return [(key[1], mark_of(key)) for key in found], (
-            mark_of(keys[-1]) if len(keys) == WALKED else None
+        return [(key[1], mark_of(key)) for key in found], mark_of(last) if last else None
+
+    def count(self, limit: int) -> Number | None:
+        """Count the dead letters that ``onward`` finds, up to ``limit``, among the oldest
+        ``COUNTED_AMONG``. Return None if the filter has a text: only ``onward`` finds them."""
+        if self._wanted.text:
+            return None
+        rows, edge = self._later("", COUNTED_AMONG)
+        (number,) = counts_of([rows], limit)
+        return Number(number.number, is_exact=number.is_exact and edge is None)
+
+    def _later(self, after: str, looked_at: int) -> tuple[QuerySet[DeadLetter], Key | None]:
+        """Examine the next ``looked_at`` dead letters, oldest first. Return the matching ones and
+        the key of the last one examined. The key is None if no newer dead letters remain."""
+        wanted, order = self._wanted, ("failed_at", "pk")
+        rows = DeadLetter.objects.using(self._alias).order_by(*order)
+        every = rows.filter(_condition(self._indexed))
+        rows = rows.filter(_condition(replace(wanted, text="")))
+        if after:
+            failed_at, pk = key_of(after, KEY)
+            later = Q(failed_at__gt=failed_at) | Q(failed_at=failed_at, pk__gt=pk)
+            later &= Q(failed_at__gte=failed_at)
+            rows, every = rows.filter(later), every.filter(later)
+        if not any(getattr(wanted, name) for name in WITHOUT_INDEX):
+            return rows, None
+        edge = every.values_list("failed_at", "pk")[looked_at - 1 : looked_at].first()
+        if edge is None:
+            return rows, None
+        within = Q(failed_at__lt=edge[0]) | Q(failed_at=edge[0], pk__lte=edge[1])
+        return rows.filter(within, failed_at__lte=edge[0]), edge
+
+    @property
+    def _indexed(self) -> Filter:
+        """Return the part of the filter that an index answers."""
+        wanted = self._wanted
+        return Filter(
+            task=wanted.task,
+            failed_after=wanted.failed_after,
+            failed_before=wanted.failed_before,
+            state="all",
         )
 
     def stats(self, groups: int) -> Stats:

@@ -12,6 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from django.utils.crypto import salted_hmac
+
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption, PackageError, UnknownTask
@@ -28,7 +30,9 @@ from stoker.store.statements import deciding
 from stoker.store.transactions import after_commit
 from stoker.store.waiting import Held
 from stoker.store.written import MICROSECONDS, database_now_us, microseconds
+from stoker.tasks.arguments import changed_call, restored
 from stoker.tasks.registry import task_of
+from stoker.values import codec
 
 from .package import Package, sealer_for
 from .sealing import refuse_wrong_arguments
@@ -53,6 +57,10 @@ class Change:
     """A moment, ``AT_ONCE`` or ``AS_IT_IS``."""
     args: Sequence[Any] | None = None
     kwargs: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any] | None = None
+    """New values by the name of the argument, which may contain old ones; see ``changed_call``."""
+    only_over: str = ""
+    """Digest of the arguments that may be replaced; "" = any."""
 
     def check(self, settings: Settings) -> None:
         """Raise ValueError if these changes can be applied to no job."""
@@ -79,6 +87,10 @@ class Changed:
     """The previous queue."""
     priority: int = 0
     """The previous priority."""
+    package: bytes = b""
+    """The previous package."""
+    digest: str = ""
+    """Digest of the new arguments, for ``Change.only_over``."""
 
 
 def is_held(run_after: datetime | None) -> bool:
@@ -136,13 +148,14 @@ def _decide(
     for job_id, one in held.items():
         due = due_us.get(job_id)
         try:
-            new = _new_job(settings, jobs[job_id], needs[job_id], due, wanted)
+            new, digest = _new_job(settings, jobs[job_id], needs[job_id], due, wanted)
         except (ValueError, TypeError, PackageError, UnknownTask, InvalidTaskOption) as error:
             outcome[job_id] = Changed(job_id, str(error).strip().partition("\n")[0])
             continue
         before = None if due is None else datetime.fromtimestamp(due / MICROSECONDS, UTC)
+        job = jobs[job_id]
         outcome[job_id] = Changed(
-            job_id, due=before, queue=jobs[job_id].queue, priority=jobs[job_id].priority
+            job_id, "", before, job.queue, job.priority, bytes(job.package), digest
         )
         replacements.append((one, new))
     return outcome, replacements
@@ -171,21 +184,25 @@ def _new_job(
     needs: Sequence[StatedNeed],
     due_us: int | None,
     wanted: Change,
-) -> Message:
-    """Return the changed job as the message to store.
+) -> tuple[Message, str]:
+    """Return the changed job as the message to store, and the digest of its arguments.
 
     Raises:
         PackageError: its package cannot be opened.
-        ValueError, TypeError, UnknownTask: the task does not accept the new arguments.
+        ValueError, TypeError, UnknownTask: the task does not accept the new arguments, or the
+            present arguments may not be replaced.
     """
     sealer = sealer_for(settings)
     old = sealer.open(bytes(job.package))
+    if wanted.only_over and wanted.only_over != _digest_of(old):
+        raise ValueError("its arguments have been changed again since that edit")
+    args, kwargs = _call(settings, old, wanted)
     package = replace(
         old,
         queue=job.queue if wanted.queue is None else wanted.queue,
         priority=job.priority if wanted.priority is None else wanted.priority,
-        args=old.args if wanted.args is None else tuple(wanted.args),
-        kwargs=old.kwargs if wanted.kwargs is None else dict(wanted.kwargs),
+        args=args,
+        kwargs=kwargs,
     )
     own: Sequence[NewNeed] = [
         NewNeed(*(getattr(need, name) for name in NewNeed._fields)) for need in needs
@@ -197,7 +214,7 @@ def _new_job(
         run_after = None
     elif isinstance(wanted.run_after, datetime):
         run_after = wanted.run_after.timestamp()
-    return Message(
+    message = Message(
         job_id=job.pk,
         task=job.task,
         queue=package.queue,
@@ -207,6 +224,30 @@ def _new_job(
         run_after=run_after,
         needs=own,
     )
+    is_edited = any(one is not None for one in (wanted.args, wanted.kwargs, wanted.arguments))
+    return message, _digest_of(package) if is_edited else ""
+
+
+def _digest_of(package: Package) -> str:
+    """Return a digest of the arguments; "" = they are pickled, and no text determines them. It
+    depends on SECRET_KEY, so that nobody can guess a short hidden value from a stored digest."""
+    try:
+        written = codec.write(codec.encode([list(package.args), package.kwargs]))
+    except codec.NotEncodable:
+        return ""
+    return salted_hmac("stoker.jobs.change", written, algorithm="sha256").hexdigest()
+
+
+def _call(
+    settings: Settings, old: Package, wanted: Change
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the new arguments. Hidden values that an operator did not see stay as they are."""
+    if wanted.arguments is not None:
+        task = task_of(old)
+        return changed_call(task, old.args, old.kwargs, wanted.arguments, settings.redact)
+    args = old.args if wanted.args is None else restored(tuple(wanted.args), old.args)
+    kwargs = old.kwargs if wanted.kwargs is None else restored(dict(wanted.kwargs), old.kwargs)
+    return args, kwargs
 
 
 def _needs_of_edited(old: Package, package: Package, own: Sequence[NewNeed]) -> Sequence[NewNeed]:

@@ -13,7 +13,7 @@ Resolved and discarded rows are closed. If the logical job fails again, a closed
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from uuid import UUID
 
 from django.db import models
@@ -21,6 +21,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from stoker.store.engines import engine_of
+from stoker.store.statements import lock_by_key, with_keys
 from stoker.store.written import DatabaseNow, database_now_us
 from stoker.values.text import stored_text
 
@@ -61,18 +62,30 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         """Return the open and requeued dead letters."""
         return self.filter(state__in=UNCLOSED)
 
-    def note_requeue(self, seen: DeadLetter, job_id: UUID, by: str, because: str) -> bool:
-        """Record the requeue as that job. Return False if the row has changed since it was read."""
-        changed = self._as_seen(seen).update(
+    def note_requeues(
+        self, seen: Collection[DeadLetter], jobs: Mapping[UUID, UUID], by: str, because: str
+    ) -> bool:
+        """Record the requeues of dead letters. Return False, and record nothing, if one of them has
+        changed since it was read.
+
+        Args:
+            jobs: failed job -> its new job.
+        """
+        read = {one.pk: [getattr(one, name) for name in SEEN] for one in seen}
+        locked = lock_by_key(self, read, "pk", *SEEN)
+        if read != {row.pk: [getattr(row, name) for name in SEEN] for row in locked}:
+            return False
+        with_keys(self, read).update(
             state=DeadLetter.State.REQUEUED,
-            successor_id=job_id,
             requeued_count=F("requeued_count") + 1,
             last_requeued_at=Now(),
             last_requeued_by=stored_text(by, 150),
             last_requeued_because=stored_text(because, 255),
             requeue_due_us=None,
         )
-        return bool(changed)
+        successors = [DeadLetter(pk=one.pk, successor_id=jobs[one.job_id]) for one in seen]
+        self.bulk_update(successors, ["successor_id"])
+        return True
 
     def close(self, seen: DeadLetter, state: str, by: str, because: str) -> bool:
         """Close the dead letter. Return False if the row has changed since it was read."""
@@ -119,13 +132,11 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         return due.order_by("requeue_due_us")
 
     def _as_seen(self, seen: DeadLetter) -> DeadLetterQuerySet:
-        return self.filter(
-            pk=seen.pk,
-            state=seen.state,
-            job_id=seen.job_id,
-            attempts=seen.attempts,
-            successor_id=seen.successor_id,
-        )
+        return self.filter(pk=seen.pk, **{name: getattr(seen, name) for name in SEEN})
+
+
+SEEN = ("state", "job_id", "attempts", "successor_id")
+"""The fields that are as they were read if nothing has happened to a dead letter."""
 
 
 class DeadLetterState(models.TextChoices):

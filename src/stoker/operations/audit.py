@@ -64,6 +64,7 @@ class AuditFilter:
             condition &= Q(operation=self.operation)
         if self.text:
             by_target = Q(filters__target__icontains=self.text)
+            by_target |= Q(filters__workflow__icontains=self.text)
             condition &= by_target | Q(because__icontains=self.text)
         return condition
 

@@ -11,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -20,16 +21,25 @@ from stoker.models import BulkItem, BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import new_job_id, parse_job_id
 from stoker.values.text import first_line_of
+from stoker.workflows.control import why_not
 
-from . import dead_letters, jobs, waiting_jobs
-from .bulk_walk import BY_NAME, State, count, go_on, rows_of_bulk
+from . import dead_letters, jobs, steps, waiting_jobs
+from .arguments import template_of
+from .bulk_walk import BY_NAME, State, count, go_on, hidden_names, rows_of_bulk
 from .operation import Done, Operation, Operator
 from .wording import plural
 
-UNDOABLE = (*waiting_jobs.IN_BULK, dead_letters.REQUEUE)
+UNDOABLE = (*waiting_jobs.OPERATIONS, dead_letters.REQUEUE, steps.RETRY)
 MOST_IDS = 1_000
 AT_ONCE_SECONDS = 0.5
 """For how long the request that starts a bulk operation processes it."""
+LONG_SECONDS = 3600.0
+
+UNDONE = {
+    dead_letters.REQUEUE.name: "requeues undone",
+    steps.RETRY.name: "retries undone",
+}
+"""Operation -> the words for an undone one."""
 
 # -- start, find ----------------------------------------------------------------------------------
 
@@ -49,12 +59,15 @@ def start(
     Raises:
         ValueError: a filter or option is missing or wrong.
     """
-    row = _new(operator, operation, filters, options or {})
+    row = preview(operator, operation, filters, options)
+    _store(operator, operation, row)
+    return row
+
+
+def _store(operator: Operator, operation: Operation, row: BulkOperation) -> None:
     with explained(operator.settings.database):
-        row.matched, row.is_counted = count(operator.settings, row)
         row.save(using=operator.settings.database, force_insert=True)
     operation.log(operator, f"{plural(row.matched, 'target')} in bulk {row.pk}", Done("Started."))
-    return row
 
 
 def preview(
@@ -77,17 +90,19 @@ def _new(
     if operation.name not in BY_NAME:
         raise ValueError(f"{operation.name} is no operation on many.")
     ids = filters.get("ids")
-    if ids is not None:
+    if operation is steps.RETRY or "workflow" in filters:
+        given = _of_workflow(operator, operation, filters)
+    elif ids is not None:
         if not 0 < len(ids) <= MOST_IDS or not all(parse_job_id(one) for one in ids):
             raise ValueError(f"Choose between 1 and {MOST_IDS:,} of them.")
-        given: dict[str, Any] = {"ids": [str(parse_job_id(one)) for one in ids]}
+        given = {"ids": [str(parse_job_id(one)) for one in ids]}
     else:
         given = _absolute({name: str(value) for name, value in filters.items() if value})
-    if operation in waiting_jobs.IN_BULK:
+    arguments = template_of(options.get("arguments"))
+    options = {**options, "arguments": arguments}
+    if operation in waiting_jobs.OPERATIONS:
         waiting_jobs.change_of(operation, options).check(operator.settings)
-    if not isinstance(options.get("arguments") or {}, Mapping):
-        raise ValueError("Write the new arguments as a JSON object.")
-    return BulkOperation(
+    row = BulkOperation(
         pk=new_job_id(),
         backend=operator.alias,
         operation=operation.name,
@@ -97,6 +112,28 @@ def _new(
         because=operator.because,
         started_at=timezone.now(),
     )
+    if hidden := hidden_names(operator.settings, row):  # they would be stored and shown
+        raise ValueError(
+            f"The argument {hidden[0]} has hidden values: it cannot be changed in bulk."
+        )
+    return row
+
+
+def _of_workflow(
+    operator: Operator, operation: Operation, filters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the filter for the steps to retry in a workflow."""
+    workflow_id = parse_job_id(str(filters.get("workflow", "")))
+    if operation is not steps.RETRY or workflow_id is None or len(filters) > 1:
+        raise ValueError(
+            f"{steps.RETRY.name} needs the filter workflow, and no other operation or filter "
+            "goes with it."
+        )
+    with explained(operator.settings.database):
+        refusal = why_not(operator.settings.database, workflow_id)
+    if refusal:
+        raise ValueError(refusal)
+    return {"workflow": str(workflow_id)}
 
 
 def _absolute(filters: dict[str, str]) -> dict[str, str]:
@@ -112,7 +149,7 @@ def find(settings: Settings, limit: int, after: str = "") -> tuple[list[BulkOper
     Raises:
         ValueError: ``after`` is not the mark of a page.
     """
-    rows = rows_of_bulk(settings)
+    rows = rows_of_bulk(settings).filter(filters__target__isnull=True)
     if after:
         last = parse_job_id(after)
         if last is None:
@@ -123,22 +160,25 @@ def find(settings: Settings, limit: int, after: str = "") -> tuple[list[BulkOper
 
 
 def get(settings: Settings, bulk_id: UUID | str) -> BulkOperation:
-    """Return one bulk operation.
+    """Return a bulk operation, or an operation on one target that keeps what its undo needs.
 
     Raises:
         BulkOperationNotFound: no bulk operation has this id, or it was deleted.
     """
     wanted = parse_job_id(str(bulk_id))
     row = rows_of_bulk(settings).filter(pk=wanted).first() if wanted is not None else None
-    if row is None:
+    if row is None or ("target" in row.filters and not _items_of(settings, row).exists()):
         raise BulkOperationNotFound(f"There is no bulk operation {str(bulk_id)!r} (any more).")
     return row
 
 
 def refusals_of(settings: Settings, row: BulkOperation, limit: int) -> list[BulkItem]:
     """Return the first targets that were not changed."""
-    items = BulkItem.objects.using(settings.database).filter(bulk_id=row.pk)
-    return list(items.exclude(refusal="").order_by("pk")[:limit])
+    return list(_items_of(settings, row).exclude(refusal="").order_by("pk")[:limit])
+
+
+def _items_of(settings: Settings, row: BulkOperation) -> QuerySet[BulkItem]:
+    return BulkItem.objects.using(settings.database).filter(bulk_id=row.pk)
 
 
 def can_undo(settings: Settings, row: BulkOperation) -> bool:
@@ -153,9 +193,12 @@ def can_undo(settings: Settings, row: BulkOperation) -> bool:
 def sum_up(settings: Settings, row: BulkOperation) -> Done:
     """Return the progress of a bulk operation as one sentence."""
     operation = BY_NAME[row.operation]
+    if row.undoes is not None and row.state == State.DONE and (row.done, row.refused) == (0, 1):
+        (only,) = refusals_of(settings, row, 1)
+        return Done(f"Nothing was undone: {only.refusal.rstrip('.')}.", is_good=False, value=row)
     done = f"{operation.things} {operation.done}"
     if row.undoes is not None:
-        done = "requeues undone" if operation is dead_letters.REQUEUE else "jobs put back"
+        done = UNDONE.get(operation.name, "jobs put back")
     if row.state == State.DONE:
         sentence = f"{row.done:,} of {row.done + row.refused:,} {done}."
     else:
@@ -175,17 +218,33 @@ def perform(
     operation: Operation,
     filters: Mapping[str, Any],
     options: Mapping[str, Any] | None = None,
+    *,
+    least: int = 0,
 ) -> Done:
     """Store a bulk operation, and process it for a moment. A small one is done then.
+
+    Args:
+        least: refuse it if it has fewer targets.
 
     Returns:
         The progress of the bulk operation, with its row as ``value`` and the arguments of its undo.
     """
     try:
-        row = start(operator, operation, filters, options)
+        row = preview(operator, operation, filters, options)
     except ValueError as error:
         return Done(first_line_of(error), is_good=False)
+    if row.is_counted and row.matched < least:
+        return Done(f"There are no such {operation.things}.", is_good=False)
+    _store(operator, operation, row)
     return _first_part(operator, row)
+
+
+def finish(operator: Operator, row: BulkOperation) -> BulkOperation:
+    """Process a bulk operation until it is done or paused. Return its row."""
+    while row.state == State.RUNNING:
+        go_on(operator.settings, LONG_SECONDS, only=row.pk)
+        row = get(operator.settings, row.pk)
+    return row
 
 
 def undo_at_once(operator: Operator, bulk_id: str) -> Done:
@@ -196,8 +255,13 @@ def undo_at_once(operator: Operator, bulk_id: str) -> Done:
 
 def _first_part(operator: Operator, row: BulkOperation) -> Done:
     settings = operator.settings
-    go_on(settings, AT_ONCE_SECONDS, only=row.pk)
+    # The last batch goes over the time, and one of a retry takes a fraction of a second.
+    seconds = AT_ONCE_SECONDS / (2 if row.operation == steps.RETRY.name else 1)
+    go_on(settings, seconds, only=row.pk)
     row = get(settings, row.pk)
+    if row.state == State.RUNNING and row.is_counted and row.done + row.refused >= row.matched:
+        go_on(settings, 0.0, only=row.pk)  # no time was left to see that there are no more
+        row = get(settings, row.pk)
     return replace(
         sum_up(settings, row), undo={"bulk": str(row.pk)} if can_undo(settings, row) else {}
     )

@@ -6,11 +6,13 @@ processed twice.
 
 from __future__ import annotations
 
+import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -22,31 +24,35 @@ from django.utils import timezone
 
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
+from stoker.dead_letters.requeueing import Wish
 from stoker.dead_letters.search import Filter, Search
-from stoker.exceptions import BrokerUnavailable, StokerError
+from stoker.exceptions import BrokerUnavailable, StokerError, UnknownTask
 from stoker.inspect.jobs import JobSearch
-from stoker.jobs.change import AT_ONCE, Change, change
+from stoker.jobs.change import change
 from stoker.jobs.package import sealer_for
-from stoker.models import BulkItem, BulkOperation, DeadLetter, Job
+from stoker.models import BulkItem, BulkOperation, DeadLetter, Job, Step, Workflow
+from stoker.store.counting import Number
 from stoker.store.engines.sessions import explained
-from stoker.store.statements import deciding
+from stoker.store.statements import deciding, with_keys
 from stoker.store.transactions import is_conflict
-from stoker.tasks.arguments import changed_call, shown_arguments
+from stoker.tasks.arguments import HIDDEN, changed_call, names_hidden, shown_arguments
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.marks import project_moment
 from stoker.values.text import first_line_of, stored_text
+from stoker.workflows import control
 
-from . import dead_letters, jobs, waiting_jobs
+from . import dead_letters, jobs, steps, waiting_jobs
 from .details import opened_call
 from .operation import NOT_FOUND, Done, Operation, Operator
 
 State = BulkOperation.State
-ON_JOBS = (*waiting_jobs.IN_BULK, jobs.CANCEL)
+ON_JOBS = (*waiting_jobs.OPERATIONS, jobs.CANCEL)
 ON_LETTERS = (dead_letters.REQUEUE, dead_letters.DISCARD)
-BY_NAME: Mapping[str, Operation] = {one.name: one for one in (*ON_JOBS, *ON_LETTERS)}
+BY_NAME: Mapping[str, Operation] = {one.name: one for one in (*ON_JOBS, *ON_LETTERS, steps.RETRY)}
 SOME_IDS = 1_000
 COUNTED = 10_000
-COUNT_SECONDS = 0.3
+COUNTED_READS = 2
+"""How many times targets are read to count them, if the database cannot count them."""
 TRIES = 10
 RETRY_SECONDS = 0.05
 KEPT = timedelta(days=90)
@@ -54,7 +60,7 @@ FORGOTTEN_AT_ONCE = 1_000
 
 
 class Target(NamedTuple):
-    """A job or dead letter."""
+    """A job, dead letter or step."""
 
     id: UUID
     cursor: str
@@ -71,22 +77,33 @@ class TargetOutcome(NamedTuple):
 
 
 def rows_of_bulk(settings: Settings) -> QuerySet[BulkOperation]:
-    """Return the backend's bulk operations, without unknown ones from newer versions."""
-    rows = BulkOperation.objects.using(settings.database).filter(filters__target__isnull=True)
+    """Return the backend's operations, without unknown ones from newer versions."""
+    rows = BulkOperation.objects.using(settings.database)
     return rows.filter(backend=settings.alias, operation__in=BY_NAME)
 
 
 def count(settings: Settings, row: BulkOperation) -> tuple[int, bool]:
     """Return the number of targets, and whether that is the number of all targets."""
-    until, number, cursor = time.monotonic() + COUNT_SECONDS, 0, ""
-    while True:
+    counted = _counted(settings, row)
+    if counted is not None:
+        return counted.number, counted.is_exact
+    number, cursor = 0, ""
+    for _ in range(COUNTED_READS):
         found, rest = _next(settings, row, cursor)
         number += len(found)
         if rest is None:
             return number, True
-        if number >= COUNTED or time.monotonic() >= until:
-            return number, False
         cursor = rest
+    return number, False
+
+
+def _counted(settings: Settings, row: BulkOperation) -> Number | None:
+    """Return the number of targets as the database counts it, or None if they have to be read."""
+    if row.undoes is not None or "ids" in row.filters or BY_NAME[row.operation] is steps.RETRY:
+        return None
+    if BY_NAME[row.operation] in ON_JOBS:
+        return JobSearch(settings, jobs.filter_of(row.filters)).count(COUNTED, before=row.pk)
+    return _letters(settings, row).count(COUNTED)
 
 
 class PreviewRow(NamedTuple):
@@ -102,30 +119,60 @@ class PreviewRow(NamedTuple):
 
 
 def samples_of(
-    settings: Settings, row: BulkOperation, options: Mapping[str, Any], limit: int, *, reveal: bool
+    settings: Settings, row: BulkOperation, limit: int, *, reveal: bool
 ) -> list[PreviewRow]:
     """Return the first targets with their arguments."""
     found, _ = _next(settings, row, "")
     ids = [one.id for one in found[:limit]]
-    is_letter = BY_NAME[row.operation].target == "letter"
-    table: Any = DeadLetter if is_letter else Job
-    rows = table.objects.using(settings.database).in_bulk(ids)
-    samples = []
+    if BY_NAME[row.operation] is steps.RETRY:
+        of_steps = Step.objects.using(settings.database).filter(pk__in=ids)
+        ids = [one for one in of_steps.order_by("pk").values_list("job_id", flat=True) if one]
+    rows = _table_of(settings, row).in_bulk(ids)
+    samples, changes = [], row.options.get("arguments")
     for one in (rows[pk] for pk in ids if pk in rows):
         call = opened_call(settings, bytes(one.package), reveal=reveal)
         line = "" if call is None else call.label or call.line
-        after = _after(settings, one, options["arguments"]) if options.get("arguments") else ""
+        after = _after(settings, one, changes) if changes else ""
         samples.append(PreviewRow(one.pk, one.task, line, after))
     return samples
 
 
-def _after(settings: Settings, letter: DeadLetter, changes: Mapping[str, Any]) -> str:
+def _after(settings: Settings, row: DeadLetter | Job, changes: Mapping[str, Any]) -> str:
     try:
-        changed = _changed(settings, letter, changes)
-        task = find_task(letter.task)
+        changed = _changed(settings, row, changes)
+        task = find_task(row.task)
     except (StokerError, ValueError, TypeError) as error:
         return first_line_of(error)
     return shown_arguments(task, **changed, secrets=settings.redact).line
+
+
+def hidden_names(
+    settings: Settings, row: BulkOperation, ids: Sequence[UUID] | None = None
+) -> list[str]:
+    """Return the new arguments in the operation's options that ``REDACT`` or the tasks of targets
+    hide.
+
+    Args:
+        ids: the targets; None = the first ones of the operation.
+    """
+    arguments = row.options.get("arguments") or {}
+    hidden = set(names_hidden(None, arguments, settings.redact))
+    if not arguments or hidden:
+        return sorted(hidden)
+    if ids is None:
+        ids = [one.id for one in _next(settings, row, "")[0]]
+    targets = with_keys(_table_of(settings, row), ids)
+    for path in targets.order_by().values_list("task", flat=True).distinct():
+        with suppress(UnknownTask):
+            hidden.update(names_hidden(find_task(path), arguments, settings.redact))
+    return sorted(hidden)
+
+
+def _table_of(settings: Settings, row: BulkOperation) -> QuerySet[Any]:
+    """Return the dead letters, or else the jobs, of an operation."""
+    table: Any = DeadLetter if BY_NAME[row.operation].target == "letter" else Job
+    rows: QuerySet[Any] = table.objects.using(settings.database)
+    return rows
 
 
 # -- go on ----------------------------------------------------------------------------------------
@@ -160,7 +207,11 @@ def go_on(
 def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[], None]) -> int:
     """Process the targets of one bulk operation. Return the number of batches."""
     found, rest = _next(settings, row, row.cursor)
-    size = waiting_jobs.AT_A_TIME if BY_NAME[row.operation] in waiting_jobs.IN_BULK else 1
+    if hidden := hidden_names(settings, row, [one.id for one in found]):  # keep them no longer
+        row.options["arguments"] |= dict.fromkeys(hidden, HIDDEN)
+        rows = BulkOperation.objects.using(settings.database).filter(pk=row.pk)
+        rows.update(options=row.options)
+    size = _batch_size(row)
     batches = 0
     for first in range(0, len(found), size):
         if batches and time.monotonic() >= until:
@@ -185,6 +236,13 @@ def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[
     return batches
 
 
+def _batch_size(row: BulkOperation) -> int:
+    """Return how many targets are changed in one transaction."""
+    if BY_NAME[row.operation] is steps.RETRY and row.undoes is None:
+        return control.AT_A_TIME
+    return waiting_jobs.AT_A_TIME if BY_NAME[row.operation] in waiting_jobs.OPERATIONS else 1
+
+
 def _rows(settings: Settings, row: BulkOperation) -> Any:
     """Return a query for the row, which finds nothing if the operation was paused or its cursor
     was moved."""
@@ -205,15 +263,23 @@ def _next(settings: Settings, row: BulkOperation, cursor: str) -> tuple[list[Tar
         ids, first = row.filters["ids"], int(cursor or 0)
         rest = enumerate(ids[first:], first + 1)
         return [Target(UUID(one), str(place)) for place, one in rest], None
+    if BY_NAME[row.operation] is steps.RETRY:
+        alias, workflow_id = settings.database, UUID(row.filters["workflow"])
+        steps_found, edge = control.steps_to_retry(alias, workflow_id, cursor, row.started_at)
+        return [Target(*one) for one in steps_found], edge
     if BY_NAME[row.operation] in ON_JOBS:
         search = JobSearch(settings, jobs.filter_of(row.filters))
         found, edge = search.onward(cursor, before=row.pk)
         return [Target(*one) for one in found], edge
+    found, edge = _letters(settings, row).onward(cursor)
+    return [Target(*one) for one in found], edge
+
+
+def _letters(settings: Settings, row: BulkOperation) -> Search:
     wanted = Filter(**{**dead_letters.filters_of(row.filters), "state": DeadLetter.State.OPEN})
     # A job that failed again after its requeue is not requeued a second time.
     before = min(wanted.failed_before or row.started_at, row.started_at)
-    found, edge = Search(settings, replace(wanted, failed_before=before)).onward(cursor)
-    return [Target(*one) for one in found], edge
+    return Search(settings, replace(wanted, failed_before=before))
 
 
 def _process(settings: Settings, row: BulkOperation, batch: Sequence[Target]) -> bool:
@@ -230,7 +296,7 @@ def _process(settings: Settings, row: BulkOperation, batch: Sequence[Target]) ->
             if len(batch) > 1:
                 return all(_process(settings, row, [one]) for one in batch)
             refusal = TargetOutcome(f"{type(error).__name__}: {first_line_of(error)}")
-            return _commit(settings, row, batch, partial(_refuse, refusal))
+            return _commit(settings, row, batch, partial(_refuse_all, refusal))
     raise AssertionError("the loop returns or raises")
 
 
@@ -267,7 +333,7 @@ def _commit(
     return True
 
 
-def _refuse(refusal: TargetOutcome, batch: Sequence[Target]) -> list[TargetOutcome]:
+def _refuse_all(refusal: TargetOutcome, batch: Sequence[Any]) -> list[TargetOutcome]:
     return [refusal for _ in batch]
 
 
@@ -277,27 +343,40 @@ def _act(settings: Settings, row: BulkOperation, batch: Sequence[Target]) -> lis
     ids = [one.id for one in batch]
     if row.undoes is not None:
         return _undo(operator, operation, row.undoes, ids)
-    if operation in waiting_jobs.IN_BULK:
+    if operation is steps.RETRY:
+        return _retry(settings, row, ids)
+    if operation in waiting_jobs.OPERATIONS:
         wanted = waiting_jobs.change_of(operation, row.options)
         return [
-            TargetOutcome(
-                one.refusal,
-                {
-                    "run_after": one.due.isoformat() if one.due else AT_ONCE,
-                    "queue": one.queue,
-                    "priority": one.priority,
-                },
-            )
+            TargetOutcome(one.refusal, waiting_jobs.before_of(operation, one))
             for one in change(settings, ids, wanted)
         ]
     return [_perform(operator, operation, one, row.options) for one in ids]
 
 
+def _retry(settings: Settings, row: BulkOperation, ids: Sequence[UUID]) -> list[TargetOutcome]:
+    alias, workflow_id = settings.database, UUID(row.filters["workflow"])
+    state = Workflow.State.CANCELLED
+    is_cancelled = Workflow.objects.using(alias).filter(pk=workflow_id, state=state).exists()
+    begun = BulkOperation.objects.using(alias).filter(pk=row.pk, done__gt=0)
+    if is_cancelled and begun.exists():  # it was running again since the first batch
+        return _refuse_all(TargetOutcome("its workflow was cancelled meanwhile"), ids)
+    wish = Wish(row.by, row.because)
+    outcomes, _ = control.retry_together(settings, workflow_id, ids, wish)
+    return [
+        TargetOutcome(one.refusal, {"job": str(one.job_id)} if one.job_id else {})
+        for one in outcomes
+    ]
+
+
 def _perform(
-    operator: Operator, operation: Operation, target: UUID, options: Mapping[str, Any]
+    operator: Operator,
+    operation: Operation,
+    target: UUID,
+    options: Mapping[str, Any],
+    **given: Any,
 ) -> TargetOutcome:
     try:
-        given: dict[str, Any] = {}
         if options.get("arguments"):
             letter = DeadLetter.objects.using(operator.settings.database).get(pk=target)
             given = _changed(operator.settings, letter, options["arguments"])
@@ -312,13 +391,17 @@ def _perform(
     )
 
 
-def _changed(settings: Settings, letter: DeadLetter, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a dead letter after the replacements.
+def _changed(
+    settings: Settings, row: DeadLetter | Job, changes: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments of a dead letter or job after the replacements.
 
     Raises:
         ValueError, PackageError, UnknownTask: the arguments cannot be replaced.
     """
-    package = sealer_for(settings).open(bytes(letter.package))
+    package = sealer_for(settings).open(bytes(row.package))
+    if package.options.receives or package.options.each:
+        raise ValueError("Its arguments come from the step before it, or are calls of a map.")
     task = task_of(package)
     args, kwargs = changed_call(task, package.args, package.kwargs, changes, settings.redact)
     return {"args": args, "kwargs": kwargs}
@@ -331,13 +414,17 @@ def _undo(
     before = dict(items.filter(target__in=ids).values_list("target", "before"))
     if operation is dead_letters.REQUEUE:
         return [_undo_requeue(operator, one, before[one]) for one in ids]
-    alike: dict[Change, list[UUID]] = {}
+    if operation is steps.RETRY:
+        return [_undo_retry(operator, one, before[one]) for one in ids]
+    alike: dict[str, list[UUID]] = {}
     for one in ids:
-        alike.setdefault(_back(operation, before[one]), []).append(one)
+        alike.setdefault(json.dumps(before[one], sort_keys=True), []).append(one)
     changed = {
         outcome.job_id: TargetOutcome(outcome.refusal)
-        for wanted, some in alike.items()
-        for outcome in change(operator.settings, some, wanted)
+        for some in alike.values()
+        for outcome in change(
+            operator.settings, some, waiting_jobs.back_of(operator.settings, before[some[0]])
+        )
     }
     return [changed[one] for one in ids]
 
@@ -349,14 +436,14 @@ def _undo_requeue(operator: Operator, letter_id: UUID, before: Mapping[str, Any]
     return _perform(operator, dead_letters.UNDO, letter_id, {})
 
 
-def _back(operation: Operation, before: Mapping[str, Any]) -> Change:
-    """Return the change that undoes the operation on one job."""
-    if operation is waiting_jobs.MOVE:
-        return Change(queue=before["queue"])
-    if operation is waiting_jobs.PRIORITISE:
-        return Change(priority=before["priority"])
-    due = before["run_after"]
-    return Change(run_after=due if due == AT_ONCE else datetime.fromisoformat(due))
+def _undo_retry(operator: Operator, step_id: UUID, before: Mapping[str, Any]) -> TargetOutcome:
+    if "job" not in before:
+        return TargetOutcome("it had no dead letter: cancel its job instead")
+    of_step = Step.objects.using(operator.settings.database).filter(pk=step_id)
+    workflow_id = of_step.filter(job_id=UUID(before["job"])).values_list("workflow_id", flat=True)
+    if (found := workflow_id.first()) is None:
+        return TargetOutcome("it was retried again")
+    return _perform(operator, steps.UNDO, step_id, {}, workflow=str(found))
 
 
 def forget_old(settings: Settings) -> int:

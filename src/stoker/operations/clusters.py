@@ -25,6 +25,7 @@ from stoker.inspect.stats import clusters as known_clusters
 from stoker.models import Cluster
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
+from stoker.values.durations import in_words
 from stoker.values.ids import parse_job_id
 
 from .operation import Done, Operation, Operator
@@ -147,10 +148,10 @@ def recycle(cluster_id: UUID | str, worker: int | None = None, *, backend: str =
             is stopping or of an older version.
     """
     cluster, database = _changeable(cluster_id, backend), settings_for(backend).database
-    names = [one.name for one in cluster.workers if worker in (None, one.number) and one.name]
+    wanted = [one for one in cluster.workers if worker in (None, one.number) and one.name]
+    names = [one.name for one in wanted if one.is_recycled or not one.is_leaving]
     if not names:
-        number = "no workers now" if worker is None else f"no worker {worker}"
-        raise ValueError(f"This cluster has {number}.")
+        raise ValueError(_no_worker(cluster, worker))
     with explained(database):
         if not Cluster.objects.using(database).recycle(UUID(cluster.id), names):
             raise ValueError(
@@ -194,6 +195,21 @@ def _changeable(cluster_id: UUID | str, backend: str) -> ClusterState:
     if cluster.state == Cluster.State.STOPPING or cluster.request == Cluster.Request.STOP:
         raise ValueError("This cluster is stopping, so it starts no more workers.")
     return cluster
+
+
+def _no_worker(cluster: ClusterState, worker: int | None) -> str:
+    """Return why no worker can be recycled, and what to do."""
+    if any(worker in (None, one.number) for one in cluster.workers):
+        which = "All its workers are" if worker is None else f"Worker {worker} is"
+        return f"{which} leaving already: running jobs end first."
+    heartbeat = f"Its last heartbeat, {in_words(cluster.silent_seconds)} ago, names"
+    if not cluster.workers:
+        return (
+            f"This cluster has no workers to recycle yet. {heartbeat} none, as just after a start. "
+            "Try again after the next heartbeat."
+        )
+    numbers = ", ".join(str(one.number) for one in cluster.workers)
+    return f"This cluster has no worker {worker}. {heartbeat} {numbers}."
 
 
 def _ask(cluster_id: UUID | str, request: Cluster.Request, backend: str) -> bool:

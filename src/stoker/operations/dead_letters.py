@@ -4,6 +4,7 @@ discard."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from stoker.values.marks import moment_from
 
 from .details import LARGEST_IN_LISTS_BYTES, Fact, given, opened_call
 from .operation import Done, Operation, Operator
-from .wording import exactly, first_line, plural
+from .wording import duration, exactly, first_line, plural
 
 LETTER = (
     "id", "state", "task", "queue", "priority", "key", "reason", "exception_class", "message",
@@ -156,6 +157,26 @@ def _discard(operator: Operator, letter_id: str | UUID) -> Done:
     return _answered(Answer(letter.pk, Fate.CLOSED, None, f"it is {letter.state}"))
 
 
+def _purge(
+    operator: Operator, _found: str, *, older_than: timedelta, state: str, limit: int
+) -> Done:
+    bulk = dead_letters.purge(older_than, state=state, limit=limit, backend=operator.alias)
+    return Done(f"{bulk.done:,} dead letters purged.", count=bulk.done, value=bulk)
+
+
+def purge(
+    operator: Operator, older_than: timedelta, *, state: str, limit: int, dry_run: bool
+) -> Bulk:
+    """Delete old dead letters for good, and record how many. The arguments are those of
+    ``dead_letters.purge``."""
+    terms: Any = {"older_than": older_than, "state": state, "limit": limit}
+    if dry_run:
+        return dead_letters.purge(**terms, dry_run=True, backend=operator.alias)
+    found = f"state={state}, older than {duration(older_than.total_seconds())}"
+    bulk: Bulk = PURGE.perform(operator, found, **terms).value
+    return bulk
+
+
 def _answered(answer: Answer) -> Done:
     letter_id = str(answer.dead_letter_id)
     if answer.fate is Fate.REQUEUED:
@@ -202,7 +223,15 @@ DISCARD = Operation(
     things="dead letters",
     done="discarded",
 )
-OPERATIONS = (REQUEUE, UNDO, DISCARD)
+PURGE = Operation(
+    "purge",
+    "letter",
+    "stoker.purge_deadletter",
+    _purge,
+    things="dead letters",
+    done="purged",
+)
+OPERATIONS = (REQUEUE, UNDO, DISCARD, PURGE)
 
 
 def bulk_of(answers: Sequence[Answer]) -> Bulk:

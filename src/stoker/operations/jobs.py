@@ -110,7 +110,7 @@ def others_of_id(settings: Settings, text: str) -> tuple[UUID | None, UUID | Non
     if wanted is None:
         return None, None
     letters = DeadLetter.objects.using(settings.database)
-    workflows = Workflow.objects.using(settings.database)
+    workflows = Workflow.objects.using(settings.database).filter(backend=settings.alias)
     by_id = letters.filter(Q(pk=wanted) | Q(job_id=wanted)).values_list("pk", flat=True)
     return by_id.first(), workflows.filter(pk=wanted).values_list("pk", flat=True).first()
 

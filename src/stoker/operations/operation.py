@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import UUID
 
 from django.db import transaction
 from django.utils import timezone
@@ -28,7 +29,7 @@ from stoker.exceptions import (
     StokerError,
     WorkflowNotFound,
 )
-from stoker.models import BulkOperation
+from stoker.models import BulkItem, BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import new_job_id
 from stoker.values.text import first_line_of
@@ -97,6 +98,8 @@ class Done:
     """The return value of the function that the operation called."""
     count: int = 1
     """Number of changed targets."""
+    before: Mapping[str, Any] = field(default_factory=dict)
+    """The previous values of a changed job, which are stored for the undo."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +155,17 @@ class Operation:
 
     def perform(self, operator: Operator, name: Any, **options: Any) -> Done:
         """Perform the operation and record it."""
-        done = self.act(operator, name, **options)
-        self.record(operator, str(name), done)
-        return done
+        return self.record(operator, str(name), self.act(operator, name, **options))
 
-    def record(self, operator: Operator, target: str, done: Done) -> None:
-        """Log the operation. If it changed something, also store a row for the audit page."""
+    def record(self, operator: Operator, target: str, done: Done) -> Done:
+        """Log the operation, and return its answer.
+
+        If the operation changed something, store a row for the audit page and the previous values
+        for the undo, and add the arguments of the undo to the answer.
+        """
         self.log(operator, target, done)
         if not (done.is_good and done.count):
-            return
+            return done
         row = BulkOperation(
             pk=new_job_id(),
             backend=operator.alias,
@@ -178,8 +183,14 @@ class Operation:
         try:
             with explained(alias), transaction.atomic(using=alias):
                 row.save(using=alias, force_insert=True)
+                if done.before:
+                    BulkItem.objects.using(alias).create(
+                        bulk_id=row.pk, target=UUID(target), before=done.before
+                    )
         except StokerError as error:  # it is done, and the log has it
             logger.warning("%s %s was not recorded: %s", self.name, target, error)
+            return done
+        return replace(done, undo={"bulk": str(row.pk)}) if done.before else done
 
     def log(self, operator: Operator, target: str, done: Done) -> None:
         """Log the user, the operation, the target and the reason."""

@@ -11,6 +11,7 @@ from django.http import HttpRequest
 from django.urls import NoReverseMatch, reverse
 
 from stoker.conf import Settings
+from stoker.values.text import stored_text
 
 from .operation import LONGEST_NAME, LONGEST_REASON, Operator
 
@@ -54,7 +55,7 @@ class RequestContext(ABC):
     def operator(self) -> Operator:
         """Return the user as an operator, with the reason from the form."""
         by = str(self.request.user.get_username())[:LONGEST_NAME]
-        because = self.request.POST.get("because", "").strip()[:LONGEST_REASON]
+        because = stored_text(self.request.POST.get("because", "").strip(), LONGEST_REASON)
         return Operator(self.settings, by, because)
 
     def may(self, permission: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from datetime import datetime
 
+from django.db.models import Q
+
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
 from stoker.models import Schedule, Tick
@@ -30,12 +32,12 @@ def page_of(
 
     Args:
         after: The last name of the previous page.
-        text: A part of the name.
+        text: A part of the name or of the task.
     """
     with explained(settings.database):
         rows = schedules.find(backend=settings.alias).defer("package").filter(name__gt=after)
         if text:
-            rows = rows.filter(name__contains=text)
+            rows = rows.filter(Q(name__icontains=text) | Q(task__icontains=text))
         found = list(rows.order_by("name")[: limit + 1])
     return found[:limit], found[limit - 1].name if len(found) > limit else None
 
@@ -137,6 +139,16 @@ def _delete(operator: Operator, name: str) -> Done:
     return Done(f"The schedule {name} is deleted.")
 
 
+def _add(operator: Operator, name: str, *, task: str, when: Scheduled) -> Done:
+    row = schedules.create(name, task, when, backend=operator.alias)
+    return Done(f"The schedule {name} is added.", value=row)
+
+
+def _change(operator: Operator, name: str, *, task: str, when: Scheduled) -> Done:
+    row = schedules.update(name, task=task, when=when, backend=operator.alias)
+    return Done(f"The schedule {name} is changed.", value=row)
+
+
 RUN = Operation("run", "schedule", "stoker.run_schedule", _run, label="Run now")
 PAUSE = Operation(
     "pause",
@@ -155,4 +167,6 @@ DELETE = Operation(
     question="Delete the schedule {name} and its history? The jobs that it enqueued stay.",
     is_grave=True,
 )
-OPERATIONS = (RUN, PAUSE, RESUME, DELETE)
+ADD = Operation("add", "schedule", "stoker.add_schedule", _add)
+CHANGE = Operation("change", "schedule", "stoker.change_schedule", _change, label="Edit")
+OPERATIONS = (RUN, PAUSE, RESUME, DELETE, ADD, CHANGE)

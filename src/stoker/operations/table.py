@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from . import bulk, clusters, dead_letters, guards, jobs, queues, schedules, waiting_jobs, workflows
+from . import (
+    bulk,
+    clusters,
+    dead_letters,
+    guards,
+    jobs,
+    queues,
+    schedules,
+    steps,
+    waiting_jobs,
+    workflows,
+)
 
 OPERATIONS = {
     operation.name: operation
@@ -14,6 +25,7 @@ OPERATIONS = {
         dead_letters,
         schedules,
         workflows,
+        steps,
         clusters,
         bulk,
     )

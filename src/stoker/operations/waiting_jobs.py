@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from django.utils import timezone
 
-from stoker.jobs.change import AT_ONCE, HELD_UNTIL, Change, Changed, change
+from stoker.conf import Settings
+from stoker.jobs.change import AS_IT_IS, AT_ONCE, HELD_UNTIL, Change, Changed, change
+from stoker.jobs.package import sealer_for
 from stoker.values.marks import moment_from
 
+from .arguments import template_of
+from .details import LARGEST_IN_LISTS_BYTES
 from .jobs import job_id_of
 from .operation import Done, Operation, Operator
 from .wording import exactly
@@ -43,78 +48,111 @@ def change_of(operation: Operation, options: Mapping[str, Any]) -> Change:
     if operation is MOVE:
         return Change(queue=str(options.get("queue", "")).strip())
     if operation is EDIT:
-        return Change(args=options.get("args"), kwargs=options.get("kwargs"))
+        return _edit_of(**{name: options.get(name) for name in ("args", "kwargs", "arguments")})
     try:
         return Change(priority=int(options.get("priority", "")))
     except ValueError:
         raise ValueError("Write a priority between -100 and 100.") from None
 
 
-def _act(operation: Operation, operator: Operator, job_id: str, options: Any) -> Changed | Done:
+def _edit_of(args: Any, kwargs: Any, arguments: Any) -> Change:
+    changes = template_of(arguments)
+    if args is None and kwargs is None and changes is None:
+        raise ValueError("No new arguments are given.")
+    return Change(args=args, kwargs=kwargs, arguments=changes)
+
+
+def before_of(operation: Operation, outcome: Changed) -> dict[str, Any]:
+    """Return the previous values of a job for ``back_of``; empty = the previous arguments are too
+    large to keep."""
+    if operation is EDIT:
+        is_kept = 0 < len(outcome.package) <= LARGEST_IN_LISTS_BYTES
+        if not is_kept:
+            return {}
+        return {"package": b64encode(outcome.package).decode(), "after": outcome.digest}
+    if operation is MOVE:
+        return {"queue": outcome.queue}
+    if operation is PRIORITISE:
+        return {"priority": outcome.priority}
+    return {"run_after": outcome.due.isoformat() if outcome.due else AT_ONCE}
+
+
+def back_of(settings: Settings, before: Mapping[str, Any]) -> Change:
+    """Return the change that undoes an operation on one job.
+
+    Raises:
+        ValueError: the previous values were not kept.
+        PackageError: the previous package cannot be opened.
+    """
+    if "package" in before:
+        package = sealer_for(settings).open(b64decode(before["package"]))
+        return Change(args=package.args, kwargs=package.kwargs, only_over=before.get("after", ""))
+    if not before:
+        raise ValueError("its previous arguments were too large to keep")
+    due = before.get("run_after", AS_IT_IS)
+    return Change(
+        queue=before.get("queue"),
+        priority=before.get("priority"),
+        run_after=due if due in (AT_ONCE, AS_IT_IS) else datetime.fromisoformat(due),
+    )
+
+
+def _act(
+    operation: Operation, operator: Operator, job_id: str, sentence: str, **options: Any
+) -> Done:
     wanted = change_of(operation, options)
     (outcome,) = change(operator.settings, [job_id_of(job_id)], wanted)
     if outcome.refusal:
         because = outcome.refusal.rstrip(".")
         return Done(f"The job was not changed: {because}.", is_good=False)
-    return outcome
-
-
-def _undo(job_id: str, outcome: Changed) -> dict[str, str]:
-    """Return the form data that restore the job's previous time."""
-    return {"job": job_id, "run_after": outcome.due.isoformat() if outcome.due else ""}
+    is_unchanged = operation is RUN_NOW and outcome.due is None
+    return Done(sentence, before={} if is_unchanged else before_of(operation, outcome))
 
 
 def _run_now(operator: Operator, job_id: str) -> Done:
-    outcome = _act(RUN_NOW, operator, job_id, {})
-    if isinstance(outcome, Done):
-        return outcome
-    undo = _undo(job_id, outcome) if outcome.due else {}
-    return Done("The job starts as soon as a worker is free.", undo=undo)
+    return _act(RUN_NOW, operator, job_id, "The job starts as soon as a worker is free.")
 
 
 def _hold(operator: Operator, job_id: str) -> Done:
-    outcome = _act(HOLD, operator, job_id, {})
-    if isinstance(outcome, Done):
-        return outcome
     sentence = "The job is held: it does not start until it is run or rescheduled."
-    return Done(sentence, undo=_undo(job_id, outcome))
+    return _act(HOLD, operator, job_id, sentence)
 
 
 def _reschedule(operator: Operator, job_id: str, *, run_after: str = "") -> Done:
-    outcome = _act(RESCHEDULE, operator, job_id, {"run_after": run_after})
-    if isinstance(outcome, Done):
-        return outcome
     moment = moment_of(run_after)
-    when = exactly(moment) if isinstance(moment, datetime) else "as soon as a worker is free"
-    return Done(f"The job starts at {when}." if moment != AT_ONCE else f"The job starts {when}.")
+    when = (
+        f"at {exactly(moment)}" if isinstance(moment, datetime) else "as soon as a worker is free"
+    )
+    return _act(RESCHEDULE, operator, job_id, f"The job starts {when}.", run_after=run_after)
 
 
 def _prioritise(operator: Operator, job_id: str, *, priority: str = "") -> Done:
-    outcome = _act(PRIORITISE, operator, job_id, {"priority": priority})
-    return outcome if isinstance(outcome, Done) else Done(f"The job has the priority {priority}.")
+    sentence = f"The job has the priority {priority}."
+    return _act(PRIORITISE, operator, job_id, sentence, priority=priority)
 
 
 def _move(operator: Operator, job_id: str, *, queue: str = "") -> Done:
-    outcome = _act(MOVE, operator, job_id, {"queue": queue})
-    return outcome if isinstance(outcome, Done) else Done(f"The job is in the queue {queue}.")
+    return _act(MOVE, operator, job_id, f"The job is in the queue {queue}.", queue=queue)
 
 
-def _edit(operator: Operator, job_id: str, *, args: Any = None, kwargs: Any = None) -> Done:
-    """Replace the arguments of a waiting job; None = keep the positional or keyword arguments."""
-    outcome = _act(EDIT, operator, job_id, {"args": args, "kwargs": kwargs})
-    return outcome if isinstance(outcome, Done) else Done("The job has the new arguments.")
+def _edit(
+    operator: Operator, job_id: str, *, args: Any = None, kwargs: Any = None, arguments: Any = None
+) -> Done:
+    """Replace the arguments of a waiting job; None = keep the positional or keyword arguments.
+    ``arguments`` are new values by name instead."""
+    given = {"args": args, "kwargs": kwargs, "arguments": arguments}
+    return _act(EDIT, operator, job_id, "The job has the new arguments.", **given)
 
 
 RUN_NOW = Operation(
-    "run", "job", PERMISSION, _run_now, label="Run now", undo="reschedule", things="jobs",
-    done="due now",
+    "run", "job", PERMISSION, _run_now, label="Run now", undo="run", things="jobs", done="due now"
 )  # fmt: skip
 RESCHEDULE = Operation(
     "reschedule", "job", PERMISSION, _reschedule, undo="reschedule", things="jobs",
     done="rescheduled", takes=("run_after",),
 )  # fmt: skip
 HOLD = Operation(
-    "hold", "job", PERMISSION, _hold, undo="reschedule", things="jobs", done="held"
+    "hold", "job", PERMISSION, _hold, undo="hold", things="jobs", done="held"
 )  # fmt: skip
 PRIORITISE = Operation(
     "prioritise", "job", PERMISSION, _prioritise, label="Set priority", undo="prioritise",
@@ -124,8 +162,8 @@ MOVE = Operation(
     "move", "job", PERMISSION, _move, undo="move", things="jobs", done="moved", takes=("queue",)
 )  # fmt: skip
 EDIT = Operation(
-    "edit", "job", PERMISSION, _edit, label="Edit arguments", things="jobs", done="edited",
-    takes=("args", "kwargs"),
+    "edit", "job", PERMISSION, _edit, label="Edit arguments", undo="edit", things="jobs",
+    done="given other arguments", takes=("arguments",),
 )  # fmt: skip
-IN_BULK = (RUN_NOW, RESCHEDULE, HOLD, PRIORITISE, MOVE)
-OPERATIONS = (*IN_BULK, EDIT)
+OPERATIONS = (RUN_NOW, RESCHEDULE, HOLD, PRIORITISE, MOVE, EDIT)
+"""All of them can be performed on many jobs, too, and be undone."""

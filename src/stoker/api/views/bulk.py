@@ -40,12 +40,14 @@ class BulkFilters(Body):
     reason: Annotated[str, Field(max_length=20)] = ""
     """For dead letters, like `fingerprint`."""
     fingerprint: Annotated[str, Field(max_length=64)] = ""
+    workflow: UUID | None = None
+    """For `retry-step`: the workflow whose failed steps are retried. It is the only filter then."""
 
     def given(self) -> dict[str, str]:
         """Return the filters as the parameters of a list's query string."""
         texts = {name: getattr(self, name) for name in type(self).model_fields}
         moments = {name: texts[name] and texts[name].isoformat() for name in ("since", "until")}
-        return {name: text for name, text in {**texts, **moments}.items() if text}
+        return {name: str(text) for name, text in {**texts, **moments}.items() if text}
 
 
 class BulkRequest(ReasonBody):
@@ -64,7 +66,8 @@ class BulkRequest(ReasonBody):
     run_after: Annotated[str, Field(max_length=50)] = ""
     """For `reschedule-job`: a moment, or a duration such as `2h`."""
     arguments: dict[str, Any] | None = None
-    """For `requeue-letter`: new values by name. `"{order_id}"` stands for an old argument."""
+    """For `requeue-letter` and `edit-job`: new values by name. `"{order_id}"` stands for an old
+    argument."""
     dry_run: Annotated[bool, Strict] = False
     """Only count the targets; change nothing."""
 

@@ -22,12 +22,21 @@ from stoker.api.filters import (
     refuse_beyond_cap,
 )
 from stoker.api.problems import CallRefused
-from stoker.api.shapes import AnswerShape, BulkShape, LetterPageShape, StoryShape
+from stoker.api.shapes import (
+    AnswerShape,
+    BulkShape,
+    LetterPageShape,
+    LetterRowShape,
+    LetterShape,
+    StoryShape,
+)
 from stoker.api.values import Backend, cursor_of, mark_of, plain, settings_of
 from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.service import Answer, Bulk, Stats
-from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO, record_many
+from stoker.models import DeadLetter
+from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO, call_in_list, purge, record_many
 from stoker.operations.details import opened_call
+from stoker.tasks.arguments import ShownCall
 
 routes = Routes(tags=["dead letters"])
 
@@ -39,12 +48,24 @@ def list_dead_letters(
     request: HttpRequest, wanted: Query[LetterPageQuery], backend: Backend = None
 ) -> Any:
     """List a page of dead letters, the newest first."""
-    alias, after = settings_of(backend).alias, mark_of(wanted.after)
+    settings, after = settings_of(backend), mark_of(wanted.after)
+    filters = wanted.given()
     try:
-        page = dead_letters.find(limit=wanted.limit, after=after, backend=alias, **wanted.given())
+        page = dead_letters.find(limit=wanted.limit, after=after, backend=settings.alias, **filters)
     except ValueError as error:  # the cursor is that of another list
         raise CallRefused(422, f"after: {error}.") from error
-    return {"letters": page.letters, "next": cursor_of(page.next), "is_cut": page.is_cut}
+    reveal = may_reveal(request)
+    rows = [_row_shape(one, call_in_list(settings, one, reveal=reveal)) for one in page.letters]
+    return {"letters": rows, "next": cursor_of(page.next), "is_cut": page.is_cut}
+
+
+def _row_shape(letter: DeadLetter, call: ShownCall | None) -> LetterRowShape:
+    return LetterRowShape(
+        **{name: getattr(letter, name) for name in LetterShape.model_fields},
+        label="" if call is None else call.label,
+        args=None if call is None else plain(call.args),
+        kwargs=None if call is None else plain(call.kwargs),
+    )
 
 
 @routes.show("/dead-letters/stats", "stoker.view_deadletter", Stats)
@@ -97,12 +118,12 @@ def discard_dead_letters(
 def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = None) -> BulkShape:
     """Delete dead letters and their history. Requeued dead letters are kept."""
     refuse_beyond_cap(body.limit)
-    bulk = dead_letters.purge(
+    bulk = purge(
+        operator_of(request, backend, body.because),
         timedelta(seconds=body.older_than_seconds),
         state=body.state,
         limit=body.limit,
         dry_run=body.dry_run,
-        backend=settings_of(backend).alias,
     )
     return _bulk(bulk, body.dry_run)
 

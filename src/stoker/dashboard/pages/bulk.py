@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
@@ -10,24 +9,35 @@ from uuid import UUID
 from django.http import HttpResponse, HttpResponseRedirect
 
 from stoker.dashboard.context import DashboardContext
-from stoker.dashboard.views import PageContent, PageRefused, enclosed, page, perform_on_target
+from stoker.dashboard.views import (
+    PageContent,
+    PageRefused,
+    enclosed,
+    page,
+    perform_on_target,
+    require,
+)
 from stoker.models import BulkOperation
-from stoker.operations import bulk, bulk_walk
+from stoker.operations import bulk, bulk_walk, steps
 from stoker.operations.dead_letters import REQUEUE
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import CANCEL
 from stoker.operations.operation import Done, Operation
+from stoker.operations.waiting_jobs import EDIT
 from stoker.store.engines.sessions import explained
 
 ON_A_PAGE = 30
 REFUSALS = 50
 SAMPLES = 5
-KINDS = {"job": bulk_walk.ON_JOBS, "letter": bulk_walk.ON_LETTERS}
-ANY = {"job": CANCEL, "letter": REQUEUE}
+KINDS = {"job": bulk_walk.ON_JOBS, "letter": bulk_walk.ON_LETTERS, "step": (steps.RETRY,)}
+ANY = {"job": CANCEL, "letter": REQUEUE, "step": steps.RETRY}
 """Kind of target -> an operation without options, which is used to find the targets."""
-VIEW = {"job": "stoker.view_job", "letter": "stoker.view_deadletter"}
+EDITS = {"job": EDIT, "letter": REQUEUE, "step": None}
+"""Kind of target -> the operation that changes arguments."""
+VIEW = {"job": "stoker.view_job", "letter": "stoker.view_deadletter", "step": "stoker.view_job"}
+LISTS = {"job": "jobs", "letter": "dead-letters", "step": "workflows"}
 FILTERS = (
-    "state", "q", "task", "queue", "node", "since", "until", "fingerprint", "reason",
+    "state", "q", "task", "queue", "node", "since", "until", "fingerprint", "reason", "workflow",
 )  # fmt: skip
 
 
@@ -73,24 +83,24 @@ def show_new(visit: DashboardContext) -> PageContent:
     text = given.get("arguments", "")
     with explained(visit.database):
         try:
-            options = _options(REQUEUE, given)
-            row = bulk.preview(visit.operator, ANY[kind], filters)
+            operation = (EDITS[kind] if text.strip() else None) or ANY[kind]
+            row = bulk.preview(visit.operator, operation, filters, {"arguments": text})
             samples = []
             if visit.may(VIEW[kind]):
                 samples = bulk_walk.samples_of(
-                    visit.settings, row, options, SAMPLES, reveal=visit.may(REVEAL)
+                    visit.settings, row, SAMPLES, reveal=visit.may(REVEAL)
                 )
         except ValueError as error:
             raise PageRefused(400, str(error)) from None
     context = {
         "row": row,
         "kind": kind,
-        "operations": may,
-        "requeue": REQUEUE if REQUEUE in may else None,
+        "operations": [one for one in may if one is not EDIT or text.strip()],
+        "edits": EDITS[kind] if EDITS[kind] in may else None,
         "filters": filters.items(),
         "samples": samples,
         "arguments": text,
-        "back": visit.at("jobs" if kind == "job" else "dead-letters", **filters),
+        "back": visit.at(LISTS[kind], **filters),
     }
     return PageContent("new_bulk", context)
 
@@ -101,7 +111,7 @@ def _start(visit: DashboardContext) -> HttpResponse:
     operation = bulk_walk.BY_NAME.get(post.get("operation", ""))
     if operation is None:
         raise PageRefused(400, "The form names no operation.")
-    _require(visit, operation)
+    require(visit, operation.permission)
     try:
         done = bulk.perform(
             visit.operator,
@@ -123,7 +133,7 @@ def control(visit: DashboardContext, operation: Operation) -> Done:
     """Pause, resume, stop or undo a bulk operation. This also needs the permission for its
     operation."""
     row = bulk.get(visit.settings, visit.request.POST.get("bulk", ""))
-    _require(visit, bulk_walk.BY_NAME[row.operation])
+    require(visit, bulk_walk.BY_NAME[row.operation].permission)
     if operation is bulk.UNDO:
         return bulk.undo_at_once(visit.operator, str(row.pk))
     return perform_on_target(visit, operation)
@@ -132,7 +142,7 @@ def control(visit: DashboardContext, operation: Operation) -> Done:
 def undo_in_bulk(visit: DashboardContext, operation: Operation) -> Done:
     """Undo the bulk operation that the form names, if it has this kind of target."""
     row = bulk.get(visit.settings, visit.request.POST.get("bulk", ""))
-    _require(visit, bulk_walk.BY_NAME[row.operation])
+    require(visit, bulk_walk.BY_NAME[row.operation].permission)
     return bulk.undo_at_once(visit.operator, str(row.pk))
 
 
@@ -145,35 +155,21 @@ def all_address(visit: DashboardContext, kind: str, operations: Sequence[Operati
     return visit.at("new-bulk", kind=kind, **{name: given.get(name) for name in FILTERS})
 
 
-def _require(visit: DashboardContext, operation: Operation) -> None:
-    if not visit.may(operation.permission):
-        raise PageRefused(403, f"You need the permission {operation.permission!r} for this.")
-
-
 def _options(operation: Operation, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return the options in the form.
-
-    Raises:
-        ValueError: the new arguments are not a JSON object.
-    """
+    """Return the options in the form."""
     # The filter of the list is named queue, too.
     names = {one: "to" if one == "queue" else one for one in operation.takes}
-    options: dict[str, Any] = {one: given.get(name, "") for one, name in names.items()}
-    text = given.get("arguments", "").strip()
-    if text and operation is REQUEUE:
-        try:
-            options["arguments"] = json.loads(text)
-        except (ValueError, RecursionError):
-            options["arguments"] = None
-        if not isinstance(options["arguments"], dict):
-            raise ValueError("Write the new arguments as a JSON object.")
+    options = {one: given.get(name, "") for one, name in names.items()}
+    if operation is REQUEUE:
+        options["arguments"] = given.get("arguments", "")
     return options
 
 
 def _shown(row: BulkOperation) -> dict[str, Any]:
     operation = bulk_walk.BY_NAME[row.operation]
     most = max(row.matched, row.done + row.refused)
-    title = f"{operation.title}: {operation.things}"
+    verb = operation.word.capitalize() if operation is steps.RETRY else operation.title
+    title = f"{verb}: {operation.things}"
     return {
         "row": row,
         "title": f"Undo: {title}" if row.undoes else title,

@@ -24,9 +24,10 @@ from stoker.operations.dead_letters import (
 from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.jobs import others_of_id
 from stoker.operations.operation import LIMIT, Done, Operation
+from stoker.operations.tracebacks import fitting
 
-ON_A_PAGE = 30
-FAULTS = 20
+ON_A_PAGE = 20
+FAULTS = 12
 GROUPED = ("fingerprint", "task", "reason")
 STATES = (
     ("Needs attention", ""),
@@ -80,11 +81,15 @@ def show(visit: DashboardContext) -> PageContent:
 def show_one(visit: DashboardContext, letter_id: UUID) -> PageContent:
     """Return one dead letter, with the error of every attempt and all requeues."""
     story = dead_letters.get(letter_id, backend=visit.alias)
+    attempts = list(reversed(story.attempts))
+    shown = fitting([one.traceback for one in attempts])
+    shows_all = visit.request.GET.get("errors") == "all"
     context = {
         "letter": story.letter,
         "kind": kind_of(story.letter),
         "facts": facts_of(story.letter),
-        "attempts": list(reversed(story.attempts)),
+        "attempts": attempts,
+        "with_traceback": attempts if shows_all else attempts[:shown],
         "requeues": story.requeues,
         **call_of(
             opened_call(visit.settings, bytes(story.letter.package), reveal=visit.may(REVEAL))
@@ -111,14 +116,19 @@ def undo_requeues(visit: DashboardContext, operation: Operation) -> Done:
 
 def _fault(visit: DashboardContext, group: Any) -> dict[str, Any]:
     fault = {name: getattr(group, name) for name in GROUPED}
-    address = visit.at("dead-letters", **fault)
-    return {"is": group, "kind": kind_of(group), "address": address, "fields": fault.items()}
+    return {
+        "is": group,
+        "kind": kind_of(group),
+        "address": visit.at("dead-letters", **fault),
+        **{one.word: visit.at(one.name, **fault) for one in (REQUEUE, DISCARD)},
+    }
 
 
 def _fault_of(visit: DashboardContext) -> dict[str, Any]:
-    """Return the filters of the form. Raise PageRefused if there are none, so that a mistake cannot
-    change all dead letters."""
-    filters = {name: visit.request.POST.get(name, "")[:255] for name in GROUPED}
+    """Return the filters of the form or of its URL. Raise PageRefused if there are none, so that a
+    mistake cannot change all dead letters."""
+    given = {**visit.request.GET.dict(), **visit.request.POST.dict()}
+    filters = {name: given.get(name, "")[:255] for name in GROUPED}
     filters = {name: value for name, value in filters.items() if value}
     if not filters:
         raise PageRefused(400, "The form names no dead letter.")
