@@ -14,17 +14,18 @@ older numbers are stored in coarser steps (see ``finest_step``).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from django.db.models import Sum
+from django.db.models import Max, QuerySet, Sum
 
 from stoker.inspect.figures import (
     Backlog,
     Figures,
     Point,
     QueueFigures,
+    Summary,
     TaskFigures,
     Times,
     Total,
@@ -35,13 +36,14 @@ from stoker.store.engines.sessions import explained
 
 from .conf import Settings
 from .models import Sample, Tally
-from .models.metrics import COLUMNS, FINEST_SECONDS, FOLDS, SAMPLE_SECONDS, Sums, TallyRow
+from .models.metrics import FINEST_SECONDS, FOLDS, PEAKS, SAMPLE_SECONDS, Sums, summed
 
 __all__ = [
     "Backlog",
     "Figures",
     "Point",
     "QueueFigures",
+    "Summary",
     "TaskFigures",
     "Times",
     "Total",
@@ -50,6 +52,8 @@ __all__ = [
     "ended_lately",
     "finest_step",
     "history",
+    "names",
+    "summary",
     "totals",
 ]
 
@@ -76,27 +80,41 @@ def history(
     Raises:
         BrokerUnavailable, NotMigrated: the store cannot be read.
     """
+    return summary(settings, since, until, step_seconds, queue=queue, task=task).points
+
+
+def summary(
+    settings: Settings,
+    since: datetime,
+    until: datetime,
+    step_seconds: int,
+    *,
+    queue: str | None = None,
+    task: str | None = None,
+) -> Summary:
+    """Return the points of ``history`` and the figures of each task in the same time, read
+    once."""
     finest = finest_step(since)
     step = max(1, round(step_seconds / finest)) * finest
     begin = int(since.timestamp()) // step * step
     end = int(until.timestamp()) // step * step + step
-    sums: dict[int, Sums] = {}
-    backlogs: dict[int, list[Sample]] = {}
+    backlogs: dict[int, list[Any]] = {}
     with explained(settings.database):
-        for row in _tallies(settings, begin, end, queue, task):
-            sums.setdefault(row.start // step * step, Sums()).add_row(row)
+        sums = _sums(settings, begin, end, lambda start: start // step * step, queue, task)
         if task is None:
             for sample in _samples(settings, begin, end, queue):
                 backlogs.setdefault(sample.start // step * step, []).append(sample)
-    return tuple(
+    by_start = _rolled_up(sums, lambda place: place[0])
+    points = tuple(
         Point(
             start=datetime.fromtimestamp(start, UTC),
             seconds=step,
-            figures=figures_of(sums.get(start, Sums())),
+            figures=figures_of(by_start.get(start, Sums())),
             backlog=backlog_of(backlogs.get(start, ())),
         )
         for start in range(begin, end, step)
     )
+    return Summary(points, _tasks_of(sums))
 
 
 def by_task(settings: Settings, since: datetime, until: datetime) -> tuple[TaskFigures, ...]:
@@ -104,24 +122,37 @@ def by_task(settings: Settings, since: datetime, until: datetime) -> tuple[TaskF
 
     Raises: as ``history``.
     """
-    totals = _totals(settings, since, until, lambda row: row.task)
-    names = sorted(totals, key=lambda name: (-totals[name].run_seconds, name))
-    return tuple(TaskFigures(name, figures_of(totals[name])) for name in names)
+    with explained(settings.database):
+        return _tasks_of(_sums(settings, *_whole(since, until)))
 
 
 def by_queue(settings: Settings, since: datetime, until: datetime) -> tuple[QueueFigures, ...]:
     """Return the queues with attempts or waiting jobs in a period, by name. Raises: as
     ``history``."""
-    totals = _totals(settings, since, until, lambda row: row.queue)
-    samples: dict[str, list[Sample]] = {}
     with explained(settings.database):
         begin, end = _whole(since, until)
-        for sample in _samples(settings, begin // SAMPLE_SECONDS * SAMPLE_SECONDS, end):
-            samples.setdefault(sample.queue, []).append(sample)
+        totals = _rolled_up(_sums(settings, begin, end), lambda place: place[1])
+        samples = Sample.objects.using(settings.database)
+        samples = samples.between(begin // SAMPLE_SECONDS * SAMPLE_SECONDS, end).order_by()
+        peaks = samples.values_list("queue").annotate(*map(Max, PEAKS))
+        backlogs = {
+            name: Backlog(**dict(zip(PEAKS, numbers, strict=True))) for name, *numbers in peaks
+        }
     return tuple(
-        QueueFigures(name, figures_of(totals.get(name, Sums())), backlog_of(samples.get(name, ())))
-        for name in sorted({*totals, *samples})
+        QueueFigures(name, figures_of(totals.get(name, Sums())), backlogs.get(name))
+        for name in sorted({*totals, *backlogs})
     )
+
+
+def names(settings: Settings, since: datetime, until: datetime) -> tuple[set[str], set[str]]:
+    """Return the names of the tasks with attempts in a period, and of the queues with attempts or
+    waiting jobs. Raises: as ``history``."""
+    with explained(settings.database):
+        tallies = Tally.objects.using(settings.database).between(*_whole(since, until))
+        pairs = set(tallies.order_by().values_list("task", "queue").distinct())
+        samples = _samples(settings, *_whole(since, until)).order_by()
+        queues = set(samples.values_list("queue", flat=True).distinct())
+    return {task for task, _ in pairs}, queues | {queue for _, queue in pairs}
 
 
 def totals(settings: Settings) -> tuple[Total, ...]:
@@ -149,14 +180,41 @@ def finest_step(since: datetime) -> int:
     return max(steps, default=FINEST_SECONDS)
 
 
-def _totals(
-    settings: Settings, since: datetime, until: datetime, name_of: Callable[[TallyRow], str]
-) -> dict[str, Sums]:
-    totals: dict[str, Sums] = {}
-    with explained(settings.database):
-        for row in _tallies(settings, *_whole(since, until)):
-            totals.setdefault(name_of(row), Sums()).add_row(row)
+Place = tuple[int, str, str]
+"""The start of a step, a queue and a task."""
+
+
+def _sums(
+    settings: Settings,
+    begin: int,
+    end: float,
+    step_of: Callable[[int], int] = lambda start: 0,
+    queue: str | None = None,
+    task: str | None = None,
+) -> dict[Place, Sums]:
+    """Return the totals of each task in each queue and step."""
+    rows = Tally.objects.using(settings.database).between(begin, end)
+    if queue is not None:
+        rows = rows.filter(queue=queue)
+    if task is not None:
+        rows = rows.filter(task=task)
+    together: dict[Place, list[Any]] = {}
+    for row in rows.texts():
+        together.setdefault((step_of(row[0]), row[1], row[2]), []).append(row)
+    return {place: summed(found) for place, found in together.items()}
+
+
+def _rolled_up(sums: Mapping[Place, Sums], name_of: Callable[[Place], Any]) -> dict[Any, Sums]:
+    totals: dict[Any, Sums] = {}
+    for place, one in sums.items():
+        totals.setdefault(name_of(place), Sums()).add(one)
     return totals
+
+
+def _tasks_of(sums: Mapping[Place, Sums]) -> tuple[TaskFigures, ...]:
+    totals = _rolled_up(sums, lambda place: place[2])
+    names = sorted(totals, key=lambda name: (-totals[name].run_seconds, name))
+    return tuple(TaskFigures(name, figures_of(totals[name])) for name in names)
 
 
 def _whole(since: datetime, until: datetime) -> tuple[int, float]:
@@ -165,20 +223,10 @@ def _whole(since: datetime, until: datetime) -> tuple[int, float]:
     return int(since.timestamp()) // finest * finest, until.timestamp()
 
 
-def _tallies(
-    settings: Settings, begin: int, end: float, queue: str | None = None, task: str | None = None
-) -> Iterable[TallyRow]:
-    rows: Any = Tally.objects.using(settings.database).between(begin, end)
-    if queue is not None:
-        rows = rows.filter(queue=queue)
-    if task is not None:
-        rows = rows.filter(task=task)
-    found: Iterable[TallyRow] = rows.values_list(*COLUMNS, named=True).iterator(chunk_size=2000)
-    return found
-
-
 def _samples(
     settings: Settings, begin: int, end: float, queue: str | None = None
-) -> Iterable[Sample]:
+) -> QuerySet[Sample, Any]:
     rows = Sample.objects.using(settings.database).between(begin, end)
-    return rows if queue is None else rows.filter(queue=queue)
+    if queue is not None:
+        rows = rows.filter(queue=queue)
+    return rows.values_list("start", "queue", *PEAKS, named=True)  # instances take twice as long

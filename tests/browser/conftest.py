@@ -11,6 +11,7 @@ from django.contrib.auth.models import Permission, User
 from django.db import DEFAULT_DB_ALIAS, connection, connections
 from playwright.sync_api import BrowserContext
 
+from tests.app.models import Account
 from tests.browser import seeds
 from tests.browser.site import running_site
 from tests.browser.window import Window, chromium, open_browser
@@ -74,6 +75,13 @@ def cluster(shop: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pr
 def db(shop: None) -> None:
     """Replace pytest-django's fixture of this name: a test must not roll back or empty the
     database, which a cluster uses."""
+
+
+@pytest.fixture(autouse=True)
+def _undo_mend(db: None) -> Iterator[None]:
+    """Let the shop's bank be unreachable again, whatever the test has mended."""
+    yield
+    Account.objects.all().delete()
 
 
 @pytest.fixture

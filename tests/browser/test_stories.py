@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,18 +11,10 @@ from stoker import queues
 from stoker.jobs.states import JobState
 from stoker.models import Cluster, DeadLetter, Job
 
-from tests.app.models import Account
 from tests.browser.conftest import PASSWORD
 from tests.browser.site import WSGI, running_site
 from tests.browser.window import Window
 from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
-
-
-@pytest.fixture(autouse=True)
-def _undo_mend(db: None) -> Iterator[None]:
-    """Undo ``mend`` for the next test."""
-    yield
-    Account.objects.all().delete()
 
 
 def shop_tasks():  # type: ignore[no-untyped-def] # on the path only where these tests run
@@ -135,6 +126,25 @@ def test_rows_of_a_list_stay_until_the_new_ones_are_asked_for(
     expect(row).to_have_count(0)
     expect(page.locator("#newer")).to_be_hidden()
     assert len(keys_of_rows(alice)) == 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["/stoker/", "/stoker/jobs/", "/stoker/queues/"])
+def test_open_page_transfers_at_most_50_kb_in_half_a_minute(
+    alice: Window, cluster: ProcessCluster, path: str
+) -> None:
+    """Four jobs a second run meanwhile. The page is read whole once, before."""
+    page = alice.page
+    sizes: list[int] = []
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Network.enable")
+    devtools.on("Network.loadingFinished", lambda facts: sizes.append(facts["encodedDataLength"]))
+    alice.go(path)
+    sizes.clear()
+    for number in range(120):
+        shop_tasks().pack.enqueue(number, "rope")
+        page.wait_for_timeout(250)
+    assert 0 < sum(sizes) < 50_000
 
 
 def test_rows_that_leave_a_list_keep_their_places(alice: Window, cluster: ProcessCluster) -> None:
@@ -304,25 +314,3 @@ def test_dashboard_works_by_keyboard(alice: Window, cluster: ProcessCluster) -> 
     expect(page.get_by_text("The queue mail is paused since")).to_be_visible()
     page.get_by_role("button", name="Undo").press("Enter")
     expect(page.get_by_text("The queue mail is resumed")).to_be_visible()
-
-
-def test_fifty_waiting_jobs_are_moved_to_another_queue_with_three_clicks(alice: Window) -> None:
-    page = alice.page
-    queues.pause("parcels")
-    jobs = (
-        shop_tasks()
-        .engrave.using(queue_name="parcels")
-        .enqueue_many([((number,), {}) for number in range(50)])
-    )
-    alice.go("/stoker/jobs/?state=READY&queue=parcels")
-    page.get_by_label("Choose all jobs of this page").click()
-    page.get_by_text("With the chosen jobs").click()
-    page.locator("#in-bulk").get_by_label("Queue").fill("letters")
-    page.get_by_role("button", name="Move").click()
-    expect(page.get_by_role("status").first).to_contain_text("50 of 50 jobs moved.")
-    moved = Job.objects.filter(pk__in=[job.id for job in jobs], queue="letters")
-    assert moved.count() == 50
-    for job in jobs:
-        job.cancel()
-    for name in ("parcels", "letters"):
-        queues.resume(name)

@@ -25,6 +25,9 @@ GIVE_UP_MS = 120_000
 WIDE = {"width": 1280, "height": 800}
 SMALL = {"width": 1000, "height": 660}
 NARROW = {"width": 375, "height": 812}
+WIDTHS = (1440, 768, 375)
+"""Widths in px at which each page is looked at: a desk, a tablet, a phone."""
+SCHEMES = ("light", "dark")
 RULES = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice")
 
 
@@ -103,6 +106,38 @@ class Window:
             f"{one['id']}: {one['help']}: {[node['html'][:120] for node in one['nodes'][:3]]}"
             for one in found["violations"]
         ]
+
+    def look(self, folder: Path, name: str, within: str = "html") -> list[str]:
+        """Take pictures of the page in all widths, light and dark. Return what is wrong: what axe
+        finds within an element, buttons out of view, and pages that scroll sideways."""
+        folder.mkdir(parents=True, exist_ok=True)
+        wrong = []
+        for width in WIDTHS:
+            self.page.set_viewport_size({"width": width, "height": 900})
+            for scheme in SCHEMES:
+                self.page.emulate_media(color_scheme=scheme)
+                # The admin's colours change slowly, and axe would measure those in between.
+                self.page.evaluate(
+                    "Promise.all(document.getAnimations().map(one => one.finished)).then(() => 1)"
+                )
+                self.page.screenshot(path=folder / f"{name}-{width}-{scheme}.png", full_page=True)
+                rules = () if scheme == "light" else ("color-contrast",)
+                found = self.violations(*rules, within=within)
+                wrong += [f"{name} at {width} px, {scheme}: {one}" for one in found]
+            if self.scrolls_sideways():
+                wrong.append(f"{name} at {width} px scrolls sideways")
+            wrong += [f"{name} at {width} px: {one} is out of view" for one in self.out_of_view()]
+        return wrong
+
+    def out_of_view(self) -> list[str]:
+        """Return the visible buttons that lie beyond the edge of the window."""
+        found: Any = self.page.evaluate(
+            """() => [...document.querySelectorAll("#main button, #main .button, #main summary")]
+                .filter(one => one.checkVisibility({visibilityProperty: true}))
+                .filter(one => one.getBoundingClientRect().right > innerWidth)
+                .map(one => one.textContent.trim())"""
+        )
+        return [str(one) for one in found]
 
     def scrolls_sideways(self) -> bool:
         return bool(

@@ -27,7 +27,6 @@ def _project(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     figures.forget()
     # A busy machine may need more than a moment for a few targets.
     monkeypatch.setattr("stoker.operations.bulk.AT_ONCE_SECONDS", 600.0)
-    monkeypatch.setattr("stoker.operations.bulk_walk.COUNT_SECONDS", 600.0)
     for name, value in SETTINGS.items():
         setattr(settings, name, value)
 

@@ -13,7 +13,7 @@ from stoker import chain, every, queues, schedules
 from stoker.conf import settings_for
 from stoker.dashboard.urls import urlpatterns
 from stoker.jobs.states import JobState
-from stoker.models import Cluster, DeadLetter, Job, Ready, Requeue, Workflow
+from stoker.models import Cluster, DeadLetter, Job, Ready, Requeue, Schedule, Workflow
 from stoker.testing import drain
 
 from tests.app import frail, payments, tasks
@@ -25,6 +25,8 @@ PAGES = {
     "overview": "stoker.view_job",
     "jobs": "stoker.view_job",
     "job": "stoker.view_job",
+    "edit-one-job": "stoker.change_job",
+    "edit-letter": "stoker.requeue_deadletter",
     "queues": "stoker.view_job",
     "queue": "stoker.view_job",
     "guards": "stoker.view_job",
@@ -35,6 +37,8 @@ PAGES = {
     "dead-letter": "stoker.view_deadletter",
     "schedules": "stoker.view_schedule",
     "schedule": "stoker.view_schedule",
+    "add-schedule": "stoker.add_schedule",
+    "change-schedule": "stoker.change_schedule",
     "workflows": "stoker.view_workflow",
     "workflow": "stoker.view_workflow",
     "clusters": "stoker.view_cluster",
@@ -51,6 +55,7 @@ ACTIONS = {
     "reschedule-job": "stoker.change_job",
     "prioritise-job": "stoker.change_job",
     "move-job": "stoker.change_job",
+    "edit-job": "stoker.change_job",
     "again-job": "stoker.add_job",
     "pause-queue": "stoker.pause_queue",
     "resume-queue": "stoker.pause_queue",
@@ -61,9 +66,12 @@ ACTIONS = {
     "discard-letter": "stoker.discard_deadletter",
     "run-schedule": "stoker.run_schedule",
     "pause-schedule": "stoker.pause_schedule",
+    "delete-schedule": "stoker.delete_schedule",
     "resume-schedule": "stoker.pause_schedule",
     "cancel-workflow": "stoker.change_workflow",
     "retry-workflow": "stoker.change_workflow",
+    "retry-step": "stoker.change_workflow",
+    "undo-step": "stoker.change_workflow",
     "quiet-cluster": "stoker.quiet_cluster",
     "recycle-cluster": "stoker.change_cluster",
     "resize-cluster": "stoker.change_cluster",
@@ -75,8 +83,14 @@ ACTIONS = {
     "stop-bulk": "stoker.view_bulkoperation",
     "undo-bulk": "stoker.view_bulkoperation",
 }
-OPEN = {"asset", "live"}
-"""URLs without data of jobs: static files, and whether something has changed."""
+ALSO_NEEDED = {
+    "edit-one-job": "stoker.view_job",
+    "edit-letter": "stoker.view_deadletter",
+    "change-schedule": "stoker.view_job",
+}
+"""The permission to see the present arguments, which the form shows."""
+OPEN = {"asset", "live", "palette"}
+"""Static files, whether something has changed, and what checks a permission for each entry."""
 
 
 def path_of(name: str) -> str:
@@ -101,7 +115,7 @@ FRONT = "overview"
 @pytest.mark.parametrize("name", sorted({*PAGES, *ACTIONS} - {FRONT}))
 def test_page_needs_its_permission(name: str, who_may: Callable[..., Client]) -> None:
     """Anonymous users are redirected to the login, users with all other permissions get 403."""
-    wanted = {**PAGES, **ACTIONS}[name]
+    wanted, also = {**PAGES, **ACTIONS}[name], ALSO_NEEDED.get(name)
     response = call(Client(), name)
     assert response.status_code == 302
     assert response.headers["Location"].startswith("/accounts/login/?next=/stoker/")
@@ -109,7 +123,10 @@ def test_page_needs_its_permission(name: str, who_may: Callable[..., Client]) ->
     refused = call(who_may(*others), name)
     assert refused.status_code == 403
     assert wanted in refused.content.decode()
-    assert call(who_may(wanted), name).status_code not in (302, 403, 405)
+    if also:
+        assert call(who_may(wanted), name).status_code == 403
+    enough = [wanted, also] if also else [wanted]
+    assert call(who_may(*enough), name).status_code not in (302, 403, 405)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +234,7 @@ def test_dead_letters_are_requeued_undone_and_discarded(anna: Client) -> None:
     assert anna.post(f"{PREFIX}dead-letters/discard/").status_code == 400, "none was named"
 
 
-def test_schedule_is_run_paused_and_resumed(anna: Client) -> None:
+def test_schedule_is_run_paused_resumed_and_deleted(anna: Client) -> None:
     row = schedules.create("refresh", tasks.add, every(hours=1, args=[1, 2]))
     response = anna.post(f"{PREFIX}schedules/run/", {"schedule": row.name})
     job = Job.objects.get()
@@ -226,6 +243,10 @@ def test_schedule_is_run_paused_and_resumed(anna: Client) -> None:
     row.refresh_from_db()
     assert (row.is_paused, row.paused_by, row.paused_because) == (True, "anna", "lunch")
     assert "is resumed" in done(anna, "resume-schedule", schedule=row.name)
+    page = anna.get(f"{PREFIX}schedules/{row.pk}/").content.decode()
+    assert f'name="back" value="{PREFIX}schedules/"' in page, "its page is gone afterwards"
+    assert "is deleted" in done(anna, "delete-schedule", schedule=row.name)
+    assert not Schedule.objects.filter(pk=row.pk).exists()
 
 
 def test_workflow_is_cancelled_and_retried(anna: Client) -> None:
@@ -267,12 +288,33 @@ def test_cluster_that_runs_with_single_is_shown_as_such(anna: Client) -> None:
     assert "(--single)" in anna.get("/stoker/clusters/").content.decode()
 
 
+def test_cluster_shows_when_its_other_processes_last_moved(anna: Client) -> None:
+    make_cluster(loops={"monitor": 0.2, "pusher": 75.0})
+    text = anna.get("/stoker/clusters/").content.decode()
+    assert "Last turn: " in text
+    assert "monitor 200 ms" in text
+    assert "pusher 1 min 15 s" in text
+
+
+def test_cluster_shows_the_memory_of_its_other_processes(anna: Client) -> None:
+    pusher = {"role": "pusher", "pid": 8, "resident_bytes": 45 << 20}
+    make_cluster(processes=[pusher, {"role": "monitor", "pid": 9, "resident_bytes": 0}])
+    text = anna.get("/stoker/clusters/").content.decode()
+    assert re.search("Memory: pusher 45.0\\sMB, monitor \N{EN DASH}", text)
+
+
 def test_cluster_is_resized_and_its_worker_recycled(anna: Client) -> None:
     worker = {"number": 1, "id": "host:12345678:1.3", "pid": 9, "jobs_done": 3, "running": []}
     cluster = make_cluster(most_workers=4, workers=[worker])
     own = {"cluster": str(cluster.pk)}
     assert "asked to have 3 workers" in done(anna, "resize-cluster", **own, workers="3")
     assert "(3 wanted)" in anna.get("/stoker/clusters/").content.decode()
+    done(anna, "resize-cluster", **own, workers="1")
+    text = anna.get("/stoker/clusters/").content.decode()
+    assert ">leaving</span>" in text, "it is the worker with number 1"
+    assert "Recycle worker 1" not in text
+    assert "leaving already" in done(anna, "recycle-cluster", **own, worker="1")
+    done(anna, "resize-cluster", **own, workers="3")
     assert "asked to recycle worker 1" in done(anna, "recycle-cluster", **own, worker="1")
     assert "leaving</span>" in anna.get("/stoker/clusters/").content.decode()
     cluster.refresh_from_db()
@@ -288,6 +330,13 @@ def test_cluster_is_resized_and_its_worker_recycled(anna: Client) -> None:
     assert "is stopping" in done(anna, "recycle-cluster", **own, worker="1")
     cluster.refresh_from_db()
     assert (cluster.workers, cluster.recycle) == (None, "1.3")
+
+
+def test_recycle_before_the_first_heartbeat_of_workers_says_what_to_do(anna: Client) -> None:
+    cluster = make_cluster(most_workers=4, workers=[])
+    answer = done(anna, "recycle-cluster", cluster=str(cluster.pk), worker="")
+    assert "names none, as just after a start" in answer
+    assert "Try again after the next heartbeat" in answer
 
 
 @pytest.mark.parametrize(

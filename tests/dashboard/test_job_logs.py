@@ -4,16 +4,21 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from stoker import Lock, chain
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
+from stoker.conf import settings_for
 from stoker.dashboard.pages import job as job_page
 from stoker.dashboard.pages import live
 from stoker.logs.lines import StoredLine, pack_lines
-from stoker.models import LogChunk
+from stoker.models import Blocked, LogChunk
 from stoker.testing import drain
 
 from tests.app import frail, tasks
@@ -54,6 +59,23 @@ def test_page_of_running_job_shows_lines_and_makes_few_queries(
     assert lines_on(page) == ["one", "&lt;b&gt;two&lt;/b&gt;\\x1b", "three"]
     assert re.findall(r"Attempt \d", page) == ["Attempt 1", "Attempt 2"]
     assert "one:8" in page, "where it runs"
+
+
+@pytest.mark.usefixtures("_logs")
+def test_page_of_blocked_step_makes_few_queries(who_may: Callable[..., Client]) -> None:
+    guarded = tasks.add.using(lock=Lock("feed:7"))
+    for _ in range(2):
+        chain(guarded.si(1, 2), guarded.si(3, 4)).enqueue()
+    broker_for(settings_for()).claim(ClaimRequest(2, holder=uuid4(), lease_seconds=600))
+    job_id = str(Blocked.objects.get().pk)
+    store(job_id, "one", attempt=0)
+    looker = who_may(*VIEWS, "view_logchunk")
+    with CaptureQueriesContext(connection) as captured:
+        page = looker.get(f"{PREFIX}jobs/{job_id}/").content.decode()
+    assert len(captured) <= MOST_QUERIES, [one["sql"][:150] for one in captured]
+    assert "feed:7" in page
+    assert "The workflow" in page
+    assert "is held by tests.app.tasks.add" in page
 
 
 @pytest.mark.usefixtures("_logs")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from stoker.dashboard.pages.jobs import ON_A_PAGE
 from stoker.dashboard.views import digest_of, parts_of
 from stoker.models import Job
 from stoker.testing import drain
@@ -88,7 +89,7 @@ def test_rows_stay_and_newer_ones_are_counted(state: str, anna: Client) -> None:
     path = f"jobs/?state={state}"
     shown = enqueue(60)
     rows = [str(row.job.pk) for row in anna.get(PREFIX + path).context["rows"]]
-    assert len(rows) == 50
+    assert len(rows) == ON_A_PAGE
     for more, new in ((3, 3), (120, 100)):
         shown += enqueue(more)
         answer = live(anna, path, first=rows[0])

@@ -19,7 +19,7 @@ from django.utils import timezone
 from stoker import Lock, chain, dead_letters, every, group, queues, schedules
 from stoker.conf import settings_for
 from stoker.inspect import stats
-from stoker.models import DeadLetter, Job, Tally, Wait
+from stoker.models import Attempt, DeadLetter, Job, Tally, Wait
 from stoker.operations import wording as words
 from stoker.testing import drain
 from stoker.why import why
@@ -38,7 +38,9 @@ VIEWS = (
     "view_bulkoperation",
 )
 MOST_QUERIES = 15
+MOST_BYTES = 60_000
 
+LINE = "  in a line\n"
 TRAPPED: list[str] = []
 
 
@@ -149,6 +151,29 @@ def test_pages_show_errors_names_and_results(ids: dict[str, Any], anna: Client) 
     assert '<pre tabindex="0">3</pre>' in text_of("jobs/{done}/")
 
 
+@pytest.mark.parametrize("page", ["jobs/{failed}/", "dead-letters/{letter}/"])
+def test_older_tracebacks_are_shown_on_request(
+    page: str, ids: dict[str, Any], anna: Client
+) -> None:
+    for number in range(1, 51):
+        Attempt.objects.update_or_create(
+            job_id=ids["failed"],
+            number=number,
+            defaults={
+                "kind": "failed",
+                "finished_at": timezone.now(),
+                "traceback": f"error <{number}>\n{LINE * 200}",
+            },
+        )
+    address = PREFIX + page.format(**ids)
+    text = anna.get(address).content.decode()
+    assert len(text.encode()) <= MOST_BYTES
+    assert "error &lt;50&gt;" in text, "the newest"
+    assert "error &lt;1&gt;" not in text
+    assert f"{address}?errors=all" in text
+    assert "error &lt;1&gt;" in anna.get(f"{address}?errors=all").content.decode()
+
+
 def test_numbers_in_svg_are_not_localised(ids: dict[str, Any], anna: Client, settings: Any) -> None:
     """SVG needs 1234.5, also in languages that write 1.234,5."""
     now = int(time.time()) // 60 * 60
@@ -207,8 +232,8 @@ def test_filters_are_menus_and_stay_in_the_address(ids: dict[str, Any], anna: Cl
     query = f"task={tasks.add.module_path}&queue=mail&since=2h&until=1m&q=x&state=successful"
     response = anna.get(f"{PREFIX}jobs/?{query}")
     text = response.content.decode()
-    assert f"<option selected>{tasks.add.module_path}</option>" in text
-    assert "<option selected>mail</option>" in text
+    assert f" selected>{tasks.add.module_path}</option>" in text
+    assert '<option value="mail" selected>mail</option>' in text
     for name in ("task", "queue", "since", "until", "q"):
         assert f"{name}=" in response.context["states"][0]["address"], name
     assert anna.get(f"{PREFIX}jobs/?since=soon").status_code == 400
@@ -312,7 +337,7 @@ def test_several_backends_can_be_chosen(anna: Client, settings: Any) -> None:
     assert b"<select" not in anna.get(PREFIX).content
     settings.TASKS = {"default": one, "other": {**one, "OPTIONS": {"CLUSTER": "other"}}}
     text = anna.get(f"{PREFIX}?backend=other").content.decode()
-    assert "<option selected>other</option>" in text
+    assert '<option value="other" selected>other</option>' in text
     assert 'href="/stoker/jobs/?backend=other"' in text
     assert anna.get(f"{PREFIX}?backend=third").status_code == 404
 
@@ -384,8 +409,19 @@ def test_overview_and_monitor_count_the_same_dead_letters(
     ids: dict[str, Any], anna: Client
 ) -> None:
     dead_letters.requeue(ids["letter"])
-    shown = anna.get(PREFIX).context["letters"].total
+    shown = anna.get(PREFIX).context["letters"].number
     assert shown == stats.dead_letters(settings_for()).total == 1
+
+
+def test_schedules_are_found_by_name_and_by_task(anna: Client) -> None:
+    schedules.create("refresh", tasks.add, every(hours=1, args=[1, 2]))
+    schedules.create("clean", tasks.echo, every(hours=1, args=["x"]))
+    for text, found, other in (("FRESH", "refresh", "clean"), ("tasks.echo", "clean", "refresh")):
+        page = anna.get(f"{PREFIX}schedules/", {"q": text}).content.decode()
+        assert f"<b>{found}</b>" in page, text
+        assert f"<b>{other}</b>" not in page, text
+    page = anna.get(f"{PREFIX}schedules/?q=none").content.decode()
+    assert "There is no such schedule" in page
 
 
 def test_arguments_of_a_schedule_need_the_permission_to_see_jobs(

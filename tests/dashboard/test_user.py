@@ -26,6 +26,8 @@ ADMIN = (
         path("", answer, name="index"),
         path("logout/", answer, name="logout"),
         path("job/<path:object_id>/change/", answer, name="stoker_job_change"),
+        path("schedule/add/", answer, name="stoker_schedule_add"),
+        path("schedule/<path:object_id>/change/", answer, name="stoker_schedule_change"),
     ],
     "admin",
 )

@@ -188,7 +188,7 @@ class RequeueingMany(Placement, DiscardingMany):
     """Which dead letters to requeue."""
 
 
-class Purging(Body):
+class Purging(ReasonBody):
     """Which dead letters to delete."""
 
     older_than_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_AGE_SECONDS)]

@@ -89,7 +89,7 @@ class WaitShape(Shape):
     """Time that a job waited for one cause, before all its attempts."""
 
     cause: WaitCause
-    """What the job waited for. `queue` and `broker` include the time with a busy worker."""
+    """The cause of the wait. `queue` and `broker` include the time with a busy worker."""
     name: str
     """Name of the guard; empty = the cause is no guard."""
     seconds: float
@@ -239,6 +239,16 @@ class LetterShape(Shape):
     closed_because: str
 
 
+class LetterRowShape(LetterShape):
+    """One dead letter in a list."""
+
+    label: str
+    """The label from the task's option `describe`; empty = none."""
+    args: list[Any] | None
+    """Positional arguments; null = the package is large, or cannot be opened here."""
+    kwargs: dict[str, Any] | None
+
+
 class RequeueShape(Shape):
     """One requeue of a dead letter."""
 
@@ -266,7 +276,7 @@ class StoryShape(Shape):
 class LetterPageShape(Shape):
     """A page of dead letters, the newest first."""
 
-    letters: list[LetterShape]
+    letters: list[LetterRowShape]
     next: str | None
     """Pass it as `after` to get the next page; null on the last page."""
     is_cut: bool

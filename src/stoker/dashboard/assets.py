@@ -17,6 +17,7 @@ TYPES = {
     "dashboard.js": "text/javascript; charset=utf-8",
     "charts.js": "text/javascript; charset=utf-8",
     "keys.js": "text/javascript; charset=utf-8",
+    "palette.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
 

@@ -68,6 +68,12 @@ class Cell:
         return f"{self.counts['fired']:,}" if "fired" in self.counts else ""
 
     @property
+    def numbers(self) -> str:
+        """Return all numbers as text."""
+        told = [f"{self.counts[kind]:,} {kind}" for kind in WORDS if kind in self.counts]
+        return ", ".join(told) or "no tick"
+
+    @property
     def sentence(self) -> str:
         """Describe all numbers in one sentence."""
         told = [

@@ -31,12 +31,24 @@ class Section:
 
 SECTIONS = (
     Section("o", "overview", "Overview", "stoker.view_job"),
-    Section("j", "jobs", "Jobs", "stoker.view_job", ("job",)),
+    Section("j", "jobs", "Jobs", "stoker.view_job", ("job", "edit-one-job")),
     Section("q", "queues", "Queues", "stoker.view_job", ("queue",)),
     Section("g", "guards", "Guards", "stoker.view_job", ("guard",)),
     Section("t", "tasks", "Tasks", "stoker.view_job", ("task",)),
-    Section("d", "dead-letters", "Dead letters", "stoker.view_deadletter", ("dead-letter",)),
-    Section("s", "schedules", "Schedules", "stoker.view_schedule", ("schedule",)),
+    Section(
+        "d",
+        "dead-letters",
+        "Dead letters",
+        "stoker.view_deadletter",
+        ("dead-letter", "edit-letter"),
+    ),
+    Section(
+        "s",
+        "schedules",
+        "Schedules",
+        "stoker.view_schedule",
+        ("schedule", "add-schedule", "change-schedule"),
+    ),
     Section("w", "workflows", "Workflows", "stoker.view_workflow", ("workflow",)),
     Section("b", "bulk-operations", "Bulk", "stoker.view_bulkoperation", ("bulk", "new-bulk")),
     Section("c", "clusters", "Clusters", "stoker.view_cluster"),
@@ -58,6 +70,16 @@ class DashboardContext(RequestContext):
         match = self.request.resolver_match
         namespace = match.namespace if match is not None else ""
         return reverse(f"{DASHBOARD}:{name}", args=args, current_app=namespace or None)
+
+    @property
+    def refusal(self) -> str:
+        """Return why the user may see no page; "" = the user may see one."""
+        user = getattr(self.request, "user", None)
+        if user is None or not user.is_authenticated or not user.is_active:
+            return "Sign in first."
+        if not any(self.may(section.permission) for section in SECTIONS):
+            return "You may see nothing here."
+        return ""
 
     @property
     def page(self) -> str:

@@ -9,56 +9,52 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
 from stoker import metrics
-from stoker.metrics import Point, QueueFigures, TaskFigures
+from stoker.conf import Settings
+from stoker.metrics import Point, QueueFigures, Summary, TaskFigures
 
 from .context import DashboardContext
 from .spans import Span
 
 KEPT_SECONDS = {"hour": 2.0, "day": 20.0, "week": 60.0}
 MOST_KEPT = 200
+T = TypeVar("T")
 
 _kept: dict[tuple[str, ...], tuple[float, Any]] = {}
 _lock = threading.Lock()
 
 
-def of_all(visit: DashboardContext, span: Span) -> Sequence[Point]:
-    """Return the history of all jobs."""
-    return _history(visit, span)
-
-
-def of_tasks(visit: DashboardContext, span: Span) -> Sequence[TaskFigures]:
-    """Return the figures of each task, the busiest first."""
-    return _remembered(  # type: ignore[no-any-return] # as it was made
-        visit,
-        span,
-        ("tasks",),
-        lambda: metrics.by_task(visit.settings, span.since, span.until),
-    )
-
-
-def of_queues(visit: DashboardContext, span: Span) -> dict[str, QueueFigures]:
-    """Return the figures of each queue, by name."""
-    return _remembered(  # type: ignore[no-any-return] # as above
-        visit,
-        span,
-        ("queues",),
-        lambda: {
-            one.queue: one for one in metrics.by_queue(visit.settings, span.since, span.until)
-        },
-    )
+def of_all(visit: DashboardContext, span: Span) -> Summary:
+    """Return the history of all jobs, and the figures of each task, the busiest first."""
+    return _summary(visit, span)
 
 
 def of_queue(visit: DashboardContext, span: Span, name: str) -> Sequence[Point]:
     """Return the history of one queue."""
-    return _history(visit, span, queue=name)
+    return _summary(visit, span, queue=name).points
 
 
-def of_task(visit: DashboardContext, span: Span, name: str) -> Sequence[Point]:
-    """Return the history of one task."""
-    return _history(visit, span, task=name)
+def of_task(visit: DashboardContext, span: Span, name: str) -> Summary:
+    """Return the history and the figures of one task."""
+    return _summary(visit, span, task=name)
+
+
+def of_tasks(visit: DashboardContext, span: Span) -> Sequence[TaskFigures]:
+    """Return the figures of each task, the busiest first."""
+    return _read(visit, span, "tasks", metrics.by_task)
+
+
+def of_queues(visit: DashboardContext, span: Span) -> dict[str, QueueFigures]:
+    """Return the figures of each queue, by name."""
+    return {one.queue: one for one in _read(visit, span, "queues", metrics.by_queue)}
+
+
+def names(visit: DashboardContext, span: Span) -> tuple[set[str], set[str]]:
+    """Return the tasks with attempts in a period, and their queues."""
+    return _read(visit, span, "names", metrics.names)
 
 
 def forget() -> None:
@@ -67,26 +63,36 @@ def forget() -> None:
         _kept.clear()
 
 
-def _history(visit: DashboardContext, span: Span, **wanted: str) -> Sequence[Point]:
-    return _remembered(  # type: ignore[no-any-return] # as above
+def _summary(visit: DashboardContext, span: Span, **wanted: str) -> Summary:
+    key = tuple(f"{name} {value}" for name, value in wanted.items())
+    return _remembered(
         visit,
         span,
-        tuple(f"{name} {value}" for name, value in wanted.items()),
-        lambda: metrics.history(
+        key,
+        lambda: metrics.summary(
             visit.settings, span.since, span.until, span.step_seconds, **wanted
         ),
     )
 
 
+def _read(
+    visit: DashboardContext,
+    span: Span,
+    what: str,
+    read: Callable[[Settings, datetime, datetime], T],
+) -> T:
+    return _remembered(visit, span, (what,), lambda: read(visit.settings, span.since, span.until))
+
+
 def _remembered(
-    visit: DashboardContext, span: Span, what: tuple[str, ...], read: Callable[[], Any]
-) -> Any:
+    visit: DashboardContext, span: Span, what: tuple[str, ...], read: Callable[[], T]
+) -> T:
     key = (visit.alias, span.name, *what)
     now = time.monotonic()
     with _lock:
         until, value = _kept.get(key, (0.0, None))
     if now < until:
-        return value
+        return value  # type: ignore[no-any-return] # as it was made
     value = read()
     with _lock:
         if len(_kept) >= MOST_KEPT:

@@ -72,7 +72,8 @@ def drawn(steps: Iterable[Step], counts: Mapping[UUID, Mapping[str, int]]) -> Gr
 
     Args:
         steps: Steps of one workflow, including the outermost.
-        counts: Group -> state -> number of members, for groups with members missing in ``steps``.
+        counts: Group -> state -> number of members, for groups of which members are missing in
+            ``steps``.
     """
     return _Drawing(list(steps), counts).graph()
 
@@ -170,7 +171,7 @@ def _counted_box(rest: Mapping[str, int], x: float, y: float) -> Box:
     left = {state: number for state, number in rest.items() if number > 0}
     told = ", ".join(f"{number:,} {state.lower()}" for state, number in sorted(left.items()))
     state = next((one for one in WORTH if one in left), "")
-    return Box(x, y, f"and {sum(left.values()):,} more", _short(told, 32), state, told)
+    return Box(x, y, f"and {sum(left.values()):,} more", _short(told, 28), state, told)
 
 
 def _short(text: str, most: int = LONGEST_LABEL) -> str:

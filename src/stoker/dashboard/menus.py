@@ -20,8 +20,9 @@ def menus_of(visit: DashboardContext) -> dict[str, Any]:
     given, span = visit.request.GET.dict(), span_of(visit, "day")
     task, queue = given.get("task", ""), given.get("queue", "")
     is_narrowed = any(given.get(name) for name in NARROWING)
-    tasks = {task, *tasks_of_apps(), *(one.task for one in figures.of_tasks(visit, span))}
-    queues = {queue, *visit.settings.queues, *figures.of_queues(visit, span)}
+    seen_tasks, seen_queues = figures.names(visit, span)
+    tasks = {task, *tasks_of_apps(), *seen_tasks}
+    queues = {queue, *visit.settings.queues, *seen_queues}
     return {
         "given": given,
         "is_narrowed": is_narrowed,

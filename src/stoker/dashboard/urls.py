@@ -10,10 +10,13 @@ from django.urls import path
 from django.utils.module_loading import autodiscover_modules
 
 from stoker.dashboard.pages.live import live
+from stoker.dashboard.pages.palette import palette
 from stoker.operations.bulk import OPERATIONS as BULK
+from stoker.operations.dead_letters import PURGE
 from stoker.operations.jobs import CANCEL
+from stoker.operations.schedules import ADD, CHANGE
 from stoker.operations.table import OPERATIONS
-from stoker.operations.waiting_jobs import EDIT, IN_BULK
+from stoker.operations.waiting_jobs import OPERATIONS as ON_WAITING_JOBS
 
 from . import assets
 from .pages import (
@@ -21,6 +24,7 @@ from .pages import (
     bulk,
     clusters,
     dead_letters,
+    edit,
     guards,
     job,
     jobs,
@@ -43,26 +47,28 @@ FOLDERS = {
     "letter": "dead-letters",
     "schedule": "schedules",
     "workflow": "workflows",
+    "step": "workflows/steps",
     "cluster": "clusters",
     "bulk": "bulk",
 }
 ON_MANY = {
-    **{one.name: jobs.perform_on_jobs for one in (*IN_BULK, CANCEL)},
+    **{one.name: jobs.perform_on_jobs for one in (*ON_WAITING_JOBS, CANCEL)},
     "requeue-letter": dead_letters.perform_on_letters,
     "discard-letter": dead_letters.perform_on_letters,
     "undo-letter": dead_letters.undo_requeues,
+    "retry-workflow": workflows.retry,
     **{one.name: bulk.control for one in BULK},
 }
 """Operation name -> function, for operations whose form may name several targets."""
-ELSEWHERE = ("delete-schedule", EDIT.name)
-"""Operations that only the admin offers, because it has forms for them."""
 
 urlpatterns = [
     path("", overview.show, name="overview"),
     path("live/", live, name="live"),
+    path("palette/", palette, name="palette"),
     path("files/<slug:version>/<str:name>", assets.show, name="asset"),
     path("jobs/", jobs.show, name="jobs"),
     path("jobs/<uuid:job_id>/", job.show, name="job"),
+    path("jobs/<uuid:job_id>/edit/", edit.edit_job, name="edit-one-job"),
     path("queues/", queues.show, name="queues"),
     path("queues/one/", queues.show_one, name="queue"),
     path("guards/", guards.show, name="guards"),
@@ -71,7 +77,10 @@ urlpatterns = [
     path("tasks/one/", tasks.show_one, name="task"),
     path("dead-letters/", dead_letters.show, name="dead-letters"),
     path("dead-letters/<uuid:letter_id>/", dead_letters.show_one, name="dead-letter"),
+    path("dead-letters/<uuid:letter_id>/edit/", edit.edit_letter, name="edit-letter"),
     path("schedules/", schedules.show, name="schedules"),
+    path("schedules/add/", schedules.add, name="add-schedule"),
+    path("schedules/<uuid:schedule_id>/edit/", schedules.change, name="change-schedule"),
     path("schedules/<uuid:schedule_id>/", schedules.show_one, name="schedule"),
     path("workflows/", workflows.show, name="workflows"),
     path("workflows/<uuid:workflow_id>/", workflows.show_one, name="workflow"),
@@ -85,6 +94,6 @@ urlpatterns = [
     *(
         path(f"{FOLDERS[one.target]}/{one.word}/", perform(one, ON_MANY.get(name)), name=name)
         for name, one in OPERATIONS.items()
-        if name not in ELSEWHERE
+        if one not in (ADD, CHANGE, PURGE)  # two have forms of their own, and one has none
     ),
 ]

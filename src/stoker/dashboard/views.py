@@ -34,6 +34,7 @@ from stoker.operations.bulk_walk import State
 from stoker.operations.operation import Done, Operation
 from stoker.tasks.decorator import own_backends
 from stoker.values.pickles import nothing_unpickled
+from stoker.values.text import shown_html
 
 from .context import PAGES, DashboardContext
 
@@ -49,6 +50,7 @@ NOBODY = (
 )
 NOTICE = "stoker_notice"
 NOTICE_SECONDS = 120
+LONGEST_START = 9
 LONGEST_NOTICE = 800
 """Maximum number of characters of a message, because a cookie holds at most 4 KB."""
 
@@ -99,33 +101,52 @@ def perform(
 
     def view(visit: DashboardContext) -> HttpResponse:
         done = (act or perform_on_target)(visit, operation)
-        to = visit.at("job", done.job_id) if done.job_id else _way_back(visit)
-        row = done.value
-        if isinstance(row, BulkOperation) and row.state == State.RUNNING and visit.may(bulk.VIEW):
-            to = visit.at("bulk", row.pk)
-        response = HttpResponseRedirect(to)
-        undo = f"{operation.undo}-{operation.target}" if done.undo else ""
-        notice = [done.sentence[:LONGEST_NOTICE], not done.is_good, undo, [*done.undo.items()]]
-        response.set_cookie(
-            NOTICE,
-            signing.dumps(notice, salt=NOTICE, compress=True),
-            max_age=NOTICE_SECONDS,
-            httponly=True,
-            samesite="Lax",
-            secure=visit.request.is_secure(),
-        )
-        return response
+        return answered(visit, operation, done, _way_back(visit))
 
     return enclosed(view, ("POST",), operation.permission)
 
 
+def answered(
+    visit: DashboardContext, operation: Operation, done: Done, back: str
+) -> HttpResponseRedirect:
+    """Redirect to the next page, which shows the answer to an operation and a button to undo it.
+
+    Args:
+        back: The next page, unless the operation enqueued a job or continues in the background.
+    """
+    to, row = visit.at("job", done.job_id) if done.job_id else back, done.value
+    if isinstance(row, BulkOperation) and row.state == State.RUNNING and visit.may(bulk.VIEW):
+        to = visit.at("bulk", row.pk)
+    response = HttpResponseRedirect(to)
+    undo = f"{operation.undo}-{operation.target}" if done.undo else ""
+    notice = [done.sentence[:LONGEST_NOTICE], not done.is_good, undo, [*done.undo.items()]]
+    response.set_cookie(
+        NOTICE,
+        signing.dumps(notice, salt=NOTICE, compress=True),
+        max_age=NOTICE_SECONDS,
+        httponly=True,
+        samesite="Lax",
+        secure=visit.request.is_secure(),
+    )
+    return response
+
+
 def perform_on_target(visit: DashboardContext, operation: Operation) -> Done:
-    """Perform an operation on the target that the form names."""
-    name = visit.request.POST.get(operation.target, "")
+    """Perform an operation on the target that the form or its URL names."""
+    given = {**visit.request.GET.dict(), **visit.request.POST.dict()}
+    name = given.get(operation.target, "")
     if not name:
         raise PageRefused(400, f"The form names no {operation.target}.")
-    options = {one: visit.request.POST.get(one, "") for one in operation.takes}
+    options = {one: given.get(one, "") for one in operation.takes}
     return operation.attempt(visit.operator, name, **options)
+
+
+def start_of(visit: DashboardContext) -> int:
+    """Return the number of the first row of a page of a list whose order no index has."""
+    after = visit.request.GET.get("after") or "0"
+    if not (after.isdecimal() and after.isascii() and len(after) <= LONGEST_START):
+        raise PageRefused(400, f"{after[:50]!r} is not where a page of this list begins.")
+    return int(after)
 
 
 def rendered(
@@ -135,8 +156,10 @@ def rendered(
     changed parts."""
     is_whole = LIVE not in visit.request.headers
     notice = _notice(visit.request) if is_whole else None
-    text = render_to_string(
-        template, {"visit": visit, "notice": notice, **context}, request=visit.request
+    text = shown_html(
+        render_to_string(
+            template, {"visit": visit, "notice": notice, **context}, request=visit.request
+        )
     )
     if not is_whole:
         return changes(visit.request, text, status)
@@ -230,6 +253,11 @@ def _refuse(visit: DashboardContext, methods: tuple[str, ...], permission: str) 
             raise PageRefused(400, "The request has a NUL character, which no store takes.")
     if request.GET.get("backend", visit.alias) != visit.alias:
         raise PageRefused(404, f"There is no backend {request.GET['backend']!r}.")
+    require(visit, permission)
+
+
+def require(visit: DashboardContext, permission: str) -> None:
+    """Raise PageRefused if the user lacks the permission."""
     if not visit.may(permission):
         raise PageRefused(403, f"You need the permission {permission!r} for this.")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from operator import attrgetter
 
 from stoker.models import Sample
 from stoker.models.metrics import PEAKS, SAMPLE_SECONDS, Sums, highest
@@ -102,6 +103,15 @@ class TaskFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class Summary:
+    """The history of a period, and its figures by task."""
+
+    points: tuple[Point, ...]
+    tasks: tuple[TaskFigures, ...]
+    """Sorted by total run time, the longest first."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueueFigures:
     """Figures of one queue over a whole period."""
 
@@ -156,12 +166,13 @@ def backlog_of(samples: Iterable[Sample]) -> Backlog | None:
     if not seen:
         return None
     once = {(sample.start // SAMPLE_SECONDS, sample.queue): sample for sample in seen}
-    sums: dict[int, dict[str, float]] = {}
+    together: dict[int, list[Sample]] = {}
     for (at, _), sample in once.items():
-        place = sums.setdefault(at, dict.fromkeys(PEAKS[:-1], 0))
-        for name in place:
-            place[name] += getattr(sample, name)
+        together.setdefault(at, []).append(sample)
     return Backlog(
-        **{name: int(highest(one[name] for one in sums.values())) for name in PEAKS[:-1]},
+        **{
+            name: max(sum(map(attrgetter(name), some)) for some in together.values())
+            for name in PEAKS[:-1]
+        },
         oldest_ready_seconds=highest(sample.oldest_ready_seconds for sample in seen),
     )

@@ -10,15 +10,16 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from django.db import models
+from django.db import connections, models
 from django.db.models import Case, Q, When
 from django.db.models.functions import Length
 
+from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.jobs.matching import LARGEST_BYTES, Needle
 from stoker.models.attempt import Attempt
@@ -27,15 +28,19 @@ from stoker.models.cluster import LONGEST_HOST, Cluster
 from stoker.models.deferred import Deferred
 from stoker.models.job import Job
 from stoker.models.ready import Ready
+from stoker.store.counting import Number, counts_of
 from stoker.store.engines import engine_of
 from stoker.store.places import PLACES
 from stoker.store.statements import with_keys
+from stoker.store.written import as_uuid
 from stoker.values.ids import first_id_at
 from stoker.values.marks import key_of, mark_of
 
 ENDED = tuple(str(status) for status in Job.Status)
 STATES = ("READY", "RUNNING", "DEFERRED", "BLOCKED", *ENDED)
 LOOKED_AT = 10_000
+COUNTED_AMONG = 50_000
+"""Number of jobs of each state that are looked at to count those that match a filter."""
 COUNTED = 10_000
 """The jobs of each state are counted only up to this number."""
 READ = 4_000
@@ -128,21 +133,22 @@ class JobSearch:
         if place is not None:
             rows = rows.filter(_beyond(order, place))
         rows = rows.order_by(*order)
-        condition = self._condition(rows.model)
-        if condition is None and not self._needle.text:
+        condition, task = self._condition(rows.model), self._task_beside([rows])
+        if not condition and not task and not self._needle.text:
             return self._shown(list(self._keys(rows, order)[: limit + 1]), limit)
         by_id = self._by_id() if after is None else ()
         edge = None
-        if condition is not None:
+        if condition or task:
             edge = self._keys(rows, order)[LOOKED_AT : LOOKED_AT + 1].first()
-            if edge is not None:
-                rows = rows.exclude(_beyond(order, edge))
-            rows = rows.filter(condition)
+            rows = rows if edge is None else rows.filter(_within(order, edge))
+        keys = self._keys(rows.filter(condition), order)
+        if task:
+            keys = self._of_task(list(keys))
         if self._needle.text:
-            found, stopped_at = self._matching(list(self._keys(rows, order)[:READ]), limit)
+            found, stopped_at = self._matching(list(keys[:READ]), limit)
             edge = stopped_at or edge
         else:
-            found = list(self._keys(rows, order)[: limit + 1])
+            found = list(keys[: limit + 1])
         page = self._shown(found, limit)
         if page.next is not None or edge is None:
             return JobPage(page.jobs, page.next, by_id=by_id)
@@ -216,27 +222,93 @@ class JobSearch:
         Raises:
             ValueError: the filter's state is that of ended jobs.
         """
-        state = self._wanted.state
-        if state in ENDED:
-            raise ValueError("Choose jobs that have not ended.")
-        rows, _ = self._rows()
-        if not state:  # uses the index of the unfinished jobs
-            rows = rows.filter(status=None, finished_at=None).order_by("finished_at", "pk")
-        else:
-            rows = rows.order_by("pk")
-        rows = rows.filter(pk__lt=before)
-        if after:
-            rows = rows.filter(pk__gt=UUID(after))
-        condition = self._condition(rows.model)
-        rows = rows if condition is None else rows.filter(condition)
-        keys: list[Sequence[Any]] = list(rows.values_list("pk")[:WALKED])
-        found, last = keys, keys[-1] if len(keys) == WALKED else None
+        edge, each = self._unended(LOOKED_AT, before, after)
+        task = self._task_beside(each)
+        limit = READ if task else WALKED
+        keys = _first(each, limit)
+        last = keys[-1] if len(keys) == limit else edge
+        found = self._of_task(keys) if task else keys
+        if len(found) > WALKED:
+            found, last = found[:WALKED], found[WALKED - 1]
         if self._needle.text:
             self._needle.rest()
-            found, stopped_at = self._matching(keys, WALKED)
+            found, stopped_at = self._matching(found, WALKED)
             last = stopped_at or last
         rest = None if last is None else str(last[0])
         return [(key[0], str(key[0])) for key in found], rest
+
+    def count(self, limit: int, before: UUID) -> Number | None:
+        """Count the jobs that ``onward`` finds, with two statements.
+
+        Args:
+            limit: largest number that is counted.
+            before: as for ``onward``.
+
+        Returns:
+            The number; it is exact if these are all. None = the filter has a text or a task: only
+            ``onward`` finds the jobs.
+
+        Raises:
+            ValueError: as ``onward``.
+        """
+        edge, each = self._unended(COUNTED_AMONG, before)
+        if self._task_beside(each) or self._needle.text:
+            return None
+        counted = counts_of(each, limit)
+        number = sum(one.number for one in counted)
+        is_exact = edge is None and all(one.is_exact for one in counted)
+        return Number(min(number, limit), is_exact and number <= limit)
+
+    def _unended(
+        self, looked_at: int, before: UUID, after: str = ""
+    ) -> tuple[Sequence[Any] | None, list[models.QuerySet[Any]]]:
+        """Return the matching jobs that have not ended, as a query for each table that has some.
+        The filter's task and text are left to the caller.
+
+        Conditions without an index apply to the next ``looked_at`` rows of each table. The first
+        value is the key of the last row that they apply to, or None if no more rows remain.
+        """
+        wanted = self._wanted
+        if wanted.state in ENDED:
+            raise ValueError("Choose jobs that have not ended.")
+        states: Sequence[str] = [wanted.state]
+        if not wanted.state and broker_for(self._settings).capabilities.transactional:
+            states = STATES[: -len(ENDED)]
+        if wanted.node and wanted.state != "RUNNING":  # only running jobs are on a node
+            states = [one for one in states if one in ("", "RUNNING")]
+        range_ = {"pk__lt": before, **({"pk__gt": UUID(after)} if after else {})}
+        each = [
+            JobSearch(self._settings, replace(wanted, state=state, queue=""))._rows()[0]
+            for state in states
+        ]
+        each = [rows.filter(**range_) for rows in each]
+        conditions = [self._unindexed(rows.model) for rows in each]
+        edge = None
+        if any(conditions) or self._task_beside(each):
+            edge = next(iter(_first(each, 1, looked_at)), None)
+        if edge is not None:
+            each = [rows.filter(pk__lte=edge[0]) for rows in each]
+        return edge, [rows.filter(one) for rows, one in zip(each, conditions, strict=True)]
+
+    def _unindexed(self, model: type[models.Model]) -> Q:
+        """Return the condition for a walk in the order of ids."""
+        condition = self._condition(model)
+        if model is Ready and self._wanted.queue:
+            condition &= Q(queue=self._wanted.queue)
+        # The jobs themselves are walked if their broker is outside the store.
+        return condition & Q(status=None) if model is Job else condition
+
+    def _task_beside(self, each: Sequence[models.QuerySet[Any]]) -> str:
+        """Return the task of the filter if these tables do not contain it."""
+        return "" if any(rows.model is Job for rows in each) else self._wanted.task
+
+    def _of_task(self, keys: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
+        """Return the keys of the jobs of the task."""
+        if not keys:
+            return []
+        jobs = with_keys(Job.objects.using(self._alias), [key[-1] for key in keys])
+        found = set(jobs.filter(task=self._wanted.task).values_list("pk", flat=True))
+        return [key for key in keys if key[-1] in found]
 
     def page_from(self, first_id: UUID, limit: int) -> tuple[JobPage, int] | None:
         """Return the page that begins with this job, and the number of newer jobs. Return None if
@@ -244,7 +316,8 @@ class JobSearch:
         not exist any more.
         """
         rows, order = self._rows()
-        if self._needle.text or self._condition(rows.model) is not None or order[-1][0] != "-":
+        is_indexed = not (self._condition(rows.model) or self._task_beside([rows]))
+        if self._needle.text or not is_indexed or order[-1][0] != "-":
             return None
         key = rows.filter(pk=first_id).values_list(*(name.lstrip("-") for name in order)).first()
         if key is None:
@@ -296,18 +369,17 @@ class JobSearch:
             return waiting.filter(queue=queue), ("rank", "job_id")
         return waiting, ("-job_id",)
 
-    def _condition(self, model: type[models.Model]) -> Q | None:
-        """Return the condition that no index covers, or None."""
+    def _condition(self, model: type[models.Model]) -> Q:
+        """Return the condition on this table that no index covers. The task is only in the table
+        of jobs."""
         wanted, condition = self._wanted, Q()
-        if wanted.task:
-            jobs = Job.objects.using(self._alias).filter(task=wanted.task)
-            of_task = Q(task=wanted.task)
-            condition &= of_task if model is Job else Q(job_id__in=jobs.values("pk"))
+        if wanted.task and model is Job:
+            condition &= Q(task=wanted.task)
         if wanted.queue and model is not Ready:
             condition &= Q(queue=wanted.queue)
         if wanted.node:
             condition &= self._on_node(model)
-        return condition or None
+        return condition
 
     def _on_node(self, model: type[models.Model]) -> Q:
         """Return the condition for jobs whose last attempt runs or ended on the node."""
@@ -342,13 +414,48 @@ def _with_ran(job: Job, seconds: float) -> Job:
     return job
 
 
+def _first(
+    each: Sequence[models.QuerySet[Any]], number: int, start: int = 0
+) -> list[Sequence[Any]]:
+    """Return the first keys of all these tables, in order of id.
+
+    Runs one statement, so a job that moves from one table to another meanwhile is found once.
+
+    Args:
+        each: a query for the rows of each table.
+        number: maximum number.
+        start: how many rows of each table to skip.
+    """
+    parts, parameters = [], []
+    for rows in each:
+        some = rows.order_by("pk").values("pk")[start : start + number]
+        sql, given = some.query.get_compiler(rows.db).as_sql()
+        parts.append(f"SELECT * FROM ({sql}) AS part")  # noqa: S608 - from the ORM
+        parameters += given
+    if not parts:
+        return []
+    with connections[each[0].db].cursor() as cursor:
+        cursor.execute(f"{' UNION ALL '.join(parts)} ORDER BY 1 LIMIT {number}", parameters)
+        return [(as_uuid(job_id),) for (job_id,) in cursor.fetchall()]
+
+
 def _beyond(order: Sequence[str], place: Sequence[Any]) -> Q:
     """Return the condition for rows after a position in this order."""
-    first, last = order[0], order[-1]
-    name, key = first.lstrip("-"), last.lstrip("-")
-    then = "lt" if last.startswith("-") else "gt"
-    if len(order) == 1:
+    return _side(order, place, "lt" if order[-1].startswith("-") else "gt")
+
+
+def _within(order: Sequence[str], place: Sequence[Any]) -> Q:
+    """Return the condition for rows up to a position in this order. A negated ``_beyond`` would not
+    be a range of the index."""
+    return _side(order, place, "gte" if order[-1].startswith("-") else "lte")
+
+
+def _side(order: Sequence[str], place: Sequence[Any], then: str) -> Q:
+    *names, key = (name.lstrip("-") for name in order)
+    if not names:
         return Q(**{f"{key}__{then}": place[0]})
-    beside = Q(**{name: place[0], f"{key}__{then}": place[1]})
+    name, beside = names[0], Q(**{names[0]: place[0], f"{key}__{then}": place[1]})
     # The first part lets the database start at a position of the index.
-    return Q(**{f"{name}__{then}e": place[0]}) & (Q(**{f"{name}__{then}": place[0]}) | beside)
+    return Q(**{f"{name}__{then[:2]}e": place[0]}) & (
+        Q(**{f"{name}__{then[:2]}": place[0]}) | beside
+    )

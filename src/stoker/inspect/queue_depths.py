@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from django.db import connections
@@ -15,13 +16,16 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.models import Attempt, Job, PausedQueue, Ready
 from stoker.store import counting
-from stoker.store.counting import Shares, estimate_of, estimated
+from stoker.store.counting import Shares, estimated, estimates_of
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
 from stoker.store.places import PLACES
 from stoker.store.written import as_uuid, statement
 
 QUEUES_AT_ONCE = 200
+MOST_READY, LEAST_OF_QUEUE = 100_000, 1_000
+"""The ready jobs of all queues together are counted up to about this number, those of each queue at
+least up to the second one."""
 STATES = ("ready", "deferred", "blocked", "running")
 
 
@@ -97,53 +101,68 @@ def pauses(settings: Settings) -> dict[str, Pause]:
 def _by_queue(alias: str, with_ready: Sequence[str]) -> dict[str, Shares]:
     """Return state -> number of jobs per queue.
 
-    Runs one query per two hundred queues, and one more for each state with more jobs than are
-    counted.
+    Runs one query per two hundred queues, and one more if there are more jobs than are counted.
 
     Args:
         alias: of the database.
         with_ready: the queues that have a ready job.
     """
     limit = counting.COUNTED_ROWS + 1
+    of_queue = min(limit, max(LEAST_OF_QUEUE, MOST_READY // max(1, len(with_ready))))
     counted: dict[str, dict[str, int]] = {name: {} for name in STATES}
     for start in range(0, len(with_ready) or 1, QUEUES_AT_ONCE):
-        for place, queue, count in _counts(alias, with_ready[start:][:QUEUES_AT_ONCE], limit):
+        some = with_ready[start:][:QUEUES_AT_ONCE]
+        for place, queue, count in _counts(alias, some, limit, of_queue):
             counted[place][queue] = count
-    places = {"ready": _ready(alias, counted.pop("ready"), limit)}
-    for place, numbers in counted.items():
-        rows = PLACES[place]._default_manager.using(alias).all()
-        is_exact = sum(numbers.values()) < limit
-        places[place] = Shares(numbers) if is_exact else estimated(rows, numbers)
-    return places
+    ready = counted.pop("ready")
+    unknown: dict[str, Any] = {
+        place: PLACES[place]._default_manager.using(alias).all()
+        for place, numbers in counted.items()
+        if sum(numbers.values()) >= limit
+    }
+    rows = Ready.objects.using(alias)
+    large = {queue: rows.filter(queue=queue) for queue, one in ready.items() if one >= of_queue}
+    each = [*unknown.values(), *([rows.all(), *large.values()] if large else ())]
+    estimates = iter(estimates_of(each) if each else ())
+    totals = {place: next(estimates) for place in unknown}
+    places = {
+        place: estimated(totals[place], numbers) if place in totals else Shares(numbers)
+        for place, numbers in counted.items()
+    }
+    if not large:
+        return {"ready": Shares(ready), **places}
+    total, weights = next(estimates), dict(zip(large, estimates, strict=True))
+    return {"ready": _ready(ready, of_queue, total, weights), **places}
 
 
-def _ready(alias: str, counted: dict[str, int], limit: int) -> Shares:
-    """Return the number of ready jobs per queue.
+def _ready(
+    counted: Mapping[str, int], limit: int, total: int, weights: Mapping[str, int]
+) -> Shares:
+    """Return the number of ready jobs per queue, of which some are too large to be counted.
 
     The planner's estimate for a single queue may be outdated, but its estimate for the whole table
     is good. So that number is distributed over the large queues.
+
+    Args:
+        counted: queue -> number, up to the limit.
+        limit: of each queue.
+        total: estimate of the number of all ready jobs.
+        weights: the large queues -> estimate of the number of ready jobs.
     """
-    large = [queue for queue, number in counted.items() if number >= limit]
-    if not large:
-        return Shares(counted)
-    rows = Ready.objects.using(alias)
-    rest = estimate_of(rows.all()) - sum(counted[queue] for queue in counted.keys() - large)
-    weights = dict.fromkeys(large, 1)
-    if len(large) > 1:
-        weights = {queue: max(1, estimate_of(rows.filter(queue=queue))) for queue in large}
-    scale = rest / sum(weights.values())
-    known = {queue: max(limit, round(weight * scale)) for queue, weight in weights.items()}
+    rest = total - sum(counted[queue] for queue in counted.keys() - weights.keys())
+    scale = rest / sum(max(1, weight) for weight in weights.values())
+    known = {queue: max(limit, round(max(1, one) * scale)) for queue, one in weights.items()}
     return Shares({**counted, **known}, is_exact=False)
 
 
-def _counts(alias: str, with_ready: Sequence[str], limit: int) -> list[tuple[str, str, int]]:
+def _counts(
+    alias: str, with_ready: Sequence[str], limit: int, of_queue: int
+) -> list[tuple[str, str, int]]:
     names = {f"queue{number}": queue for number, queue in enumerate(with_ready)}
-    text = "\nUNION ALL\n".join(
-        [
-            statement("places_by_queue", limit=str(limit)),
-            *(statement("ready_of_queue", queue=f"%({name})s", limit=str(limit)) for name in names),
-        ]
+    ready = (
+        statement("ready_of_queue", queue=f"%({name})s", limit=str(of_queue)) for name in names
     )
+    text = "\nUNION ALL\n".join([statement("places_by_queue", limit=str(limit)), *ready])
     with connections[alias].cursor() as cursor:
         cursor.execute(text, names)
         rows: list[tuple[str, str, int]] = cursor.fetchall()

@@ -54,6 +54,21 @@ class WorkerState:
     many."""
     is_recycled: bool = False
     """Whether it was asked to exit after its running jobs, and is replaced then."""
+    is_leaving: bool = False
+    """Whether it starts no more jobs and exits after its running ones: it is recycled, or its
+    cluster is to have fewer workers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A process of a cluster that is no worker, as of the cluster's last heartbeat."""
+
+    role: str
+    """``sentinel``, ``pusher``, ``monitor`` or ``scheduler``; with ``--single`` ``core`` instead of
+    the last three."""
+    pid: int
+    resident_bytes: int
+    """Resident memory; 0 = unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +94,8 @@ class ClusterState:
     loops: Mapping[str, float] = field(default_factory=dict)
     """Name of a process (``pusher``, ``monitor`` or ``scheduler``) -> how old the last turn of its
     loop was at the heartbeat, in seconds."""
+    processes: tuple[ProcessState, ...] = ()
+    """Its processes other than the workers; empty for a cluster of an older version."""
     wanted_workers: int | None = None
     """The number of workers that an operator has asked for. None = the number at its start."""
     most_workers: int = 0
@@ -217,7 +234,7 @@ def longest_silence(settings: Settings) -> float:
 
 def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
     silent_seconds = max(0.0, (now_us - row.heartbeat_us) / MICROSECONDS)
-    to_recycle = row.recycle.split()
+    to_recycle, wanted = row.recycle.split(), row.workers
     workers = [
         WorkerState(
             number=worker["number"],
@@ -227,7 +244,11 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
             running=tuple(_running(worker["running"], silent_seconds, facts)),
             resident_bytes=int(worker.get("resident_bytes", 0)),
             handed_out=tuple(worker.get("handed_out", ())),
-            is_recycled=name_of(worker.get("id", "")) in to_recycle,
+            is_recycled=(is_recycled := name_of(worker.get("id", "")) in to_recycle),
+            # The cluster obeys within a second, and says so in its next heartbeat.
+            is_leaving=is_recycled
+            or bool(worker.get("leaving"))
+            or (wanted is not None and worker["number"] >= wanted),
         )
         for worker in _workers(row)
     ]
@@ -244,6 +265,7 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
         leases=int(row.info.get("leases", 0)),
         workers=tuple(workers),
         loops=dict(row.info.get("loops", {})),
+        processes=tuple(ProcessState(**one) for one in row.info.get("processes", ())),
         wanted_workers=row.workers,
         most_workers=int(row.info.get("most_workers", 0)),
         is_single=bool(row.info.get("single")),

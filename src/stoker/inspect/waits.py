@@ -20,10 +20,9 @@ from stoker.conf import Settings
 from stoker.jobs.states import JobState, Progress
 from stoker.models.attempt import Attempt
 from stoker.models.blocked import Blocked
-from stoker.models.guard_key import GuardKey
 from stoker.models.job import Job
 from stoker.models.wait import Wait
-from stoker.store.written import MICROSECONDS, database_now_us
+from stoker.store.written import MICROSECONDS
 from stoker.values.durations import in_words
 
 SMALLEST_SECONDS = 0.001
@@ -142,7 +141,7 @@ class Waits:
 
 
 def waits_of(settings: Settings, progress: Progress, row: Any = None) -> Waits | None:
-    """Return what a job has waited for, with one look-up by key, and two more for a blocked job.
+    """Return the waits of a job. Runs one query by key, and a second one for a blocked job.
 
     Args:
         settings: the backend's.
@@ -161,17 +160,17 @@ def waits_of(settings: Settings, progress: Progress, row: Any = None) -> Waits |
         part = WaitPart(WaitCause(one.kind), seconds, one.name, one.times)
         recorded.setdefault(one.attempts, []).append((one.began_us, part))
     if isinstance(row, Blocked) and row.since_us:
-        recorded.setdefault(row.attempts, []).extend(_blocked_now(settings, row))
+        recorded.setdefault(row.attempts, []).extend(_blocked_now(row))
     division = _Division(settings, progress, recorded)
     before = tuple(division.before())
     return Waits(before, division.is_complete)
 
 
-def _blocked_now(settings: Settings, row: Blocked) -> Iterator[tuple[int, WaitPart]]:
+def _blocked_now(row: Blocked) -> Iterator[tuple[int, WaitPart]]:
     """Yield the wait of a job that is blocked now."""
-    alias = settings.database
-    for key in GuardKey.objects.using(alias).filter(pk=row.key_id).only("kind", "name"):
-        seconds = max(0.0, (database_now_us(alias) - row.since_us) / MICROSECONDS)
+    key: Any = row.key
+    if key is not None:
+        seconds = max(0.0, (key.now_us - row.since_us) / MICROSECONDS)
         yield row.since_us, WaitPart(WaitCause(key.kind), seconds, key.name)
 
 

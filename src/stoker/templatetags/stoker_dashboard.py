@@ -69,7 +69,7 @@ def moment(at: datetime | None) -> SafeString:
     aware = at if timezone.is_aware(at) else timezone.make_aware(at)  # for scripts
     return format_html(
         '<time datetime="{}" title="{}">{}</time>',
-        aware.isoformat(),
+        aware.isoformat(timespec="seconds"),
         words.exactly(at),
         words.since(at),
     )
@@ -83,10 +83,10 @@ def at(context: dict[str, Any], page: str, *args: Any, **query: Any) -> str:
 
 @register.inclusion_tag("stoker/dashboard/ask.html", takes_context=True)
 def ask(
-    context: dict[str, Any], name: str, target: Any, key: str = "", kind: str = ""
+    context: dict[str, Any], name: str, target: Any, key: str = "", kind: str = "", back: str = ""
 ) -> dict[str, Any]:
     """Show the button of an operation: ``{% ask "pause-queue" "mail" %}``. With ``key``, the button
-    opens a confirmation first."""
+    opens a confirmation first. The next page is ``back``, or else this one."""
     operation, visit = OPERATIONS[name], context["visit"]
     return {
         "operation": operation,
@@ -94,6 +94,7 @@ def ask(
         "target": target,
         "key": key,
         "kind": "danger" if operation.is_grave else kind,
+        "back": back or visit.request.get_full_path(),
         "is_allowed": visit.may(operation.permission),
         "visit": visit,
         "csrf_token": context.get("csrf_token"),

@@ -51,8 +51,8 @@ def written(counts: Mapping[int, int]) -> dict[str, int]:
     return {str(number): count for number, count in sorted(counts.items())}
 
 
-def add_written(total: Counter[int], counts: Mapping[str, int]) -> None:
-    """Add counts in the form of ``written`` to a total."""
+def add_written(total: Counter[int], counts: Mapping[str, int] | Mapping[int, int]) -> None:
+    """Add counts to a total. Their keys may be those of ``written``."""
     for number, count in counts.items():
         key = int(number)
         total[key] = total.get(key, 0) + count

@@ -267,7 +267,13 @@
       showNewer(0);
     });
 
+    const showKind = () => {  // of a schedule
+      const form = document.querySelector("form[data-kinds]");
+      for (const one of form?.querySelectorAll("[data-kind]") ?? []) one.hidden = one.dataset.kind !== form.elements.kind.value;
+    };
+    showKind();
     document.addEventListener("change", (event) => {
+      showKind();
       if (event.target.matches("input[data-choose]")) {
         const boxes = document.querySelectorAll(`input[type=checkbox][name="${event.target.dataset.choose}"]`);
         for (const box of boxes) box.checked = event.target.checked;

@@ -56,7 +56,7 @@
 
   document.addEventListener("keydown", (event) => {
     if (event.defaultPrevented || event.isComposing || event.ctrlKey || event.altKey || event.metaKey) return;
-    if (!isOn || help()?.open || isField(event.target)) return;
+    if (!isOn || document.querySelector("dialog[open]") || isField(event.target)) return;
     const isGo = Date.now() < goUntil;
     goUntil = 0;
     const isDone = isGo ? go(event.key) : keys[event.key]?.();

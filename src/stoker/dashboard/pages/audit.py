@@ -18,6 +18,7 @@ ON_A_PAGE = 50
 FILTERS = ("by", "operation", "q", "since", "until")
 PAGES = {
     "job": "job", "letter": "dead-letter", "workflow": "workflow", "guard": "guard", "bulk": "bulk",
+    "step": "job",  # a step has the id of its first job
 }  # fmt: skip
 """Kind of target -> the page that shows the target with this id."""
 

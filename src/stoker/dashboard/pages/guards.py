@@ -16,7 +16,7 @@ from stoker.operations.jobs import rows_of
 from stoker.store.counting import Number
 
 ON_A_PAGE = 50
-JOBS = 50
+JOBS = 20
 HOLDERS = 3
 """Number of holders that the list shows for each key."""
 UNIQUE = "unique"

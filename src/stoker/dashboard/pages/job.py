@@ -10,10 +10,13 @@ from stoker.jobs.states import JobState
 from stoker.logs.lines import VIEW, LogPage, newest_lines
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import details_of
-from stoker.operations.waiting_jobs import IN_BULK, PERMISSION
+from stoker.operations.tracebacks import fitting
+from stoker.operations.waiting_jobs import EDIT, OPERATIONS, PERMISSION
 from stoker.why import why
 
-NEWEST_LINES, MOST_LINES = 300, 5000
+NEWEST_LINES, MOST_LINES = 100, 5000
+CHANGES = tuple(one for one in OPERATIONS if one is not EDIT)
+"""The changes with a field or none; the arguments have a page of their own."""
 WAITING = (JobState.READY, JobState.DEFERRED, JobState.BLOCKED)
 
 
@@ -21,13 +24,16 @@ WAITING = (JobState.READY, JobState.DEFERRED, JobState.BLOCKED)
 def show(visit: DashboardContext, job_id: UUID) -> PageContent:
     """Return the current state of the job."""
     details = details_of(visit.settings, job_id, reveal=visit.may(REVEAL))
-    errors = [one for one in details.life.moments if one.attempt is not None]
+    errors = [one for one in details.life.moments if one.attempt is not None][::-1]
+    traces = [one.attempt.traceback for one in errors if one.attempt is not None]
+    shown = errors if visit.request.GET.get("errors") == "all" else errors[: fitting(traces)]
     moments = [
         {
             "is": one,
             "title": one.kind.label,
             "colour": colour,
-            "is_newest_error": one in errors[-1:],
+            "is_newest_error": one in errors[:1],
+            "has_traceback": one in shown,
         }
         for one, colour in zip(details.life.moments, details.colours, strict=True)
     ]
@@ -40,7 +46,7 @@ def show(visit: DashboardContext, job_id: UUID) -> PageContent:
         "state": details.progress.state.value,
         "why": answer,
         "waits": details.progress.state in WAITING,
-        "changes": IN_BULK if visit.may(PERMISSION) else (),
+        "changes": CHANGES if visit.may(PERMISSION) else (),
         "moments": moments,
         "log": _log(visit, job_id),
         **details.call,

@@ -11,6 +11,7 @@ from stoker.dashboard.pages.bulk import all_address, undo_in_bulk
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
 from stoker.inspect.jobs import ENDED, STATES, JobPage, JobSearch
 from stoker.operations import bulk, waiting_jobs
+from stoker.operations.dead_letters import call_in_list
 from stoker.operations.dead_letters import page_of as letters_of
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import CANCEL, filter_of, numbers_by_state, others_of_id, rows_of
@@ -40,7 +41,7 @@ def show(visit: DashboardContext) -> PageContent:
         numbers = numbers_by_state(visit.database)
         rows = rows_of(visit.settings, found.jobs, reveal=visit.may(REVEAL))
         others = {} if given.get("after") or not wanted.text else _others(visit, wanted.text)
-    in_bulk = [*waiting_jobs.IN_BULK, CANCEL]
+    in_bulk = [*waiting_jobs.OPERATIONS, CANCEL]
     context = {
         "rows": rows,
         "in_bulk": [one for one in in_bulk if visit.may(one.permission)],
@@ -83,8 +84,12 @@ def _others(visit: DashboardContext, text: str) -> dict[str, Any]:
     letter_id, workflow_id = others_of_id(visit.settings, text)
     may_see = visit.may("stoker.view_deadletter")
     wanted = {"text": text, "state": "all"}
+    letters = letters_of(visit.settings, wanted, LETTERS, None).letters if may_see else ()
     return {
         "letter_id": letter_id if may_see else None,
         "workflow_id": workflow_id if visit.may("stoker.view_workflow") else None,
-        "letters": letters_of(visit.settings, wanted, LETTERS, None) if may_see else None,
+        "letters": [
+            {"is": one, "call": call_in_list(visit.settings, one, reveal=visit.may(REVEAL))}
+            for one in letters
+        ],
     }

@@ -23,7 +23,6 @@ from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpRe
 from django.http.response import HttpResponseBase
 
 from stoker.conf import Settings, settings_for
-from stoker.dashboard.context import SECTIONS, DashboardContext
 from stoker.dashboard.views import NO_ANSWER, entered
 from stoker.exceptions import StokerError
 from stoker.store.engines import engine_of
@@ -78,7 +77,7 @@ def live(request: HttpRequest) -> HttpResponseBase:
     """Return the digest, or a stream of events with each new digest."""
     visit = entered(request)
     try:
-        refusal = _refusal(visit)
+        refusal = visit.refusal
     except NO_ANSWER:
         return _as_json(UNKNOWN)
     if refusal:
@@ -92,16 +91,6 @@ def live(request: HttpRequest) -> HttpResponseBase:
     response.headers["X-Accel-Buffering"] = "no"
     response.headers["Content-Encoding"] = "identity"  # otherwise GZipMiddleware would buffer it
     return response
-
-
-def _refusal(visit: DashboardContext) -> str:
-    """Return why the user may not read the digest; "" = the user may."""
-    user = getattr(visit.request, "user", None)
-    if user is None or not user.is_authenticated or not user.is_active:
-        return "Sign in first."
-    if not any(visit.may(section.permission) for section in SECTIONS):
-        return "You may see nothing here."
-    return ""
 
 
 def _as_json(word: str) -> HttpResponse:

@@ -12,9 +12,9 @@ from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, page
 from stoker.inspect.queue_depths import QueueDepth
-from stoker.inspect.stats import dead_letters
-from stoker.models import Cluster
+from stoker.models import Cluster, DeadLetter
 from stoker.operations.clusters import longest_silence
+from stoker.store.counting import Number, count_of
 from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, DatabaseNow
 
@@ -26,7 +26,7 @@ QUEUES = 12
 def show(visit: DashboardContext) -> PageContent:
     """Return throughput, latency, failures, backlog and workers, by queue and by task."""
     span = span_of(visit)
-    points, tasks = figures.of_all(visit, span), figures.of_tasks(visit, span)
+    points, tasks = (seen := figures.of_all(visit, span)).points, seen.tasks
     axis = time_axis(visit, span, points)
     depths = queues.list(backend=visit.alias)
     context = {
@@ -43,7 +43,7 @@ def show(visit: DashboardContext) -> PageContent:
         "more_queues": max(0, len(depths) - QUEUES),
         "tasks": tasks[:TASKS],
         "more_tasks": max(0, len(tasks) - TASKS),
-        "letters": dead_letters(visit.settings) if visit.may("stoker.view_deadletter") else None,
+        "letters": _letters(visit) if visit.may("stoker.view_deadletter") else None,
         "machines": _machines(visit) if visit.may("stoker.view_cluster") else None,
     }
     return PageContent("overview", context)
@@ -72,6 +72,11 @@ def _waiting(depths: tuple[QueueDepth, ...]) -> dict[str, Any]:
         "is_exact": all(one.is_exact for one in depths),
         "paused": sum(one.paused is not None for one in depths),
     }
+
+
+def _letters(visit: DashboardContext) -> Number:
+    with explained(visit.database):
+        return count_of(DeadLetter.objects.using(visit.database).unclosed())
 
 
 def _machines(visit: DashboardContext) -> dict[str, int]:

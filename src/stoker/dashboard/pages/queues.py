@@ -16,17 +16,23 @@ from stoker.operations.details import REVEAL
 from stoker.operations.jobs import rows_of
 from stoker.store.engines.sessions import explained
 
+ON_A_PAGE = 50
 FIRST_JOBS = 15
 
 
 @page("stoker.view_job")
 def show(visit: DashboardContext) -> PageContent:
-    """Return all queues."""
-    span = span_of(visit)
-    depths = queues.list(backend=visit.alias)
+    """Return a page of queues by name."""
+    span, after = span_of(visit), visit.request.GET.get("after", "")
+    depths = [one for one in queues.list(backend=visit.alias) if one.name > after]
+    shown = depths[:ON_A_PAGE]
     seen = figures.of_queues(visit, span)
-    rows = [{"depth": depth, "seen": seen.get(depth.name)} for depth in depths]
-    return PageContent("queues", {"span": span, "rows": rows})
+    context = {
+        "span": span,
+        "rows": [{"depth": depth, "seen": seen.get(depth.name)} for depth in shown],
+        **visit.paging(shown[-1].name if len(depths) > ON_A_PAGE else None),
+    }
+    return PageContent("queues", context)
 
 
 @page("stoker.view_job")

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Q
+from django.db.models import OuterRef, Q, Subquery
 from django.utils import timezone
 
 from stoker.exceptions import PackageError
 from stoker.inspect.stats import ClusterState
 from stoker.jobs.change import HELD_US
+from stoker.jobs.states import JobState
 from stoker.metrics import ended_lately
 from stoker.models import (
     Attempt,
@@ -119,7 +120,7 @@ KINDS = {
 def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
     """Return the answer, or None if the key and the job's row have just been removed."""
     asked.queue = row.queue
-    key = GuardKey.objects.using(asked.alias).filter(pk=row.key_id).first()
+    key = row.key
     if key is None:
         return None
     line = Blocked.objects.using(asked.alias).filter(key_id=key.pk, queue=row.queue)
@@ -134,7 +135,12 @@ def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
 
 def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
     """Answer for a lock or a limit."""
-    holders = _shown(asked, Need.objects.using(asked.alias).holders([key.pk])[key.pk])
+    tasks = Job.objects.filter(pk=OuterRef("job_id")).values("task")
+    needs = Need.objects.using(asked.alias).filter(holds=key.pk).order_by("job_id")
+    holders = [
+        {"job_id": str(job_id), "task": task or "", "state": JobState.RUNNING.value}
+        for job_id, task in needs.values_list("job_id", Subquery(tasks))[:HOLDERS]
+    ]
     room = "one may" if key.room == 1 else f"{key.room} may"
     turn = "It is next." if not facts["before"] else f"{facts['before']:,} are before it."
     sentence = f"The {key.kind} {key.name!r}, under which {room} run at a time, {_by(holders)}"
