@@ -14,11 +14,11 @@ POSITIVE = ("drain", "enqueue_singly", "enqueue_in_transaction", "enqueue_in_bul
 pytestmark = [pytest.mark.slow]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m benchmarks`, as `make bench` does."""
+def run(*arguments: str, module: str = "benchmarks") -> subprocess.CompletedProcess[str]:
+    """Run `python -m benchmarks`, as `make bench` does, or another module."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("STOKER_")}
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments],
+        [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -48,6 +48,45 @@ def test_small_run_measures_everything(database: str) -> None:
         assert all(side[name] > 0 for name in POSITIVE), side
         assert side["latencies_ms"]
         assert min(side["latencies_ms"]) > 0
+
+
+@pytest.mark.postgres
+def test_cost_of_a_job_does_not_depend_on_what_the_store_holds() -> None:
+    """Counted in pages, so that the load of the machine does not matter."""
+    done = run("--json", "--rounds=1", "--sizes", "100", "20000", module="benchmarks.scale")
+
+    if "is not installed" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    del found["queues"]["claim"]  # it looks into each queue
+    assert {step for steps in found.values() for step in steps} == {
+        "enqueue",
+        "enqueue in bulk",
+        "claim",
+        "record",
+        "fire",
+    }
+    grown = {
+        f"{step}, {content}": cost["pages"]
+        for content, steps in found.items()
+        for step, cost in steps.items()
+        if cost["exponent"] > 0.2
+    }
+    assert not grown
+
+
+@pytest.mark.postgres
+def test_pages_of_the_dashboard_are_measured() -> None:
+    arguments = ("--jobs=2000", "--requests=1", "--only", "clusters/")
+    done = run(*arguments, module="benchmarks.screens")
+
+    if "is not installed" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode in (0, 1), done.stderr[-3000:]  # 1: it took long on a busy machine
+    *times, queries, kilobytes, page = done.stdout.splitlines()[1].replace("*", "").split()
+    assert (page, int(queries) <= 15, float(kilobytes) <= 60) == ("clusters/", True, True)
+    assert len(times) == 3
 
 
 @pytest.mark.sqlite

@@ -178,14 +178,16 @@ def test_demo_imports_feeds_added_later_and_shows_the_dashboard(play: Callable[.
         demo = play(FEEDS=server.url("tea-notes.xml"))
         demo.until_told("Ctrl-C stops")
         page = re.findall(r"the page +(\S+)", demo.told)[0]
-        with httpx.Client(trust_env=False) as visitor:
+        with httpx.Client(trust_env=False, timeout=AT_MOST_SECONDS) as visitor:
             visitor.get(page)
             token = visitor.cookies["csrftoken"]
             form = {"url": server.url("kirchturm.xml"), "csrfmiddlewaretoken": token}
             assert visitor.post(page, data=form).is_redirect
             demo.until(lambda: re.search(r"kirchturm.xml +imported +4 entries", demo.told))
             assert "Der Kirchturm - Gemeindebrief" in visitor.get(page).text
-        with httpx.Client(trust_env=False, follow_redirects=True) as operator:
+        with httpx.Client(
+            trust_env=False, timeout=AT_MOST_SECONDS, follow_redirects=True
+        ) as operator:
             assert "Signed in as <b>demo</b>" in sign_in(operator, demo.told)
         demo.interrupt()
         assert demo.ended() == 0, demo.told

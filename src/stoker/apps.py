@@ -27,7 +27,7 @@ class StokerConfig(AppConfig):
 
     def ready(self) -> None:
         """Connect logging, checks, reporters and the tuning of SQLite."""
-        from .checks import check_api, check_databases, check_schedules
+        from .checks import check_api, check_databases, check_schedules, check_tasks
         from .reporters import logs
 
         # In a project that has not loaded a module of tasks yet, no other code imports these.
@@ -37,6 +37,7 @@ class StokerConfig(AppConfig):
         checks.register(check_api)
         checks.register(check_databases, checks.Tags.database)
         checks.register(check_schedules)
+        checks.register(check_tasks)
         _seat_reporters()
         setting_changed.connect(_seat_reporters, dispatch_uid="stoker.reporters")
         connection_created.connect(_tune, dispatch_uid="stoker.sqlite_tuning")

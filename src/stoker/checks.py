@@ -24,6 +24,7 @@ stoker.W007 The transaction isolation level is stricter than "read committed".
 stoker.W008 Modules of tasks cannot be imported, so their schedules are unknown.
 stoker.W009 The server of ``BROKER`` may lose jobs as configured, or does not answer.
 stoker.W010 A cache is in the Redis database of ``BROKER``: clearing it would delete all jobs.
+stoker.W011 A task has ``retry_on``, ``give_up_on`` or ``backoff``, but only one attempt.
 =========== ================================================================================
 """
 
@@ -54,6 +55,8 @@ from stoker.setting_values import api_problems
 from stoker.store.engines import engine_of
 from stoker.store.unapplied import unapplied_migrations
 from stoker.tasks.decorator import own_backends
+from stoker.tasks.options import options_of
+from stoker.tasks.registry import tasks_of_apps
 
 
 def check_broker(settings: Settings) -> Iterator[CheckMessage]:
@@ -209,6 +212,31 @@ def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     return found
 
 
+def check_tasks(**_: Any) -> list[CheckMessage]:
+    """Check the tasks in the modules named ``tasks`` of all apps."""
+    try:
+        tasks = tasks_of_apps()
+    except Exception:  # noqa: BLE001 - of W008
+        return []
+    return [
+        Warning(
+            f"{path} has {names}, but only one attempt: nothing is retried.",
+            hint="Give it max_attempts=2 or more, or leave them out.",
+            id="stoker.W011",
+        )
+        for alias, backend in own_backends().items()
+        if not problems(alias, backend._params)
+        for path, task in sorted(tasks.items())
+        if task.backend == alias
+        and options_of(task, backend.settings).max_attempts == 1
+        and (names := " and ".join(name for name in FOR_RETRIES if getattr(task, name, None)))
+    ]
+
+
+FOR_RETRIES = ("retry_on", "give_up_on", "backoff")
+"""Options of a task that have no effect without a second attempt."""
+
+
 def _installed() -> Iterator[CheckMessage]:
     if not apps.is_installed("stoker"):
         yield Error(
@@ -351,8 +379,8 @@ def _not_ready(alias: str, problem: str) -> CheckMessage:
 def _results(settings: Settings) -> Iterator[CheckMessage]:
     where = f'TASKS["{settings.alias}"]["OPTIONS"]["RESULTS"]'
     name = settings.results_cache
-    adapter = ADAPTERS.get(settings.broker.partition("://")[0])
-    if settings.results == "redis" and adapter != ADAPTERS["redis"]:
+    scheme = settings.broker.partition("://")[0]
+    if settings.results == "redis" and (scheme not in ADAPTERS or name_of(scheme) != "redis"):
         yield Error(
             f'{where} is "redis", but BROKER does not name a Redis.',
             hint='Write "database", or "cache:NAME" for a cache in Redis.',

@@ -230,7 +230,8 @@ class Settings:
     reporters: tuple[NamedReporter, ...] = option(
         "REPORTERS", (), reporters,
         "Reporters of failures, runs and ticks: names (`sentry`, `rollbar`, `opentelemetry`, "
-        "`prometheus`, `webhook`) or dotted paths; in a dict, each with its options.",
+        "`prometheus`, `webhook`) or dotted paths; in a dict, each with its options, or with a "
+        "list of options for several of the same kind.",
     )  # fmt: skip
     redact: tuple[str, ...] = option(
         "REDACT", SECRETS, names,

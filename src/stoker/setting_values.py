@@ -219,19 +219,27 @@ class NamedReporter:
 
 
 def reporters(value: Any) -> tuple[NamedReporter, ...]:
-    wanted = "must be a list of names, or a dict of names and their options"
+    wanted = (
+        "must be a list of names, or a dict of names and their options; "
+        "a list of options makes several reporters of that name"
+    )
     if isinstance(value, Mapping):
         given = dict(value)
     elif isinstance(value, list | tuple) and all(isinstance(name, str) for name in value):
         given = {name: {} for name in value}
     else:
         raise ValueError(wanted)
-    for name, options in given.items():
-        if not isinstance(name, str) or not name or not isinstance(options, Mapping):
+    found = []
+    for name, several in given.items():
+        if not isinstance(name, str) or not name:
             raise ValueError(wanted)
-        if not all(isinstance(key, str) and key.isidentifier() for key in options):
-            raise ValueError(f"must have names as the options of {name!r}")
-    return tuple(NamedReporter(name, dict(options)) for name, options in given.items())
+        for options in several if isinstance(several, list | tuple) else [several]:
+            if not isinstance(options, Mapping):
+                raise ValueError(wanted)
+            if not all(isinstance(key, str) and key.isidentifier() for key in options):
+                raise ValueError(f"must have names as the options of {name!r}")
+            found.append(NamedReporter(name, dict(options)))
+    return tuple(found)
 
 
 def option(key: str, default: Any, check: Check, doc: str) -> Any:

@@ -209,6 +209,8 @@ def start_children() -> list[int]:
     _, status = os.waitpid(child, 0)
     with multiprocessing.get_context("fork").Pool(2) as pool:
         squares = pool.map(_square, [3, 4])
+        pool.close()
+        pool.join()  # to terminate a pool that is in use may hang, also outside of Stoker
     program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     program.terminate()
     return [os.waitstatus_to_exitcode(status), *squares, program.wait(10)]

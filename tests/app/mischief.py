@@ -154,9 +154,17 @@ def break_once(names: str) -> None:
     setattr(loops[role], beat, broken)
 
 
+def keep_prefetched(_: str) -> None:
+    """Let the pusher release no job because all workers are busy."""
+    from stoker.cluster.pusher import flights
+
+    flights.KEEP_SECONDS = 3600.0
+
+
 MISCHIEF = {
     "break": break_once,
     "clock": clock,
+    "keep prefetched": keep_prefetched,
     "deaf": hear_nothing,
     "open": open_connection,
     "die": die_at_start,

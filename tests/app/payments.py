@@ -21,6 +21,10 @@ MORE = {"shop": {"api_token": TOKEN, "currency": "EUR"}}
 def plain(order_id: int, *, note: str = "") -> None: ...
 
 
+@task(redact=["note"])
+def discreet(order_id: int, *, note: str = "") -> None: ...
+
+
 @task(describe="key {api_key}")
 def call_provider(api_key: str) -> None: ...
 

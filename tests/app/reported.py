@@ -35,6 +35,12 @@ def fail(order: str, password: str) -> None:
     raise ValueError(f"no such order: {order}")
 
 
+@task(max_attempts=1, redact=["iban"])
+def fail_with_secrets(iban: str, more: Any) -> None:
+    copied = f"paid by {iban}"
+    raise ValueError(len(copied))
+
+
 @task(max_attempts=2, backoff=0.1, takes_context=True)
 def fail_once(context: Any) -> int:
     if context.attempt == 1:

@@ -18,6 +18,7 @@ EVERYWHERE = {
     "test_dead_letters",
     "test_job_logs",
     "test_leases",
+    "test_prefetch",
     "test_processes",
     "test_schedules",
     "test_single",

@@ -4,8 +4,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID, uuid4
 
-from stoker.models import Attempt, DeadLetter, Job
+from stoker.brokers.contract import Delivery, Return
+from stoker.brokers.dispatch import Dispatch
+from stoker.models import Attempt, Claimed, DeadLetter, Job
 
 from tests.app import chaos, tasks
 from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
@@ -98,3 +101,21 @@ def put_behind_long_jobs(
     line = Line(beats, results[:2], results[2:])
     wait_for(lambda: {one.id for one in line.long} <= set(spans(beats)), cluster.tail)
     return line
+
+
+def take_over(result: Any, broker: Dispatch, cluster: ProcessCluster) -> Delivery:
+    """Take a job from the cluster, as another cluster would after the end of its lease."""
+    held = Claimed.objects.filter(pk=result.id)
+    wait_for(held.exists, cluster.tail)
+    lease_id = held.get().lease_id
+    # In one statement, or this cluster's own upkeep may rescue it first.
+    new_lease_id = lease_id ^ 1
+    assert held.filter(lease_id=lease_id).update(
+        lease_id=new_lease_id, holder=uuid4(), leased_until_us=2**62
+    )
+    row = held.get()
+    return Delivery(UUID(result.id), new_lease_id, b"", row.queue, 0, row.attempts)
+
+
+def give_back(delivery: Delivery, broker: Dispatch) -> None:
+    assert not broker.settle(again=[Return(delivery.lease, attempts=delivery.attempt)])

@@ -143,18 +143,23 @@ def _launcher(*, is_prepared: bool, path: str) -> Launcher:
 
 
 def launch(line: socket.socket, *, is_prepared: bool) -> None:
-    """Fork a process for each command until the tests close the socket. Return in each fork."""
+    """Fork a process for each command until the tests close the socket, and return in each fork.
+    Then kill the commands that still run: the process of the tests was killed."""
     _import_django()
     if is_prepared:
         _set_up()
     gc.freeze()  # else the garbage collector would visit all of it in each command
+    running: set[int] = set()
     while True:
         message, files, *_ = socket.recv_fds(line, BIGGEST_MESSAGE, 2)
         if not message:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
             return
         said = json.loads(message)
         if "ended" in said:
             line.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(said["ended"], 0)[1]))
+            running.discard(said["ended"])
             continue
         pid = os.fork()
         if pid == 0:
@@ -162,6 +167,7 @@ def launch(line: socket.socket, *, is_prepared: bool) -> None:
             if is_prepared:
                 _read_settings_again()
             return
+        running.add(pid)
         for file in files:
             os.close(file)
         line.send(b"%d" % pid)

@@ -108,6 +108,12 @@ def workers_of(cluster: ProcessCluster) -> set[str]:
     return {worker.name for one in clusters.find() for worker in one.workers}
 
 
+def leaving_by_heartbeat(cluster: ProcessCluster) -> set[int]:
+    """Return the numbers of the workers that leave, as the cluster itself says."""
+    rows = Cluster.objects.all()
+    return {one["number"] for row in rows for one in row.info["workers"] if one["leaving"]}
+
+
 def test_resized_cluster_starts_workers_and_lets_the_last_ones_finish(tmp_path: Path) -> None:
     with running_cluster(tmp_path) as cluster:
         cluster_id = id_of(cluster)
@@ -121,6 +127,10 @@ def test_resized_cluster_starts_workers_and_lets_the_last_ones_finish(tmp_path: 
         waiting = [tasks.add.enqueue(number, 0) for number in range(3)]
         wait_for(lambda: "has 1 workers" in cluster.text(), cluster.tail)
         assert len(cluster.crew()["worker"]) == 4
+        wait_for(lambda: leaving_by_heartbeat(cluster) == {1, 2, 3}, cluster.tail)
+        assert "4 workers (3 leaving)" in run_command("stoker", "clusters", "list").stdout
+        with pytest.raises(ValueError, match="Worker 3 is leaving already"):
+            clusters.recycle(cluster_id, 3)
         may_end.touch()
         wait_for(lambda: workers_of(cluster) == {"0.1"}, cluster.tail)
         assert [end_of(result, cluster).job.attempts for result in long] == [1, 1, 1, 1]
@@ -172,7 +182,10 @@ def test_cluster_is_not_resized_out_of_its_bounds(tmp_path: Path) -> None:
         wait_for(lambda: clusters.find()[0].most_workers == 3, cluster.tail)
         with pytest.raises(ValueError, match="can have 1 to 3 workers, not 4"):
             clusters.resize(cluster_id, 4)
-        with pytest.raises(ValueError, match="has no worker 7"):
+        wait_for(lambda: workers_of(cluster) == {"0.1", "1.1"}, cluster.tail)
+        with pytest.raises(
+            ValueError, match=r"has no worker 7\. Its last heartbeat, .* ago, names 0"
+        ):
             clusters.recycle(cluster_id, 7)
         many = run_command("stoker", "clusters", "resize", "--workers", "4", "--all")
         assert (many.returncode, "can have 1 to 3 workers" in many.stdout) == (1, True)

@@ -19,7 +19,6 @@ FAULTS = 6
 @pytest.mark.chaos
 @pytest.mark.slow  # it may find an unknown fault, so any change may seem to break it
 @pytest.mark.sqlite
-@pytest.mark.timeout(600)
 def test_short_run_finds_no_broken_promise(seed: int, tmp_path: Path) -> None:
     """It starts its own servers and ignores the database of the other tests."""
     report = tmp_path / "report"

@@ -174,10 +174,14 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
     def end_as_told(stand: Stand) -> None:
         stand.finish_as(Cancelled("not needed"))
 
-    def told_in_vain(stand: Stand) -> None:
-        running(tasks.ask_for_retry, 0)(stand)
+    def fail_as_told(stand: Stand) -> None:
         cancel(stand)
         run(stand)
+
+    def told_in_vain(stand: Stand) -> None:
+        running(nothing)(stand)
+        cancel(stand)
+        give_back(stand)
 
     def see_to_requests(stand: Stand) -> None:
         assert sweep_requests(stand.settings) == 1
@@ -249,7 +253,11 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
             running(nothing),
             end_as_told,
         ),
-        ("READY", "it failed after a request to cancel it, and upkeep finds the request"): (
+        ("RUNNING", "it would be retried, but a request to cancel it is stored"): (
+            running(tasks.ask_for_retry, 0),
+            fail_as_told,
+        ),
+        ("READY", "it was released after a request to cancel it, and upkeep finds the request"): (
             told_in_vain,
             see_to_requests,
         ),

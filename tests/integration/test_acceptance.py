@@ -193,7 +193,7 @@ def test_requeue_that_cannot_be_recorded_creates_no_job(monkeypatch: pytest.Monk
     def fail(*_: Any) -> bool:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(DeadLetterQuerySet, "note_requeue", fail)
+    monkeypatch.setattr(DeadLetterQuerySet, "note_requeues", fail)
     with pytest.raises(ZeroDivisionError):
         dead_letters.requeue(letter.pk)
     assert not Ready.objects.exists()

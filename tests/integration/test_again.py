@@ -53,6 +53,14 @@ def test_run_again_with_pending_same_key_returns_that_job() -> None:
     assert "same unique key" in told.because
 
 
+def test_calls_of_a_map_are_not_enqueued_as_one_call() -> None:
+    tasks.echo.map([1, 2]).enqueue()
+    work_off()
+    job = Job.objects.get()
+    assert "several calls of a map" in again(job.pk).because
+    assert not Ready.objects.exists()
+
+
 def test_run_again_explains_why_it_is_impossible() -> None:
     chain(tasks.add.si(1, 2), tasks.add.s(1)).enqueue()
     work_off()

@@ -63,11 +63,11 @@ def sign_on(name: str = "stoker", silent_seconds: float = 0.0, **info: object) -
 def test_estimate_is_shared_among_large_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     """A planner may have no figures for one queue: see ``queue_depths``."""
 
-    def estimate(rows: Any) -> int:
-        return 1 if rows.query.where else 1_000
+    def estimates(each: Any) -> list[int]:
+        return [1 if rows.query.where else 1_000 for rows in each]
 
     monkeypatch.setattr(counting, "COUNTED_ROWS", 10)
-    monkeypatch.setattr(queue_depths, "estimate_of", estimate)
+    monkeypatch.setattr(queue_depths, "estimates_of", estimates)
     for queue, count in (("mail", 20), ("photos", 20), ("few", 4)):
         add.using(queue_name=queue).enqueue_many([((1, 2), {})] * count)
     found = {name: (depth.ready, depth.is_exact) for name, depth in queues().items()}

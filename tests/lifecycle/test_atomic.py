@@ -16,9 +16,10 @@ from stoker.compat import InvalidTask
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
 from stoker.jobs import execute as machinery
-from stoker.jobs.execute import Executor, Opened
+from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Retried, Snoozed, Succeeded
 from stoker.jobs.record import finish
+from stoker.jobs.running import Running
 from stoker.models import Attempt, Claimed, Job
 from stoker.testing import drain
 
@@ -165,7 +166,7 @@ def test_sqlite_limits_atomic_tasks_to_half_a_lease(
     tasks.nothing.enqueue()
     executor = Executor(replace(settings_for(), lease_seconds=20.0), worker_id="w")
     opened = [executor.open(claim()) for _ in range(3)]
-    assert [one.timeout_seconds for one in opened if isinstance(one, Opened)] == [10, 5, None]
+    assert [one.timeout_seconds for one in opened if isinstance(one, Running)] == [10, 5, None]
 
 
 # -- not done -------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def test_job_cancelled_before_it_began_writes_nothing(
     atomic.add.enqueue(account.pk)
     executor = Executor(settings_for(), worker_id="w")
     opened = executor.open(claim())
-    assert isinstance(opened, Opened)
+    assert isinstance(opened, Running)
     opened.interruption.cancel("not wanted")
     attempted = executor.run_opened(opened)
     assert attempted.outcome == Cancelled("not wanted")

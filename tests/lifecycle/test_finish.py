@@ -24,7 +24,7 @@ from stoker.jobs.outcomes import (
 )
 from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
-from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Deferred, Job, Ready
 from stoker.signals import dead_lettered
 from stoker.store.engines import engine_of
 
@@ -131,6 +131,28 @@ def test_outcome_moves_the_job_to_the_expected_place(
     assert delivery.attempt == attempt
     assert finish(settings, broker, [attempted(delivery, outcome)]) == set()
     assert left_of(delivery) == left
+
+
+@pytest.mark.parametrize(
+    ("outcome", "attempt"),
+    [
+        (Retried(FAULT, 60.0), "failed"),
+        (Retried(FAULT, 0.0, "timeout"), "timed_out"),
+        (Snoozed(0.0), "cancelled"),
+        (CRASH, "crashed"),
+        (TIME_OUT, "timed_out"),
+    ],
+    ids=str,
+)
+def test_job_with_a_requested_cancellation_is_not_repeated(
+    outcome: Outcome, attempt: str, settings: Settings, broker: Broker
+) -> None:
+    """It would run again before upkeep carries out the request, and might succeed."""
+    delivery = claim(broker)
+    Cancellation.objects.ask(delivery.job_id, "not needed")
+    finish(settings, broker, [attempted(delivery, outcome)])
+    assert left_of(delivery) == Left("none", status="CANCELLED", attempt=attempt)
+    assert Job.objects.get(pk=delivery.job_id).reason == "not needed"
 
 
 @pytest.mark.parametrize(

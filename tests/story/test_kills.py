@@ -45,7 +45,6 @@ MORE = 200
 
 pytestmark = [
     pytest.mark.chaos,
-    pytest.mark.timeout(600),
     pytest.mark.django_db(transaction=True),
 ]
 

@@ -26,7 +26,6 @@ pytestmark = [
     pytest.mark.on_redis,
     pytest.mark.on_mongodb,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.timeout(900),
 ]
 
 

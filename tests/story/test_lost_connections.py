@@ -48,7 +48,6 @@ pytestmark = [
     pytest.mark.postgres,
     pytest.mark.mariadb,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.timeout(600),
 ]
 
 

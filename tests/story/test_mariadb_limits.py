@@ -53,7 +53,6 @@ pytestmark = [
     pytest.mark.chaos,
     pytest.mark.mariadb,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.timeout(600),
 ]
 
 

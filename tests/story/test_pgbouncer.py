@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.chaos,
     pytest.mark.postgres,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.timeout(300),
 ]
 
 

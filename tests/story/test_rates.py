@@ -33,7 +33,6 @@ pytestmark = [pytest.mark.postgres, pytest.mark.sqlite, pytest.mark.django_db(tr
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("written", RATES)
 def test_two_clusters_start_no_more_jobs_than_the_rate_allows(written: str, tmp_path: Path) -> None:
     rate = Rate(written)

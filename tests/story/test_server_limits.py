@@ -42,7 +42,6 @@ pytestmark = [
     pytest.mark.chaos,
     pytest.mark.postgres,
     pytest.mark.django_db(transaction=True),
-    pytest.mark.timeout(600),
 ]
 
 __all__ = ["private_database"]

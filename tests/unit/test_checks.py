@@ -3,6 +3,7 @@
 import inspect
 import re
 import tomllib
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
 from stoker.reporters import desk
 from stoker.setting_values import api_settings
+
+from tests.app import tasks
 
 pytestmark = pytest.mark.unit
 
@@ -272,3 +275,29 @@ def test_w008_reports_modules_that_cannot_be_imported(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("stoker.schedules.declare.autodiscover_modules", break_down)
     assert [message.id for message in ours.check_schedules()] == ["stoker.W008"]
+
+
+def test_w011_reports_options_for_retries_of_tasks_with_one_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def found(**options: Any) -> list[checks.CheckMessage]:
+        declared = replace(tasks.nothing, **options)
+        monkeypatch.setattr(ours, "tasks_of_apps", lambda: {"shop.tasks.pay": declared})
+        return ours.check_tasks()
+
+    assert found() == []
+    assert found(max_attempts=2, backoff=1) == []
+    assert found(max_attempts=1) == []
+    (message,) = found(max_attempts=1, backoff=1)
+    assert (message.id, message.msg) == (
+        "stoker.W011",
+        "shop.tasks.pay has backoff, but only one attempt: nothing is retried.",
+    )
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"MAX_ATTEMPTS": 1}}}):
+        assert [one.id for one in found(backoff=1)] == ["stoker.W011"]
+
+
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "redis+sentinel", "redis+cluster"])
+def test_results_in_redis_are_allowed_on_every_kind_of_redis(scheme: str) -> None:
+    found = messages(BROKER=f"{scheme}://127.0.0.1:1", RESULTS="redis")
+    assert "stoker.E011" not in [message.id for message in found]

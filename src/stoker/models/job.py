@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from uuid import UUID
 
@@ -113,6 +113,16 @@ class JobColumns:
     """Serialised return values."""
     reasons: Sequence[str] = ()
     """At most 255 characters each."""
+
+    def take(self, places: Sequence[int]) -> JobColumns:
+        """Return the rows at these places."""
+        return JobColumns(
+            **{
+                one.name: [column[place] for place in places]
+                for one in fields(JobColumns)
+                if (column := getattr(self, one.name))
+            }
+        )
 
     def jobs(self) -> list[Job]:
         """Return a ``Job`` for each row of ended jobs. They are not saved."""

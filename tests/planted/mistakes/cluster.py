@@ -210,7 +210,7 @@ MISTAKES = (
         "a new pusher releases jobs of workers that it has not asked",
         [
             Change(
-                "cluster.pusher.adoption:Adoption.is_open",
+                "cluster.pusher.claims:Adoption.is_open",
                 drop_operand(
                     "self._expected is None or bool(self._expected)", "bool(self._expected)"
                 ),
@@ -222,7 +222,7 @@ MISTAKES = (
         "the death of an old worker counts against a new lease",
         [
             Change(
-                "cluster.pusher.adoption:Adoption._adopt_seen",
+                "cluster.pusher.claims:Adoption._adopt_seen",
                 replace(
                     "lease_mark(orphan.delivery.lease_id) == mark",
                     "lease_mark(orphan.delivery.lease_id) != 0",

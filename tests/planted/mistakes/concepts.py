@@ -91,10 +91,10 @@ MISTAKES = (
         "two concurrent retries of a workflow requeue the same job",
         [
             Change(
-                "workflows.control:_redo",
+                "workflows.control:_enqueue_again",
                 replace(
-                    "not reopen(alias, job.pk, job_id)",
-                    "not reopen(alias, job.pk, job_id) and False",
+                    "[messages[old] for old in messages if old in reopened]",
+                    "list(messages.values())",
                 ),
             )
         ],
@@ -338,8 +338,8 @@ MISTAKES = (
     Mistake(
         "fencing numbers do not grow",
         [Change("guards.admission:_Admission._give_fence", replace("fence + 1", "fence"))],
-        "tests/conformance/test_guard_model.py",
-        "guards_agree_with_the_model",
+        "tests/conformance/test_guards.py",
+        "one_claim_admits_have_growing_fencing_numbers",
     ),
     Mistake(
         "a changed limit wakes no cluster",

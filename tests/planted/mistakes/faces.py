@@ -24,6 +24,44 @@ MISTAKES = (
         "tests/unit/reporters/test_facts.py",
     ),
     Mistake(
+        "a reporter is told secrets that REDACT names",
+        [
+            Change(
+                "reporters.facts:arguments_of_failure",
+                replace(
+                    "shown_call(failure.package, settings_for(failure.backend).redact)",
+                    "shown_call(failure.package, (), reveal=True)",
+                ),
+            )
+        ],
+        "tests/unit/reporters/test_facts.py",
+    ),
+    Mistake(
+        "an SDK sends secrets in local variables",
+        [
+            Change(
+                "reporters.facts:secrets_hider",
+                replace("pattern.sub(HIDDEN, value)", "value"),
+            )
+        ],
+        "tests/unit/reporters/test_facts.py",
+        "what_an_sdk_gathered",
+    ),
+    Mistake(
+        "arguments after a received one have the names of those before",
+        [
+            Change(
+                "tasks.arguments:_calls_of",
+                replace(
+                    "(RECEIVED, *_) if package.options.receives else _",
+                    "tuple(package.args)",
+                ),
+            )
+        ],
+        "tests/unit/test_arguments.py",
+        "after_a_received_one",
+    ),
+    Mistake(
         "metrics are told to anybody",
         [
             Change(
@@ -141,7 +179,7 @@ MISTAKES = (
     ),
     Mistake(
         "the dashboard lets everybody in who is signed in",
-        [Change("dashboard.views:_refuse", replace("not visit.may(permission)", "False"))],
+        [Change("dashboard.views:require", replace("not visit.may(permission)", "False"))],
         "tests/dashboard/test_doing.py",
         "page_needs_its_permission",
         database="postgres",
@@ -264,7 +302,12 @@ MISTAKES = (
     ),
     Mistake(
         "the list of jobs ignores the task",
-        [Change("inspect.jobs:JobSearch._condition", drop("if wanted.task:\n    ..."))],
+        [
+            Change(
+                "inspect.jobs:JobSearch._condition",
+                drop("if wanted.task and model is Job:\n    ..."),
+            )
+        ],
         "tests/admin/test_jobs.py",
         "search_finds_jobs_by_id_task_error_and_queue",
         database="with_admin",

@@ -5,6 +5,28 @@ from tests.planted.operations import drop, drop_keyword, drop_operand, lift, rep
 
 MISTAKES = (
     Mistake(
+        "a job that was to be cancelled is repeated after its attempt failed",
+        [
+            Change(
+                "jobs.record:Recorder._decide",
+                drop("decided[place] = outcomes.Cancelled(reason, instead_of=outcome)"),
+            )
+        ],
+        "tests/lifecycle/test_finish.py",
+        "requested_cancellation",
+    ),
+    Mistake(
+        "an unstarted job of a dead cluster that was to be cancelled is released",
+        [
+            Change(
+                "cluster.upkeep:Upkeep._free",
+                replace("self._without_cancelled(unstarted)", "unstarted"),
+            )
+        ],
+        "tests/cluster/test_upkeep.py",
+        "unstarted_job_of_a_dead_cluster",
+    ),
+    Mistake(
         "a job that was to wait counts as late",
         [
             Change(
@@ -68,18 +90,21 @@ MISTAKES = (
         "confirmed",
     ),
     Mistake(
-        "the pusher is told of a record although the broker is away",
+        "the pusher is told of a record without the broker's answer",
+        [Change("cluster.monitor:Unsettled.end", drop("self._end()"))],
+        "tests/unit/cluster/test_monitor.py",
+        "confirmed or settles",
+    ),
+    Mistake(
+        "a settlement whose reply is lost is not repeated",
         [
             Change(
-                "cluster.monitor:Monitor._settle",
-                replace(
-                    "self.patience.call(_) is not None",
-                    "(self.patience.call(partial(self.unsettled.settle, self.broker)), True)[1]",
-                ),
+                "brokers.redis.broker:RedisBroker.begin_settle",
+                drop("self.settle(over)"),
             )
         ],
-        "tests/unit/cluster/test_monitor.py",
-        "confirmed",
+        "tests/integration/test_redis_server.py",
+        "settlement",
     ),
     Mistake(
         "crashes are not counted",
@@ -144,7 +169,7 @@ MISTAKES = (
     ),
     Mistake(
         "who was cancelled before it began is not told",
-        [Change("jobs.execute:Executor._call", drop("opened.interruption.check()"))],
+        [Change("jobs.execute:Executor._call", drop("running.interruption.check()"))],
         "tests/lifecycle/test_atomic.py",
         "before_it_began",
     ),
@@ -206,7 +231,7 @@ MISTAKES = (
         [
             Change(
                 "dead_letters.requeueing:_Requeue._send",
-                drop("Note.objects.using(self._alias).hand_on(...)"),
+                drop("Note.objects.using(self._alias).hand_on(jobs)"),
             )
         ],
         "tests/integration/test_notes.py",
