@@ -87,3 +87,17 @@ def test_palette_has_no_key_if_keys_are_turned_off(alice: Window) -> None:
     page.keyboard.press("Control+k")
     expect(page.get_by_role("dialog", name="Go to")).to_be_hidden()
     page.evaluate("localStorage.removeItem('stoker-keys')")
+
+
+def test_palette_opens_without_what_was_found_before(alice: Window) -> None:
+    page = alice.page
+    alice.go("/stoker/queues/")
+    button, dialog = page.get_by_role("button", name="Go to"), page.get_by_role("dialog")
+    button.click()
+    expect(dialog.get_by_role("option").first).to_be_visible()
+    page.keyboard.press("Escape")
+    page.route("**/palette/**", lambda _: None)  # no answer comes
+    button.click()
+    expect(dialog).to_be_visible()
+    assert dialog.get_by_role("option").count() == 0
+    page.unroute_all(behavior="ignoreErrors")

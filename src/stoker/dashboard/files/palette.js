@@ -46,6 +46,17 @@
     choose(0);
   }
 
+  // Nothing that was found the last time may be chosen while the new answer is on its way.
+  function forget() {
+    const list = by("palette-found");
+    delete list.dataset.text;
+    list.replaceChildren();
+    list.hidden = true;
+    by("palette-text").removeAttribute("aria-activedescendant");
+    by("palette-text").setAttribute("aria-expanded", "false");
+    by("palette-says").textContent = "";
+  }
+
   async function ask() {
     asked?.abort();
     const mine = asked = new AbortController();
@@ -75,6 +86,7 @@
     const dialog = by("palette");
     if (dialog.open) return;
     isGoing = false;
+    forget();
     dialog.showModal();
     by("palette-text").value = "";
     by("palette-text").focus();
