@@ -14,7 +14,7 @@ from stoker.brokers.contract import Return
 from stoker.brokers.orm import broker as orm
 from stoker.guards import admission
 from stoker.guards import sweep as guard_upkeep
-from stoker.guards.admission import Rated
+from stoker.guards.admission import AdmissionTerms
 from stoker.models import Blocked, GuardKey, Need, Ready
 from stoker.models.claimed import Leasing
 from stoker.models.guard_key import GuardKeyQuerySet
@@ -197,6 +197,6 @@ def test_jobs_beyond_the_room_of_a_claim_stay_ready(room: int, stand: OrmStand) 
     with transaction.atomic():
         leasing = Leasing(1, uuid.uuid4(), 60_000_000)
         places = [Place(*row) for row in rows]
-        decision = admission.admit("default", places, room, leasing, Rated(0))
+        decision = admission.admit("default", places, room, leasing, AdmissionTerms(0))
     assert [claim[0] for claim in decision.claims] == jobs[:room]
     assert set(Ready.objects.values_list("job_id", flat=True)) == set(jobs[room:])

@@ -138,7 +138,7 @@ def locks_held_twice() -> list[Any]:
     (blocked,) = Blocked.objects.all()
     Need.objects.update(holds=blocked.key_id)
     until_us = Claimed.objects.get().leased_until_us
-    values = {"lease_id": 1, "holder": HOLDER, "leased_until_us": until_us, "guards": 1}
+    values = {"lease_id": 1, "holder": uuid.uuid4(), "leased_until_us": until_us, "guards": 1}
     Claimed.objects.create(job_id=blocked.pk, queue="default", **values)
     Blocked.objects.all().delete()
     return [blocked.key_id]
@@ -278,6 +278,13 @@ NAMED: tuple[Plant, ...] = (
     unrelayed_jobs,
     unreadable_packages,
 )
+
+
+def test_jobs_of_one_cluster_may_hold_a_lock_together() -> None:
+    """The cluster starts them one after another."""
+    locks_held_twice()
+    Claimed.objects.update(holder=HOLDER)
+    assert findings() == {}
 
 
 @pytest.mark.parametrize("plant", [*MENDED, *NAMED], ids=lambda plant: plant.__name__)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from uuid import UUID
@@ -128,6 +128,11 @@ class ClaimRequest(NamedTuple):
     """Maximum number of jobs with a rate limit, because such jobs must start at once."""
     permit_seconds: float = 0.0
     """Minimum validity of the permit to start a job with a rate limit."""
+    turns: int = 1
+    """Maximum number of jobs under one lock to lease at once. The holder starts them one after
+    another."""
+    ahead: Container[UUID] = ()
+    """The jobs of this holder behind which others with the same lock may be leased."""
 
 
 class Delivery(NamedTuple):
@@ -152,6 +157,9 @@ class Delivery(NamedTuple):
     run_after: float | None = None
     """``run_after`` of the job, in seconds since 1970, for metrics only. None = no ``run_after``,
     or the broker does not know it."""
+    turn: UUID | None = None
+    """The key of the lock under which the holder starts its jobs one after another. None = this job
+    depends on no other job of the holder."""
 
     @property
     def lease(self) -> Lease:

@@ -17,7 +17,8 @@
                          ("logs", [chunk, ...])           as from the workers
     monitor -> pusher    ("recorded", [number, ...])
 
-A job has the fields of its ``Delivery`` in their order, with its id as bytes. The permit is the
+A job has the fields of its ``Delivery`` in their order, with its id as bytes and without its turn,
+which only the pusher needs. The permit is the
 latest start of a job with a rate, in nanoseconds on the lease clock, which all processes of a host
 share; 0 = while its lease lasts. The monitor gets in its place the moment until which the lease is
 known to be valid, on the same clock; 0 = not known.
@@ -45,7 +46,7 @@ _new = tuple.__new__
 
 def pack_job(number: int, delivery: Delivery, permit_ns: int = 0) -> Job:
     # By position, because names are slower and this runs for each job.
-    return (number, permit_ns, delivery[0].int.to_bytes(16), *delivery[1:])
+    return (number, permit_ns, delivery[0].int.to_bytes(16), *delivery[1:-1])
 
 
 def pack_for_monitor(number: int, delivery: Delivery, valid_until_ns: int = 0) -> Job:
@@ -53,7 +54,7 @@ def pack_for_monitor(number: int, delivery: Delivery, valid_until_ns: int = 0) -
     Otherwise the job comes from a broker outside the store, and its lease id is a string."""
     job_id, lease_id = delivery[0].int.to_bytes(16), delivery[1]
     package = delivery[2] if isinstance(lease_id, str) else b""
-    return (number, valid_until_ns, job_id, lease_id, package, *delivery[3:])
+    return (number, valid_until_ns, job_id, lease_id, package, *delivery[3:-1])
 
 
 permit_of: Callable[[Job], int] = itemgetter(1)
@@ -68,7 +69,7 @@ def is_over(permit_ns: int) -> bool:
 
 def open_job(job: Job) -> Delivery:
     # Faster than the constructor, which would only take the fields one by one.
-    return _new(Delivery, (id_of(int.from_bytes(job[2])), *job[3:]))
+    return _new(Delivery, (id_of(int.from_bytes(job[2])), *job[3:], None))
 
 
 def pack_report(number: int, attempted: Attempted) -> Report:

@@ -8,12 +8,12 @@ row. See ``docs/decisions/0015-guards-decide-at-claim.md``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
 from stoker.models.blocked import BlockedLine
-from stoker.models.claimed import Claim, Leasing
+from stoker.models.claimed import Claim, Claimed, Leasing
 from stoker.models.deferred import Deferred
 from stoker.models.guard_key import Decisions, GuardKey, LockedKey, learn
 from stoker.models.need import Need, StatedNeed
@@ -21,6 +21,7 @@ from stoker.models.ready import Place, Ready
 from stoker.models.wait import NewWait, Wait
 from stoker.store.engines import engine_of
 from stoker.store.engines.rows import FIRST, HEAD, HOLDER, NOW
+from stoker.store.statements import with_keys
 from stoker.store.turns import LOOK_AGAIN_US, call_all
 from stoker.store.written import MICROSECONDS
 from stoker.values import rates as rate_window
@@ -32,15 +33,20 @@ already deferred for this reason."""
 LOOK_AGAIN_LATEST_US = 10_000_000
 
 
-class Rated(NamedTuple):
-    """How to admit jobs with a rate."""
+class AdmissionTerms(NamedTuple):
+    """How a claim asks to admit jobs with guards."""
 
-    limit: int
+    rated_limit: int
     """Maximum number of jobs with a rate to start."""
     permit_us: int = 0
     """Minimum validity of their permits, in microseconds."""
     asked_at: float = 0.0
     """Time of the claim request, in monotonic seconds of this process."""
+    turns: int = 1
+    """Maximum number of jobs under one lock. The cluster starts them one after another."""
+    ahead: Container[UUID] = ()
+    """The jobs behind which others with the same lock may be admitted, according to the cluster.
+    Those whose lease it has lost are left out."""
 
 
 class Admitted(NamedTuple):
@@ -54,6 +60,8 @@ class Admitted(NamedTuple):
     lasts."""
     refused: str = ""
     """Why the job must end as cancelled instead of running; "" = it may run."""
+    turn: UUID | None = None
+    """The key under which the cluster starts its jobs one after another."""
 
 
 class AdmissionResult(NamedTuple):
@@ -74,7 +82,7 @@ def admit(
     places: Sequence[Place],
     room: int,
     leasing: Leasing,
-    rated: Rated,
+    terms: AdmissionTerms,
     *,
     waits: bool = True,
     searched_us: int = 0,
@@ -87,14 +95,16 @@ def admit(
         places: the jobs' rows, locked by the caller, in the order in which they are to start.
         room: maximum number of jobs to admit.
         leasing: the values of all new leases.
-        rated: how to admit jobs with a rate.
+        terms: how to admit jobs with a rate, and jobs whose lock the same cluster holds.
         waits: whether to wait for keys that other transactions have locked. If not, jobs that need
             these keys are deferred for a moment, so that they do not delay the jobs behind them.
         searched_us: for how long the caller has searched for a job that may start, in microseconds.
             Jobs are deferred for longer by this time. Otherwise the first of many would be ready
             again before a slow search comes to the jobs behind them.
     """
-    admission = _Admission(alias, places, rated, waits=waits, searched_us=searched_us)
+    admission = _Admission(
+        alias, places, leasing.holder, terms, waits=waits, searched_us=searched_us
+    )
     return admission.decide(room, leasing)
 
 
@@ -105,7 +115,7 @@ def lease(
     ready, needs = Ready.objects.using(alias), Need.objects.using(alias)
     claims = engine_of(alias).carry_out(ready, needs, decisions, leasing)
     return [
-        (*claim[:7], one.fence, one.permit_seconds, one.refused, claim[-1])
+        (*claim[:7], one.fence, one.permit_seconds, one.refused, claim[-1], one.turn)
         for claim, one in zip(claims, admitted, strict=True)
     ]
 
@@ -117,15 +127,16 @@ class _Admission:
         self,
         alias: str,
         places: Sequence[Place],
-        rated: Rated,
+        holder: UUID,
+        terms: AdmissionTerms,
         *,
-        waits: bool = True,
-        searched_us: int = 0,
+        waits: bool,
+        searched_us: int,
     ) -> None:
         self._alias = alias
-        self._rated = rated
+        self._terms = terms
         self._searched_us = searched_us
-        self._rated_left = rated.limit
+        self._rated_left = terms.rated_limit
         self._needs = Need.objects.using(alias).of_jobs(
             {place.job_id: place.guards for place in places if place.guards}
         )
@@ -140,8 +151,9 @@ class _Admission:
         self._heads: dict[tuple[UUID, str], tuple[int, UUID]] = {}
         """Key and queue -> rank and id of the first job in that line."""
         self._now_us = 0
-        self._waited_seconds = time.monotonic() - rated.asked_at
+        self._waited_seconds = time.monotonic() - terms.asked_at
         self._look()
+        self._ahead = self._held_ahead(holder)
         self._blocked: list[tuple[Place, UUID]] = []
         self._deferred: list[tuple[Place, int]] = []
         self._waits: list[NewWait] = []
@@ -149,6 +161,8 @@ class _Admission:
         self._passed_over: dict[UUID, int] = {}
         """Key -> number of jobs that were first in its line but could not start because of
         another key."""
+        self._led: set[UUID] = set()
+        """Locks with a new job that others may follow."""
         self._next_weight: dict[UUID, int] = {}
         """Key of a rate -> weight of the next job."""
         self._changed: dict[UUID, LockedKey] = {}
@@ -171,7 +185,12 @@ class _Admission:
             refusal = next((need for need in needed if not self._may_start(need, place)), None)
             if refusal is None:
                 permit_seconds = self._enter(place, needed)
-                admitted.append(Admitted(place, self._give_fence(needed), permit_seconds))
+                fence, turn = self._give_fence(needed), self._turn_of(place, needed)
+                admitted.append(Admitted(place, fence, permit_seconds, turn=turn))
+                if turn is not None:
+                    self._ahead.add(place.job_id)
+                    if self._keys[turn].has_line:
+                        self._led.add(turn)
             elif refusal.on_busy == "skip":
                 admitted.append(Admitted(place, refused=ALREADY_RUNNING))
             else:
@@ -210,6 +229,17 @@ class _Admission:
                 self._firsts[key_id] = job_id
             elif what == HEAD:
                 self._heads[key_id, queue] = (number, job_id)
+
+    def _held_ahead(self, holder: UUID) -> set[UUID]:
+        """Return the jobs that others may follow: those that hold a key and are still leased to
+        this cluster. The keys are locked, so no other cluster can start these jobs again before
+        this transaction ends."""
+        ahead = self._terms.ahead
+        held = {one for holders in self._holders.values() for one in holders if one in ahead}
+        if not held:
+            return set()
+        leases = with_keys(Claimed.objects.using(self._alias), held)
+        return set(leases.filter(holder=holder).values_list("pk", flat=True))
 
     def _sorted_out(self, places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
         """Split the jobs into those whose keys can be locked, and those whose keys other
@@ -252,7 +282,22 @@ class _Admission:
             return False
         if is_rate:
             return self._rated_left > 0 and self._is_permitted(key, need)
-        return has_room
+        return has_room or self._may_follow(need, place)
+
+    def _may_follow(self, need: StatedNeed, place: Place) -> bool:
+        """Return whether the cluster can start this job after those that hold its key."""
+        holders = self._holders[need.key_id]
+        has_turn = self._turn_of(place, [need]) is not None
+        return has_turn and len(holders) < self._terms.turns and holders <= self._ahead
+
+    def _turn_of(self, place: Place, needed: Sequence[StatedNeed]) -> UUID | None:
+        """Return the key under which the cluster may start this job and others one after another:
+        that of a lock, if it is the job's only guard."""
+        if place.guards != 1:
+            return None
+        (need,) = needed
+        is_lock = need.kind == Need.Kind.LOCK and self._keys[need.key_id].room == 1
+        return need.key_id if is_lock and need.on_busy == "wait" else None
 
     def _is_permitted(self, key: LockedKey, need: StatedNeed) -> bool:
         weight = rate_window.cost(key.rule, need.weight)
@@ -275,7 +320,7 @@ class _Admission:
     def _enter(self, place: Place, needed: Iterable[StatedNeed]) -> float:
         """Occupy the keys. Return for how many seconds the permit is valid."""
         permits_us = []
-        at_least_us = self._rated.permit_us
+        at_least_us = self._terms.permit_us
         for need in needed:
             key = self._keys[need.key_id]
             if need.kind == Need.Kind.RATE:
@@ -343,13 +388,16 @@ class _Admission:
         )
 
     def _call_passed_over(self) -> set[str]:
-        """Make other jobs ready under keys that still have room. Return their queues."""
-        passed_over = [(self._keys[key_id], n) for key_id, n in self._passed_over.items()]
+        """Make other jobs ready under keys that still have room, and behind the new jobs of locks.
+        Return their queues."""
+        counts = {
+            key_id: count
+            for key_id, count in self._passed_over.items()
+            if len(self._holders[key_id]) < self._keys[key_id].room
+        }
+        for key_id in self._led:
+            counts[key_id] = self._terms.turns - len(self._holders[key_id])
+        keys = [(self._keys[key_id], count) for key_id, count in counts.items()]
         return call_all(
-            self._alias,
-            [
-                (key, count)
-                for key, count in passed_over
-                if key.kind != Need.Kind.RATE and len(self._holders[key.pk]) < key.room
-            ],
+            self._alias, [(key, count) for key, count in keys if key.kind != Need.Kind.RATE]
         )

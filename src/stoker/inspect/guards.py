@@ -144,7 +144,8 @@ class KeyState:
     most: int
     """Upper limit of ``used``. For a rate with a burst it is higher than ``places``."""
     holders: Sequence[UUID]
-    """Jobs that hold a place, the oldest first. Empty for rates."""
+    """Jobs that hold a place, the oldest first. Empty for rates. Of a lock they can be several: a
+    cluster has claimed them together, and starts them one after another."""
     waiting: Number
     places_set: int | None = None
     """The number of places set by ``set_limit``, which overrides the task's limit; None = no
@@ -300,7 +301,6 @@ def _states(alias: str, rows: Sequence[GuardKey]) -> list[KeyState]:
     for row in rows:
         jobs = sorted(holders.get(row.pk, ()))
         is_rate = row.kind == Need.Kind.RATE
-        whole = row.rule.whole if is_rate else row.room
         failed = next((one for one in jobs if one in halting), None)
         states.append(
             KeyState(
@@ -308,8 +308,8 @@ def _states(alias: str, rows: Sequence[GuardKey]) -> list[KeyState]:
                 name=row.name,
                 kind=row.kind,
                 places=row.room,
-                used=whole - rates.free(row.rule, row.starts, now_us) if is_rate else len(jobs),
-                most=whole,
+                used=_used(row, jobs, now_us),
+                most=row.rule.whole if is_rate else row.room,
                 holders=jobs,
                 waiting=waiting.get(row.pk, Number(0)),
                 places_set=row.places_set,
@@ -320,6 +320,12 @@ def _states(alias: str, rows: Sequence[GuardKey]) -> list[KeyState]:
             )
         )
     return states
+
+
+def _used(row: GuardKey, holders: Sequence[UUID], now_us: int) -> int:
+    if row.kind == Need.Kind.RATE:
+        return row.rule.whole - rates.free(row.rule, row.starts, now_us)
+    return min(len(holders), row.room) if row.kind == Need.Kind.LOCK else len(holders)
 
 
 def _next_start_seconds(row: GuardKey, now_us: int) -> float:

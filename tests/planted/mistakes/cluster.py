@@ -152,10 +152,40 @@ MISTAKES = (
         "tests/unit/cluster/test_roster.py",
     ),
     Mistake(
+        "jobs of one lock are sent to workers together",
+        [
+            Change(
+                "cluster.pusher.flights:Turns.begin",
+                replace("self._first.setdefault(key_id, flight) is flight", "True"),
+            )
+        ],
+        "tests/unit/cluster/test_flights.py",
+    ),
+    Mistake(
+        "followers start although the job before them was lost",
+        [
+            Change(
+                "cluster.pusher.flights:Flights.remove",
+                replace("self.turns.leave(flight)", "filter(None, [self.turns.end(flight)])"),
+            )
+        ],
+        "tests/unit/cluster/test_flights.py",
+    ),
+    Mistake(
+        "jobs follow one that another cluster has taken over",
+        [
+            Change(
+                "guards.admission:_Admission._held_ahead",
+                replace("leases.filter(holder=holder)", "leases"),
+            )
+        ],
+        "tests/conformance/test_guards_in_turn.py",
+    ),
+    Mistake(
         "jobs of an unknown task are prefetched",
         [
             Change(
-                "cluster.pusher.flights:RunTimes._look_at",
+                "cluster.pusher.run_times:RunTimes._look_at",
                 replace("self._expected.get(name, PREFETCH_SECONDS)", "0.0"),
             )
         ],

@@ -1,14 +1,21 @@
 """Flights: the pusher's list of its claimed jobs."""
 
 from collections.abc import Callable
+from uuid import uuid4
 
 import pytest
 
 from stoker.brokers.contract import Delivery
-from stoker.cluster.pusher.flights import Flight, Flights
+from stoker.cluster.pusher.flights import (
+    FOLLOW_SECONDS,
+    HELD_UP_SECONDS,
+    KEEP_SECONDS,
+    Flight,
+    Flights,
+)
 from stoker.cluster.wire import Report
 
-from tests.unit.cluster.parts import make_report
+from tests.unit.cluster.parts import Clock, make_report
 
 pytestmark = pytest.mark.unit
 
@@ -137,3 +144,155 @@ def test_unknown_leases_are_released(flights: Flights, deliveries: Make) -> None
     flights.release_leases([unknown], 2.0)
     assert [flight.delivery for flight in flights.to_release()] == [unknown]
     assert flights.unknown([known, unknown]) == []
+
+
+# -- turns under a lock ----------------------------------------------------------------------------
+
+LOCK, OTHER_LOCK = uuid4(), uuid4()
+
+
+def running(flights: Flights) -> list[Delivery]:
+    """Send what waits to a worker, and return the unreported jobs there."""
+    flights.send(0, 10)
+    return [flight.delivery for flight in flights.with_worker(0).values()]
+
+
+def end(flights: Flights, delivery: Delivery) -> None:
+    (number,) = (
+        number for number, one in flights.with_worker(0).items() if one.delivery == delivery
+    )
+    flights.report(0, report(number))
+
+
+@pytest.fixture
+def locked(deliveries: Make) -> Make:
+    """Return a function that makes deliveries with the same lock."""
+    return lambda count, lock=LOCK: [one._replace(turn=lock) for one in deliveries(count)]
+
+
+def test_jobs_of_a_lock_are_sent_one_after_another(flights: Flights, locked: Make) -> None:
+    claimed = locked(3)
+    flights.add(claimed[:2], 1.0)
+    flights.add(claimed[2:], 1.0)
+    for delivery in claimed:
+        assert running(flights) == [delivery]
+        end(flights, delivery)
+    assert running(flights) == []
+    assert not flights.turns
+
+
+def test_jobs_of_different_locks_run_together(
+    flights: Flights, locked: Make, deliveries: Make
+) -> None:
+    free = deliveries(1)
+    claimed = [*locked(2), *locked(2, OTHER_LOCK), *free]
+    flights.add(claimed, 1.0)
+    assert running(flights) == [claimed[0], claimed[2], free[0]]
+
+
+def test_job_taken_back_keeps_its_turn(flights: Flights, locked: Make) -> None:
+    first, second = locked(2)
+    flights.add([first, second], 1.0)
+    (sent,) = flights.send(0, 10)
+    flights.take_back(sent)
+    assert [flight.delivery for flight in flights.waiting] == [first]
+    assert running(flights) == [first]
+    end(flights, first)
+    assert running(flights) == [second]
+
+
+@pytest.mark.parametrize("how", ["release", "lose"])
+def test_followers_of_a_job_that_ends_elsewhere_are_released(
+    how: str, flights: Flights, locked: Make
+) -> None:
+    """The job may run in another cluster, so none that follows it may start here."""
+    claimed = locked(3)
+    flights.add(claimed, 1.0)
+    (sent,) = flights.send(0, 10)
+    getattr(flights, how)(sent)
+    released = [flight.delivery for flight in flights.to_release()]
+    assert released == claimed[1:] + (claimed[:1] if how == "release" else [])
+    assert running(flights) == []
+
+
+def test_released_follower_leaves_the_others_in_turn(flights: Flights, locked: Make) -> None:
+    first, second, third = locked(3)
+    flights.add([first, second, third], 1.0)
+    (follower,) = (flight for flight in flights if flight.delivery == second)
+    flights.release(follower)
+    assert running(flights) == [first]
+    end(flights, first)
+    assert running(flights) == [third]
+
+
+@pytest.mark.parametrize("how", ["stop", "pause"])
+def test_followers_are_released_at_a_stop_and_a_pause(
+    how: str, flights: Flights, locked: Make
+) -> None:
+    claimed = locked(3)
+    flights.add(claimed, 1.0)
+    flights.send(0, 10)
+    flights.paused = frozenset({"default"})
+    flights.release_waiting() if how == "stop" else flights.release_paused()
+    assert [flight.delivery for flight in flights.to_release()] == claimed[1:]
+    assert running(flights) == claimed[:1]
+
+
+def test_followers_of_a_long_job_are_released_after_a_while(
+    flights: Flights, locked: Make, clock: Clock
+) -> None:
+    claimed = locked(2)
+    flights.add(claimed, 1.0)
+    flights.send(0, 10)
+    assert flights.keep_until() == pytest.approx(clock.now + KEEP_SECONDS)
+    clock.turn(KEEP_SECONDS - 0.01)
+    flights.release_unstarted()
+    assert flights.to_release() == []
+    clock.turn(0.02)
+    flights.release_unstarted()
+    assert [flight.delivery for flight in flights.to_release()] == claimed[1:]
+    assert flights.keep_until() == float("inf")
+
+
+def test_others_are_claimed_only_behind_turns_that_began_a_moment_ago(
+    flights: Flights, locked: Make, clock: Clock
+) -> None:
+    claimed = locked(3)
+    flights.add(claimed, 1.0)
+    assert all(one.job_id in flights.turns for one in claimed)
+    clock.turn(FOLLOW_SECONDS + 0.01)
+    assert not any(one.job_id in flights.turns for one in claimed)
+    running(flights)
+    end(flights, claimed[0])
+    assert all(one.job_id in flights.turns for one in claimed)
+
+
+def test_followers_of_a_long_job_do_not_count_as_starting_soon(
+    flights: Flights, locked: Make, clock: Clock
+) -> None:
+    flights.add(locked(3), 1.0)
+    assert flights.turns.moving == 2
+    assert flights.turns.moving_until == pytest.approx(clock.now + HELD_UP_SECONDS)
+    clock.turn(HELD_UP_SECONDS + 0.01)
+    assert flights.turns.moving == 0
+    assert flights.turns.moving_until == float("inf")
+
+
+def test_others_are_claimed_behind_an_ended_job_until_it_is_recorded(
+    flights: Flights, locked: Make
+) -> None:
+    """Until then it holds the key."""
+    claimed = locked(1)
+    flights.add(claimed, 1.0)
+    running(flights)
+    end(flights, claimed[0])
+    assert claimed[0].job_id in flights.turns
+    flights.remove(1)
+    assert claimed[0].job_id not in flights.turns
+
+
+def test_leases_of_followers_are_extended(flights: Flights, locked: Make) -> None:
+    claimed = locked(3)
+    flights.add(claimed, 1.0)
+    assert [flight.delivery for flight in flights] == claimed
+    assert len(flights) == 3

@@ -12,7 +12,7 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.crew import Death
-from stoker.cluster.pusher.flights import PREFETCH_SECONDS, Flights, RunTimes, outline
+from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import (
     BEHIND_SECONDS,
     LOST_REPORT,
@@ -22,6 +22,7 @@ from stoker.cluster.pusher.roster import (
     Recall,
     Roster,
 )
+from stoker.cluster.pusher.run_times import PREFETCH_SECONDS, RunTimes, outline
 from stoker.cluster.wire import open_outcome
 from stoker.jobs.outcomes import Crashed, TimedOut
 from stoker.jobs.package import JobOptions, Package, Sealer

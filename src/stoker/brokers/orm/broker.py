@@ -22,7 +22,7 @@ from stoker.brokers.contract import (
 )
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
-from stoker.guards.admission import Rated
+from stoker.guards.admission import AdmissionTerms
 from stoker.guards.sweep import call_due, look_after
 from stoker.models import Attempt, Claimed, Job
 from stoker.models.claimed import ClaimedQuerySet, LeaseKey, Leasing, Released
@@ -48,6 +48,7 @@ from .claim import (
     deliveries_of,
     leasing_of,
     read_long,
+    terms_of,
     what_is_due,
 )
 
@@ -147,13 +148,12 @@ class OrmBroker(Broker):
 
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         rated_limit, limit = request.rated_limit, request.limit
-        rated = Rated(rated_limit, microseconds(request.permit_seconds), time.monotonic())
-        leasing = leasing_of(request)
+        leasing, terms = leasing_of(request), terms_of(request)
 
         def claim_ready() -> list[Delivery]:
             named = dict.fromkeys(request.queues or self._marks.queues)
             served = [name for name in named if name not in request.passed_over]
-            return self._claim_ready(served, limit, leasing, rated)
+            return self._claim_ready(served, limit, leasing, terms)
 
         def claim() -> list[Delivery]:
             return self._marks.guide(claim_ready, request.queues, lambda: self._is_more_behind)
@@ -176,11 +176,11 @@ class OrmBroker(Broker):
         return deliveries
 
     def _claim_ready(
-        self, served: Sequence[str], limit: int, leasing: Leasing, rated: Rated
+        self, served: Sequence[str], limit: int, leasing: Leasing, terms: AdmissionTerms
     ) -> list[Delivery]:
         """Claim ready jobs of the queues. Raise nothing after a job is leased, because its holder
         would not learn of the lease."""
-        claiming = Claiming(served, limit, leasing, rated, self._marks, self._search)
+        claiming = Claiming(served, limit, leasing, terms, self._marks, self._search)
         deliveries: list[Delivery] = []
         self._leaves_doubt = False
         until = time.monotonic() + LOOK_BEHIND_SECONDS

@@ -12,7 +12,7 @@ from uuid import UUID
 from django.db.models.functions import Length
 
 from stoker.brokers.contract import CLAIM_BYTES, ClaimRequest, Delivery
-from stoker.guards.admission import Admitted, Rated, admit, lease
+from stoker.guards.admission import AdmissionTerms, Admitted, admit, lease
 from stoker.models import Job
 from stoker.models.claimed import Claim, Leasing
 from stoker.models.guard_key import Decisions
@@ -203,6 +203,13 @@ def leasing_of(request: ClaimRequest) -> Leasing:
     return Leasing(new_lease_id(), request.holder, microseconds(request.lease_seconds))
 
 
+def terms_of(request: ClaimRequest) -> AdmissionTerms:
+    permit_us = microseconds(request.permit_seconds)
+    return AdmissionTerms(
+        request.rated_limit, permit_us, time.monotonic(), request.turns, request.ahead
+    )
+
+
 def deliveries_of(claims: Iterable[Claim], lease_id: int) -> list[Delivery]:
     """Return deliveries that all share one lease id object. So it is sent to a worker only once.
     Packages that the claim did not read are empty."""
@@ -301,7 +308,7 @@ class Claiming:
     Args:
         queues: names of the queues to serve, without duplicates.
         limit: maximum number of jobs.
-        rated: the limits for jobs with a rate.
+        terms: how to admit jobs with guards.
         marks: where to start in the first round.
         search: the search that this claim begins or continues.
     """
@@ -311,7 +318,7 @@ class Claiming:
         queues: Sequence[str],
         limit: int,
         leasing: Leasing,
-        rated: Rated,
+        terms: AdmissionTerms,
         marks: Watermarks,
         search: GuardedSearch,
     ) -> None:
@@ -322,7 +329,7 @@ class Claiming:
         self._queues = queues
         self._limit = limit
         self._leasing = leasing
-        self._rated = rated
+        self._terms = terms
         self._marks = marks
         self._search = search
 
@@ -361,7 +368,7 @@ class Claiming:
                 places,
                 room,
                 self._leasing,
-                self._rated,
+                self._terms,
                 waits=self._search.waits,
                 searched_us=microseconds(self._search.seconds),
             )

@@ -80,12 +80,15 @@ class Claims:
         self.found_nothing = False
         """Whether the last claim, made while nothing was in flight, found nothing."""
 
-    def claim(self, room: int, *, is_hungry: bool, prompt_room: Callable[[], int]) -> None:
+    def claim(
+        self, room: int, *, is_hungry: bool, prompt_room: Callable[[], int], turns: int = 1
+    ) -> None:
         """Claim up to ``room`` jobs if a claim is due.
 
         Args:
             is_hungry: whether a worker will soon be idle.
             prompt_room: returns how many of the jobs may have a rate limit.
+            turns: how many of the jobs may have the same lock.
         """
         if self._had_no_slot and prompt_room() > 0:
             self._had_no_slot = False
@@ -97,7 +100,8 @@ class Claims:
         limit, rated_limit = min(room, self._most), max(0, prompt_room())
         asked_at = lease_clock()
         is_calm = not len(self._flights)
-        answer = self._patience.call(lambda: self._broker.claim(self._request(limit, rated_limit)))
+        request = self._request(limit, rated_limit, turns)
+        answer = self._patience.call(lambda: self._broker.claim(request))
         if answer is None:
             if self._patience.has_met_a_lock:  # nothing was leased; other rows may be unlocked soon
                 self.tempo.note(0, limit)
@@ -121,7 +125,7 @@ class Claims:
         if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
             self._look_ahead = partial(self._broker.next_due_seconds, rated=rated_limit > 0)
 
-    def _request(self, limit: int, rated_limit: int) -> ClaimRequest:
+    def _request(self, limit: int, rated_limit: int, turns: int) -> ClaimRequest:
         return ClaimRequest(
             limit,
             holder=self._plan.cluster_id,
@@ -130,6 +134,8 @@ class Claims:
             passed_over=self._pauses.queues,
             rated_limit=rated_limit,
             permit_seconds=self._flights.permits.seconds,
+            turns=turns,
+            ahead=self._flights.turns,
         )
 
     def look_ahead(self) -> None:

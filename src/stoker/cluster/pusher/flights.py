@@ -1,26 +1,23 @@
-"""The pusher's record of every lease of this cluster: where its job is, and how long jobs are
-expected to run."""
+"""The pusher's record of every lease of this cluster: where its job is."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
-from typing import NamedTuple
 from uuid import UUID
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import lease_clock
 from stoker.cluster.wire import Report, is_over
-from stoker.exceptions import PackageError
-from stoker.jobs.package import HEADER_BYTES, JOB, Sealer
-from stoker.values import codec
 
-PREFETCH_SECONDS = 0.05
-"""Expected run time of the jobs that a worker may hold, for each of its slots. A job that is
-expected to take this long or longer leaves no room for another. So does a job whose run time is
-unknown."""
+from .run_times import PREFETCH_SECONDS
+
+FOLLOW_SECONDS = 0.25
+"""How long after the start of a turn other jobs may be leased behind it."""
+HELD_UP_SECONDS = 0.1
+"""How long after the start of a turn its followers count as jobs that will soon start. Jobs of
+other keys are then claimed in their place."""
 KEEP_SECONDS = 0.5
 """How long an unstarted job is kept while no worker here has room for it."""
 
@@ -87,6 +84,7 @@ class Flights:
         self.permits = Permits()
         self.paused: frozenset[str] = frozenset()
         """The paused queues."""
+        self.turns = Turns()
 
     def __len__(self) -> int:
         return len(self._all) + len(self._to_release) + len(self.orphans)
@@ -114,7 +112,8 @@ class Flights:
             if permit_seconds := flight.delivery.permit_seconds:
                 flight.permit_ns = round((leased_at + permit_seconds) * 1e9)
                 flight.asked_seconds = self.permits.seconds
-        self._wait(flights)
+        self._number(flights)
+        self._line_up([flight for flight in flights if self.turns.begin(flight)])
 
     def adopt(
         self, number: int, delivery: Delivery, worker: int, leased_at: float, permit_ns: int = 0
@@ -184,7 +183,16 @@ class Flights:
                 flights.append(flight)
         self._load_seconds[worker] = load_seconds
         self.unrecorded_bytes += length
+        if self.turns:
+            self._pass_turns(flights)
         return flights
+
+    def _pass_turns(self, over: Iterable[Flight]) -> None:
+        """Let the next flights wait for a worker, since the jobs before them have ended."""
+        if following := list(filter(None, map(self.turns.end, over))):
+            for flight in following:
+                del self._all[flight.number]
+            self._wait(following)
 
     def reported(self) -> list[Flight]:
         return [flight for flight in self._all.values() if flight.report is not None]
@@ -198,6 +206,9 @@ class Flights:
                 self._leave_worker(flight)
             else:
                 self.unrecorded_bytes -= len(flight.delivery.package)
+            if flight.delivery.turn is not None:
+                for follower in self.turns.leave(flight):
+                    self.release(follower)
         return removed
 
     def release(self, flight: Flight) -> None:
@@ -206,12 +217,18 @@ class Flights:
         self._hand_in([flight])
 
     def release_waiting(self) -> None:
+        """Release all flights that are not at a worker."""
+        for flight in self.turns.followers():
+            self.release(flight)
         for waiting in (self.waiting, self.permitted):
             while waiting:
                 self.release(waiting.popleft())
 
     def release_paused(self) -> None:
         """Release the waiting flights whose queue is paused."""
+        for flight in self.turns.followers():
+            if flight.delivery.queue in self.paused:
+                self.release(flight)
         for waiting in (self.waiting, self.permitted):
             for flight in [one for one in waiting if one.delivery.queue in self.paused]:
                 waiting.remove(flight)
@@ -224,8 +241,11 @@ class Flights:
             self._release_late(flight)
 
     def release_unstarted(self) -> None:
-        """Release flights that wait too long for a worker: other clusters may have a free one."""
+        """Release flights that wait too long: for a worker, as other clusters may have a free one,
+        or for the flight before them. These then wait in the line of their key."""
         before = time.monotonic() - KEEP_SECONDS
+        for flight in self.turns.followers(began_before=before):
+            self.release(flight)
         for flight in [one for one in self.waiting if one.came_at <= before]:
             self.waiting.remove(flight)
             self.to_announce.add(flight.delivery.queue)
@@ -234,9 +254,10 @@ class Flights:
     def keep_until(self) -> float:
         """Return when to release the first waiting flight, in monotonic seconds. The oldest
         flight is the first in the queue, or the last one if it was taken back from a worker."""
-        if not self.waiting:
-            return float("inf")
-        return min(self.waiting[0].came_at, self.waiting[-1].came_at) + KEEP_SECONDS
+        times = [self.turns.first_began]
+        if self.waiting:
+            times += self.waiting[0].came_at, self.waiting[-1].came_at
+        return min(times) + KEEP_SECONDS
 
     def permits_end_at(self) -> float:
         """Return when the first permit of a waiting flight runs out, in monotonic seconds."""
@@ -298,6 +319,9 @@ class Flights:
 
     def _wait(self, flights: Sequence[Flight]) -> None:
         self._number(flights)
+        self._line_up(flights)
+
+    def _line_up(self, flights: Iterable[Flight]) -> None:
         for flight in flights:
             (self.permitted if flight.permit_ns else self.waiting).append(flight)
 
@@ -321,6 +345,121 @@ class Flights:
             if self.with_worker(flight.worker).pop(flight.number, None) is not None:
                 self._load_seconds[flight.worker] -= flight.expected_seconds
             flight.worker = None
+
+
+class Turns:
+    """The flights of jobs with a lock. One claim or several may lease many jobs of one key to this
+    cluster. One of them at a time waits for a worker or is at one: it has the turn. The others
+    follow it. All of them hold the key, so no other cluster can start a job under it.
+
+    A turn begins when its flight ``came_at``.
+    """
+
+    def __init__(self) -> None:
+        self._first: dict[UUID, Flight] = {}
+        """Key -> the flight that has the turn."""
+        self._followers: dict[UUID, deque[Flight]] = {}
+        """Key -> the flights that follow it; only keys with such."""
+        self._key_of: dict[UUID, UUID] = {}
+        """Job -> its key, for all of these flights."""
+        self._ended: set[UUID] = set()
+        """Jobs that have ended and hold the key until their outcome is recorded."""
+
+    def __len__(self) -> int:
+        return len(self._first)
+
+    def __contains__(self, job_id: object) -> bool:
+        """Return whether others may be leased behind this job, because it has ended or its line
+        moves."""
+        key_id = self._key_of.get(job_id) if isinstance(job_id, UUID) else None
+        if key_id is None:
+            return job_id in self._ended
+        return self._first[key_id].came_at >= time.monotonic() - FOLLOW_SECONDS
+
+    def begin(self, flight: Flight) -> bool:
+        """Return whether the flight may wait for a worker. If not, it follows another."""
+        key_id = flight.delivery.turn
+        if key_id is None:
+            return True
+        self._key_of[flight.delivery.job_id] = key_id
+        if self._first.setdefault(key_id, flight) is flight:
+            return True
+        self._followers.setdefault(key_id, deque()).append(flight)
+        return False
+
+    def end(self, flight: Flight) -> Flight | None:
+        """End the turn of a flight whose job has ended. Return the flight whose turn begins."""
+        key_id = flight.delivery.turn
+        if key_id is None or self._first.get(key_id) is not flight:
+            return None
+        del self._first[key_id], self._key_of[flight.delivery.job_id]
+        self._ended.add(flight.delivery.job_id)
+        followers = self._followers.get(key_id)
+        if followers is None:
+            return None
+        following = self._first[key_id] = followers.popleft()
+        following.came_at = time.monotonic()
+        if not followers:
+            del self._followers[key_id]
+        return following
+
+    def leave(self, flight: Flight) -> list[Flight]:
+        """Remove a flight. If it had the turn, return its followers, which are removed with it: its
+        job may still hold the key elsewhere."""
+        job_id, key_id = flight.delivery.job_id, flight.delivery.turn
+        self._ended.discard(job_id)
+        if key_id is None or job_id not in self._key_of:
+            return []
+        if self._first[key_id] is flight:
+            del self._first[key_id]
+            gone = list(self._followers.pop(key_id, ()))
+            for one in (flight, *gone):
+                del self._key_of[one.delivery.job_id]
+            return gone
+        followers = self._followers.get(key_id, deque())
+        if flight in followers:
+            followers.remove(flight)
+            del self._key_of[job_id]
+            if not followers:
+                del self._followers[key_id]
+        return []
+
+    def followers(self, *, began_before: float = float("inf")) -> list[Flight]:
+        """Return the flights without the turn.
+
+        Args:
+            began_before: only those that follow a flight which has had the turn since before this
+                time, in monotonic seconds.
+        """
+        return [
+            flight
+            for key_id, flights in self._followers.items()
+            if self._first[key_id].came_at <= began_before
+            for flight in flights
+        ]
+
+    @property
+    def first_began(self) -> float:
+        """When the oldest turn with followers began, in monotonic seconds."""
+        return min((self._first[one].came_at for one in self._followers), default=float("inf"))
+
+    @property
+    def moving(self) -> int:
+        """The number of followers that will soon start, as the turn before them began a moment
+        ago."""
+        since = time.monotonic() - HELD_UP_SECONDS
+        return sum(
+            len(flights)
+            for key_id, flights in self._followers.items()
+            if self._first[key_id].came_at >= since
+        )
+
+    @property
+    def moving_until(self) -> float:
+        """When the first of these lines counts as held up, in monotonic seconds."""
+        now = time.monotonic()
+        times = [self._first[key_id].came_at + HELD_UP_SECONDS for key_id in self._followers]
+        return min((one for one in times if one >= now), default=float("inf"))
 
 
 SHORTEST_PERMIT_SECONDS = 0.02
@@ -352,147 +491,3 @@ class Permits:
         """Note how much time was left when a job with a permit started; negative = it was late.
         Very late jobs count less, because they had to wait for a long job."""
         self._used.append(min(asked_seconds - left_seconds, 2 * asked_seconds))
-
-
-LAST_TRY_WEIGHT, LAST_TRY_SECONDS = 25, 0.0001
-"""The expected run time of a job in its last try is raised to at least LAST_TRY_SECONDS, and
-multiplied by LAST_TRY_WEIGHT. So a worker gets at most 20 such jobs per slot, and only one if
-they take 2 ms or more."""
-LONGEST_SECONDS = 1.0
-"""Longer run times count as this in averages, so that a few short jobs outweigh a very long one."""
-WEIGHT = 0.3
-"""Weight of the newest reports in a moving average."""
-MOST_TASKS = 10_000
-
-NONE_YET = (b"\0", b"", (0.0, False))
-
-
-class RunTimes:
-    """Moving averages of the run times of tasks.
-
-    Args:
-        sealer: opens packages whose task cannot be read otherwise.
-    """
-
-    def __init__(self, sealer: Sealer) -> None:
-        self._sealer = sealer
-        self._seconds: dict[bytes, float] = {}
-        """Name of a task as in packages -> moving average."""
-        self._expected: dict[bytes, float] = {}
-        """Name of a task as in packages -> moving average, limited to PREFETCH_SECONDS."""
-        self.mean_seconds = LONGEST_SECONDS
-        """The average over all tasks. It determines how many jobs to claim."""
-        self._has_mean = False
-        self._last: tuple[bytes, bytes, tuple[float, bool]] = NONE_YET
-        """Cache for the next job like the last one: the common parts of their packages, and the
-        estimate for a first try."""
-
-    def estimate(self, delivery: Delivery) -> tuple[float, bool]:
-        """Return for how many seconds this job will occupy its slot, at most PREFETCH_SECONDS, and
-        whether it would be a dead letter if its worker died. If it would, it counts as a longer
-        one: when the host is lost, all that workers have been sent counts as started."""
-        package, (call, limits, answer) = delivery.package, self._last
-        # Called for each job. Nearly all jobs are like the one before.
-        if (
-            package.startswith(call, TASK_AT)
-            and package.startswith(limits, package.find(b",[", TASK_AT + len(call)))
-            and delivery.attempt == 1
-            and not delivery.crashes
-        ):
-            return answer
-        return self._look_at(delivery)
-
-    def _look_at(self, delivery: Delivery) -> tuple[float, bool]:
-        name, max_attempts, max_crashes, call = outline(self._sealer, delivery.package)
-        is_last_try = delivery.attempt >= max_attempts or delivery.crashes + 1 >= max_crashes
-        seconds = self._expected.get(name, PREFETCH_SECONDS)
-        if is_last_try:
-            seconds = min(LAST_TRY_WEIGHT * max(seconds, LAST_TRY_SECONDS), PREFETCH_SECONDS)
-        answer = seconds, is_last_try
-        if call and delivery.attempt == 1 and not delivery.crashes:
-            self._last = call, b",[%d,%d," % (max_attempts, max_crashes), answer
-        return answer
-
-    def note(self, reports: Iterable[Report]) -> None:
-        """Update the averages with reports. Ignore jobs that were refused before they began."""
-        seconds: dict[str, list[float]] = {}
-        for _, began, ended, _, _, task, _ in reports:
-            if began is not None:
-                seconds.setdefault(task, []).append(ended - began)
-        if not seconds:
-            return
-        self._last = NONE_YET
-        for task, some in seconds.items():
-            self._learn(name_in_packages(task), sum(some) / len(some))
-        count = sum(map(len, seconds.values()))
-        mean_seconds = _clipped(sum(map(sum, seconds.values())) / count)
-        if self._has_mean:
-            mean_seconds = _moved(self.mean_seconds, mean_seconds)
-        self.mean_seconds, self._has_mean = mean_seconds, True
-
-    def _learn(self, name: bytes, seconds: float) -> None:
-        if name in self._seconds:
-            seconds = _moved(self._seconds[name], _clipped(seconds))
-        elif len(self._seconds) >= MOST_TASKS:
-            self._seconds.clear()
-            self._expected.clear()
-        self._seconds[name] = _clipped(seconds)
-        self._expected[name] = min(self._seconds[name], PREFETCH_SECONDS)
-
-
-def _moved(average: float, newest: float) -> float:
-    return average + WEIGHT * (newest - average)
-
-
-def _clipped(seconds: float) -> float:
-    return min(max(seconds, 1e-6), LONGEST_SECONDS)
-
-
-TASK_AT = HEADER_BYTES + len('["') + 32 + len('","')
-"""Position of the task's name in a package that is neither pickled nor compressed."""
-
-
-class Outline(NamedTuple):
-    """The head of a package, as far as a pusher needs it."""
-
-    name: bytes
-    """The task, as ``name_in_packages`` writes it. b"": the package cannot be read."""
-    max_attempts: int
-    """0: the package cannot be read."""
-    max_crashes: int
-    call: bytes = b""
-    """The bytes from TASK_AT on that name task and queue; b"" if the package has none."""
-
-
-def outline(sealer: Sealer, data: bytes) -> Outline:
-    """Return the outline of a package. It is good for estimates only, because the signature of most
-    packages is not verified."""
-    if data.startswith(JOB.plain):  # nearly always
-        queue_at = data.find(b'"', TASK_AT) + len('","')
-        ends_at = data.find(b'"', queue_at)
-        options_at = data.find(b",[", ends_at) + len(",[")  # only numbers are between them
-        limits = _limits(data[options_at : options_at + 8])
-        if limits is not None and data[ends_at - 1 : ends_at] != b"\\":
-            call = data[TASK_AT : ends_at + len('",')]
-            return Outline(call[: queue_at - TASK_AT - len('","')], *limits, call)
-    try:
-        package = sealer.open_without_arguments(data)
-    except PackageError:
-        return Outline(b"", 0, 0)
-    options = package.options
-    return Outline(name_in_packages(package.task), options.max_attempts, options.max_crashes)
-
-
-def name_in_packages(task: str) -> bytes:
-    """Return the name of a task as it is written in packages."""
-    return codec.write(task)[1:-1]
-
-
-@lru_cache(maxsize=1024)
-def _limits(options: bytes) -> tuple[int, int] | None:
-    """Return the first two numbers of options as they are written in packages, or None."""
-    first, _, rest = options.partition(b",")
-    second, comma, _ = rest.partition(b",")
-    if comma and first.isdigit() and second.isdigit():
-        return int(first), int(second)
-    return None

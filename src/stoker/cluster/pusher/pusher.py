@@ -113,10 +113,12 @@ class Pusher:
     def _claim(self) -> None:
         """Claim jobs if a claim is due, and send them to workers."""
         if self._may_claim():
+            room = self._room()
             self.claims.claim(
-                self._room(),
-                is_hungry=self.roster.is_hungry(),
+                room,
+                is_hungry=self.roster.is_hungry() and room >= self.flights.turns.moving,
                 prompt_room=self.roster.prompt_room,
+                turns=self.roster.turns(),
             )
         self.recall.recall_late()
         if self._may_claim() and not is_fenced(self.board, self.settings):
@@ -139,7 +141,8 @@ class Pusher:
     def _room(self) -> int:
         if self.flights.unrecorded_bytes > UNRECORDED_BYTES:
             return 0
-        return self.roster.room() - len(self.flights.waiting) - len(self.flights.permitted)
+        here = len(self.flights.waiting) + len(self.flights.permitted)
+        return self.roster.room() - here - self.flights.turns.moving
 
     def _extend(self) -> None:
         lost = [
@@ -308,8 +311,10 @@ class Pusher:
             self.flights.permits_end_at(),
             self.flights.keep_until(),
         ]
-        if self._may_claim() and self._room() > 0:
-            until.append(self.claims.tempo.next_claim)
+        if self._may_claim():
+            until.append(self.flights.turns.moving_until)  # there may be more room then
+            if self._room() > 0:
+                until.append(self.claims.tempo.next_claim)
         if self.patience.is_waiting:
             until = [self.patience.try_at]
         return min(*until, self.recall.next_look(time.monotonic()), self.adoption.closes_at)

@@ -28,7 +28,8 @@ from stoker.cluster.wire import Report, pack_job
 from stoker.jobs.outcomes import Cancelled, Crashed, Outcome, TimedOut, pack_outcome
 from stoker.jobs.package import sealer_for
 
-from .flights import PREFETCH_SECONDS, Flight, Flights, RunTimes
+from .flights import Flight, Flights
+from .run_times import PREFETCH_SECONDS, RunTimes
 
 FRAME_JOBS = 50
 PROMPT_SECONDS = 0.01
@@ -36,6 +37,8 @@ PROMPT_SECONDS = 0.01
 twice as long."""
 LATE_SECONDS = 2 * PREFETCH_SECONDS
 """After this time a sent job should have ended, because only short jobs are sent ahead."""
+MOST_TURNS = 100
+"""Maximum number of jobs under one lock to claim together."""
 SHOWN_JOBS = 20
 """Maximum number of unstarted jobs per worker that a heartbeat lists."""
 OUTGOING_LIMIT_BYTES = 8 << 20
@@ -88,6 +91,11 @@ class Roster:
     def is_hungry(self) -> bool:
         """Return whether some worker will soon be idle."""
         return not self._flights.waiting and any(map(self._is_low, self._takers()))
+
+    def turns(self) -> int:
+        """Return how many jobs under one lock to claim together: as many as are expected to end
+        soon, one after another."""
+        return max(1, min(int(PREFETCH_SECONDS / self.times.mean_seconds), MOST_TURNS))
 
     def prompt_room(self) -> int:
         """Return how many more jobs can start at once or nearly so. Every worker that will soon be

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from django.apps import apps
 from django.db import DatabaseError, connections, models
-from django.db.models import Count
+from django.db.models import Count, OuterRef, Subquery
 
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
@@ -65,7 +65,8 @@ UNUSED = FindingKind(
 )
 OVERFULL = FindingKind(
     "locks_held_twice",
-    "More than one job holds these locks or sequences (the ids are those of their keys).",
+    "Jobs of several clusters hold these locks, or several jobs hold these sequences (the ids are "
+    "those of their keys).",
 )
 KEYLESS = FindingKind(
     "blocked_without_key",
@@ -97,11 +98,24 @@ class Needs(Look):
                 if row[4] is not None and row[1] in alive and row[2] != Need.Kind.SEQUENCE
             }
             yield UNUSED, self._unused(holding)
-        held = Need.objects.using(self.alias).filter(
-            kind__in=(Need.Kind.LOCK, Need.Kind.SEQUENCE), holds__isnull=False
+        yield OVERFULL, self._overfull()
+
+    def _overfull(self) -> list[UUID | None]:
+        """Return keys with too many holders. A lock may have several in one cluster, which starts
+        them one after another."""
+        held = Need.objects.using(self.alias).filter(holds__isnull=False).order_by()
+        clusters = Claimed.objects.filter(pk=OuterRef("job_id")).values("holder")
+        locks = held.filter(kind=Need.Kind.LOCK).annotate(cluster=Subquery(clusters))
+        sequences = held.filter(kind=Need.Kind.SEQUENCE)
+        counts = (
+            locks.values_list("holds").annotate(number=Count("cluster", distinct=True)),
+            sequences.values_list("holds").annotate(number=Count("pk")),
         )
-        counted = held.order_by().values_list("holds").annotate(number=Count("pk"))
-        yield OVERFULL, list(counted.filter(number__gt=1).values_list("holds", flat=True)[:AT_ONCE])
+        return [
+            key_id
+            for counted in counts
+            for key_id in counted.filter(number__gt=1).values_list("holds", flat=True)[:AT_ONCE]
+        ]
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         needs = with_keys(Need.objects.using(self.alias), ids)

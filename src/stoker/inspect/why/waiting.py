@@ -136,14 +136,17 @@ def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
 def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
     """Answer for a lock or a limit."""
     tasks = Job.objects.filter(pk=OuterRef("job_id")).values("task")
-    needs = Need.objects.using(asked.alias).filter(holds=key.pk).order_by("job_id")
+    needs = Need.objects.using(asked.alias).filter(holds=key.pk).order_by("fence")
     holders = [
         {"job_id": str(job_id), "task": task or "", "state": JobState.RUNNING.value}
         for job_id, task in needs.values_list("job_id", Subquery(tasks))[:HOLDERS]
     ]
     room = "one may" if key.room == 1 else f"{key.room} may"
     turn = "It is next." if not facts["before"] else f"{facts['before']:,} are before it."
-    sentence = f"The {key.kind} {key.name!r}, under which {room} run at a time, {_by(holders)}"
+    # A cluster may have claimed several jobs of a lock. It runs them one after another.
+    following = len(holders) - 1 if key.kind == Need.Kind.LOCK and key.room == 1 else 0
+    by = f"{_by(holders[:1])}, and others follow it" if following > 0 else _by(holders)
+    sentence = f"The {key.kind} {key.name!r}, under which {room} run at a time, {by}"
     return asked.answer(
         KINDS[key.kind],
         f"{sentence}. {turn}",
