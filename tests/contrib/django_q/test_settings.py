@@ -60,13 +60,15 @@ def test_usual_settings_are_valid(given: dict[str, Any]) -> None:
     assert read_settings("default", entry).max_attempts == (1 if "ack_failures" in given else 3)
 
 
-def test_alternative_cluster_overrides_the_settings() -> None:
+def test_alternative_cluster_overrides_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {"name": "shop", "workers": 4, "ALT_CLUSTERS": {"long": {"workers": 1, "timeout": 600}}}
-    assert read_cluster(given, "")["cluster_name"] == "shop"
-    of_long = read_cluster(given, "long")
+    assert read_cluster(given)["cluster_name"] == "shop"
+    monkeypatch.setenv("Q_CLUSTER_NAME", "long")
+    of_long = read_cluster(given)
     assert (of_long["name"], of_long["cluster_name"]) == ("shop", "long")
     assert (of_long["workers"], of_long["timeout"]) == (1, 600)
-    assert read_cluster(given, "unheard")["cluster_name"] == "unheard"
+    monkeypatch.setenv("Q_CLUSTER_NAME", "unheard")
+    assert read_cluster(given)["cluster_name"] == "unheard"
 
 
 @pytest.mark.parametrize(

@@ -94,10 +94,8 @@ def check_q_cluster(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
             for path in _migrations_of_before()
         ]
     for problem in problems(getattr(settings, "Q_CLUSTER", {})):
-        if problem.is_error:
-            found.append(Error(problem.sentence, hint=problem.advice, id="django_q.E001"))
-        else:
-            found.append(Warning(problem.sentence, hint=problem.advice, id="django_q.W001"))
+        kind, code = (Error, "E001") if problem.is_error else (Warning, "W001")
+        found.append(kind(problem.sentence, hint=problem.advice, id=f"django_q.{code}"))
     return found
 
 

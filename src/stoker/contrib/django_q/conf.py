@@ -44,7 +44,8 @@ def install() -> None:
     for known in _derived:
         _put(known, {**django_settings.TASKS, known: entry_of(configured())})
         return
-    is_set = _is_set("TASKS")
+    lazy: Any = django_settings
+    is_set = lazy.is_overridden("TASKS")
     tasks: dict[str, Any] = dict(django_settings.TASKS) if is_set else {}
     if is_set and any(isinstance(entry, Mapping) and _is_own(entry) for entry in tasks.values()):
         return
@@ -61,11 +62,6 @@ def _put(alias: str, tasks: dict[str, Any]) -> None:
     backends._settings = backends.settings = tasks
     if hasattr(backends._connections, alias):
         del backends[alias]
-
-
-def _is_set(name: str) -> bool:
-    lazy: Any = django_settings
-    return bool(lazy.is_overridden(name))
 
 
 def _is_own(entry: Mapping[str, Any]) -> bool:

@@ -17,17 +17,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
+from importlib import import_module
 from typing import Any
 
-from django.apps.registry import Apps
 from django.conf import settings
 from django.core.management.color import no_style
 from django.core.signing import BadSignature, TimestampSigner, b64_decode
 from django.db import connections, models, transaction
+from django.db.migrations.state import ProjectState
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
-from stoker.exceptions import InvalidSchedule, StokerError
+from stoker.exceptions import StokerError
 from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.jobs.sealing import hooks_of
 from stoker.management.bar import bar
@@ -131,66 +132,12 @@ def _inflated(text: str) -> bytes:
 AT_ONCE = 500
 
 
-class _Meta:
-    apps = Apps()  # of its own: these are none of the project's models
-    app_label = "django_q_old"
-    managed = False
-
-
-class OldTask(models.Model):
-    id = models.CharField(max_length=32, primary_key=True)
-    name = models.CharField(max_length=100)
-    func = models.CharField(max_length=256)
-    hook = models.CharField(max_length=256, null=True)  # noqa: DJ001 - as it is there
-    args = models.TextField(null=True)  # noqa: DJ001 - as above
-    kwargs = models.TextField(null=True)  # noqa: DJ001 - as above
-    result = models.TextField(null=True)  # noqa: DJ001 - as above
-    group = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
-    cluster = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
-    started = models.DateTimeField()
-    stopped = models.DateTimeField()
-    success = models.BooleanField(default=True)
-    attempt_count = models.IntegerField(default=0)
-
-    class Meta(_Meta):
-        db_table = "django_q_task"
-
-    def __str__(self) -> str:
-        return str(self.name)
-
-
-class OldSchedule(models.Model):
-    name = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
-    func = models.CharField(max_length=256)
-    hook = models.CharField(max_length=256, null=True)  # noqa: DJ001 - as above
-    args = models.TextField(null=True)  # noqa: DJ001 - as above
-    kwargs = models.TextField(null=True)  # noqa: DJ001 - as above
-    schedule_type = models.CharField(max_length=2)
-    minutes = models.IntegerField(null=True)
-    repeats = models.IntegerField(default=-1)
-    next_run = models.DateTimeField(null=True)
-    cron = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
-    task = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
-    cluster = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
-    intended_date_kwarg = models.CharField(max_length=100, null=True)  # noqa: DJ001 - as above
-
-    class Meta(_Meta):
-        db_table = "django_q_schedule"
-
-    def __str__(self) -> str:
-        return str(self.name or self.func)
-
-
-class OldPackage(models.Model):
-    key = models.CharField(max_length=100)
-    payload = models.TextField()
-    lock = models.DateTimeField(null=True)
-
-    class Meta(_Meta):
-        db_table = "django_q_ormq"
-
-    def __str__(self) -> str:
-        return str(self.key)
+# As the migration makes them: the app with Django Q's label need not be installed.
+_made = import_module("stoker.contrib.django_q.history.migrations.0001_initial").Migration
+_old = _made("0001_initial", "django_q").mutate_state(ProjectState()).apps
+OldTask: Any = _old.get_model("django_q", "Task")
+OldSchedule: Any = _old.get_model("django_q", "Schedule")
+OldPackage: Any = _old.get_model("django_q", "OrmQ")
 
 
 def is_there(model: type[models.Model], alias: str) -> bool:
@@ -302,8 +249,8 @@ def _one(
             notes.create(**note)
             if dry_run:
                 transaction.set_rollback(True, using=alias)
-    except _Left as left:
-        report.skipped[str(left)] += 1
+    except (_Left, StokerError, ValueError, TypeError) as why:
+        report.skipped[str(why)] += 1
     else:
         report.copied += 1
 
@@ -316,23 +263,17 @@ def _copy_schedule(row: Mapping[str, Any]) -> None:
     if not Schedule.objects.filter(pk=row["id"]).exists():
         given["id"] = row["id"]  # the project's foreign keys refer to it
     given["cluster"] = _cluster(given.get("cluster"))
-    try:
-        Schedule(**given).save()
-    except (StokerError, InvalidSchedule, ValueError, TypeError) as error:
-        raise _Left(str(error)) from error
+    Schedule(**given).save()
 
 
 def _copy_package(row: Mapping[str, Any], name: str) -> None:
     lock: datetime | None = row["lock"]
-    if lock is not None and lock > _now():
+    if lock is not None and lock > timezone.now():
         raise _Left(
             "a cluster of Django Q has it, or had it when it failed: stop that cluster, and import "
             "again when its retry time is over"
         )
-    try:
-        package = read_package(row["payload"], name)
-    except NotReadable as error:
-        raise _Left(str(error)) from error
+    package = read_package(row["payload"], name)
     if package.get("iter_count"):
         raise _Left("it is part of an iteration, of which the rest is not here: enqueue that again")
     if package.get("chain"):
@@ -340,10 +281,7 @@ def _copy_package(row: Mapping[str, Any], name: str) -> None:
             f"{package.get('name')} calls {package.get('func')} as a step of a chain, of which the "
             "rest is not here: enqueue that again"
         )
-    try:
-        _enqueue(package, str(row["key"]))
-    except (StokerError, ValueError, TypeError) as error:
-        raise _Left(str(error)) from error
+    _enqueue(package, str(row["key"]))
 
 
 def _enqueue(package: Mapping[str, Any], key: str) -> None:
@@ -356,7 +294,7 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
         call_task, spec["func"], {**options, "cluster": _cluster(key) or options["cluster"]}
     )
     started = package.get("started")
-    enqueued_at = as_timestamp(started if isinstance(started, datetime) else _now())
+    enqueued_at = as_timestamp(started if isinstance(started, datetime) else timezone.now())
     digest = int.from_bytes(sha256(str(package["id"]).encode()).digest()[:8], "big")
     job_id = derived_job_id(enqueued_at, digest, LINKED)
     timeout = task.timeout if task.timeout is not None else settings.timeout_seconds
@@ -401,19 +339,12 @@ def _copy_task(row: Mapping[str, Any]) -> None:
             given[column] = read_plain(row.get(column))
         except NotReadable as error:
             given[column] = f"(not read: {error})"
-    try:
-        Task.objects.bulk_create([Task(**given)])
-    except (StokerError, ValueError, TypeError) as error:
-        raise _Left(str(error)) from error
+    Task.objects.bulk_create([Task(**given)])
 
 
 def _cluster(name: str | None) -> str | None:
     """Return the name of another queue, or None for the default one, which may be renamed later."""
     return None if not name or name == conf.queue() else name
-
-
-def _now() -> datetime:
-    return timezone.now()
 
 
 def summary(done: list[Copied], *, dry_run: bool) -> Iterator[str]:

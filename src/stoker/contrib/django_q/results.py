@@ -55,9 +55,8 @@ def result_cached(task_id: str, wait: int = 0, broker: Any = None) -> Any:
 
 def fetch(task_id: str, wait: int = 0, cached: Any = None) -> Task | None:
     """Return the Task with that id or name; None = it has not ended or is not kept."""
-    if _is_cached(cached):
-        return _seen(lambda: look_up(str(task_id)), wait)
-    return _seen(lambda: Task.get_task(str(task_id)), wait)
+    look = look_up if _is_cached(cached) else Task.get_task
+    return _seen(lambda: look(str(task_id)), wait)
 
 
 def fetch_cached(task_id: str, wait: int = 0, broker: Any = None) -> Task | None:
@@ -136,7 +135,7 @@ def count_group(group_id: str, failures: bool = False, cached: Any = None) -> in
     None = the cache has no such group.
     """
     if _is_cached(cached):
-        if not has_group(group_id):
+        if next(_members(group_id), None) is None:
             return None
         rows = look_up_group(group_id)
         return sum(not row.success for row in rows) if failures else len(rows)
@@ -224,11 +223,6 @@ def look_up(task_id: str) -> Task | None:
     if found is None:
         found = cache.get(_key(str(cache.get(_key("name", task_id), GONE))))
     return None if found is None else Task(**found)
-
-
-def has_group(group_id: str) -> bool:
-    """Return whether the cache has results of the group."""
-    return next(_members(group_id), None) is not None
 
 
 def look_up_group(group_id: str) -> list[Task]:

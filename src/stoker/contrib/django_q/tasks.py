@@ -180,7 +180,8 @@ def _chain(chain: Sequence[Any], options: Options) -> tuple[str, str]:
     if not steps:
         return "", name
     if is_sync(options):
-        return _chain_here(steps), name
+        ids = [call_here(spec, arguments, own) for own, spec, arguments in steps]
+        return ids[0], name
     nodes = [
         varied(call_task, spec["func"], own).si(spec, arguments) for own, spec, arguments in steps
     ]
@@ -188,11 +189,6 @@ def _chain(chain: Sequence[Any], options: Options) -> tuple[str, str]:
     first = Step.objects.using(settings.database).filter(workflow_id=workflow.id, position=0)
     job_id = first.exclude(job_id=None).values_list("job_id", flat=True).get()
     return as_id(str(job_id)), name
-
-
-def _chain_here(steps: Sequence[tuple[Options, Spec, Any]]) -> str:
-    ids = [call_here(spec, arguments, own) for own, spec, arguments in steps]
-    return ids[0]
 
 
 def _parts(step: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -394,10 +390,9 @@ def schedule(func: Any, *args: Any, **kwargs: Any) -> Schedule:
     name = kwargs.pop("name", None)
     options = kwargs.get("q_options") or {}
     columns = {key: kwargs.pop(key, None) for key in COLUMNS}
-    if columns["hook"] is None:
-        columns["hook"] = options.get("hook")
-    if columns["cluster"] is None:
-        columns["cluster"] = options.get("cluster")
+    for key in ("hook", "cluster"):
+        if columns[key] is None:
+            columns[key] = options.get(key)
     if columns["hook"] is not None:
         columns["hook"] = path_of(columns["hook"])
     next_run: datetime = kwargs.pop("next_run", None) or now()

@@ -265,20 +265,16 @@ class SettingProblem:
     is_error: bool = True
 
 
-def read_cluster(configured: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
-    """Return the settings of Q_CLUSTER that apply in this process.
-
-    Args:
-        name: the cluster of ALT_CLUSTERS; None = the environment's Q_CLUSTER_NAME.
-    """
-    name = os.environ.get("Q_CLUSTER_NAME") if name is None else name
+def read_cluster(configured: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of Q_CLUSTER that apply in this process: those of the cluster of
+    ALT_CLUSTERS that the environment names in Q_CLUSTER_NAME, or else the common ones."""
+    name = os.environ.get("Q_CLUSTER_NAME")
     found = dict(configured)
     others = found.pop("ALT_CLUSTERS", None)
     if name:
-        found["cluster_name"] = name
         if isinstance(others, Mapping) and isinstance(others.get(name), Mapping):
             found.update(others[name])
-            found["cluster_name"] = name
+        found["cluster_name"] = name
     found.setdefault("name", "default")
     found.setdefault("cluster_name", found["name"])
     return found

@@ -179,13 +179,6 @@ class Schedule(models.Model):
         return None if row is None else row.name
 
 
-def _remove(instance: Schedule, **_: Any) -> None:
-    remove(instance)
-
-
-post_delete.connect(_remove, sender=Schedule, dispatch_uid="stoker.contrib.django_q.schedule")
-
-
 PROGRESS = {"task"}
 """Columns that show progress and are not part of the schedule's definition."""
 UNITS = {
@@ -242,11 +235,14 @@ def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
         schedules.find(backend=alias).filter(pk=own.pk).update(moment_us=next_us, due_us=next_us)
 
 
-def remove(row: Schedule) -> None:
+def remove(instance: Schedule, **_: Any) -> None:
     """Delete Stoker's schedule of a row that was deleted or has ended."""
-    known = _find(row)
+    known = _find(instance)
     if known is not None:
         schedules.delete(known.name, backend=conf.alias())
+
+
+post_delete.connect(remove, sender=Schedule, dispatch_uid="stoker.contrib.django_q.schedule")
 
 
 def show_progress(rows: Sequence[Schedule]) -> None:

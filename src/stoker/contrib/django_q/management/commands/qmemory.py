@@ -8,10 +8,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.monitor import show_until_stopped
-from stoker.contrib.django_q.status import Stat
-
-MIB = 1 << 20
+from stoker.inspect.stats import clusters
+from stoker.management.memory import MIB, memory_of
 
 
 class Command(BaseCommand):
@@ -32,25 +32,13 @@ class Command(BaseCommand):
 
 def _lines(workers: bool) -> Iterator[str]:
     yield f"{'Host':<24} {'Id':<14} {'Process':<10} {'MiB':>8}"
-    for stat in Stat.get_all():
-        if stat.host != socket.gethostname():
+    for cluster in clusters(conf.settings()):
+        if cluster.host != socket.gethostname():
             continue
-        place = f"{stat.host[:24]:<24} {stat.cluster_id[-12:]:<14}"
-        whole, of_workers = _memory(stat)
+        place = f"{cluster.host[:24]:<24} {cluster.id[-12:]:<14}"
+        processes = memory_of(cluster).processes
+        whole = sum(one.resident_bytes for one in processes)
         yield f"{place} {'all':<10} {whole / MIB:>8.1f}"
-        for number, size in enumerate(of_workers if workers else ()):
-            yield f"{place} {f'worker {number}':<10} {size / MIB:>8.1f}"
-
-
-def _memory(stat: Stat) -> tuple[int, list[int]]:
-    """Return the resident bytes of all processes, and of each worker."""
-    import psutil
-
-    sizes: dict[int, int] = {}
-    try:
-        sentinel = psutil.Process(stat.pid)
-        for process in (sentinel, *sentinel.children(recursive=True)):
-            sizes[process.pid] = process.memory_info().rss
-    except psutil.Error:
-        pass  # it has just ended
-    return sum(sizes.values()), [sizes.get(pid, 0) for pid in stat.workers]
+        for one in processes if workers else ():
+            if one.role.startswith("worker"):
+                yield f"{place} {one.role:<10} {one.resident_bytes / MIB:>8.1f}"
