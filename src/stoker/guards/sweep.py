@@ -141,7 +141,7 @@ def _stale_places(
     claimed = Claimed.objects.using(alias)
     running = set(with_keys(claimed, job_ids).values_list("pk", flat=True))
     idle = job_ids - running
-    alive = _alive(alias, idle)
+    alive = Job.objects.using(alias).unended(idle)
     needs = Need.objects.using(alias).filter(job_id__in=idle, holds__isnull=False)
     return [
         need.pk
@@ -159,7 +159,7 @@ def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID 
     if after is not None:
         later = later.filter(pk__gt=after)
     rows: Sequence[Need] = list(later.only("pk", "job_id", "halts")[:limit])
-    alive = _alive(alias, {row.job_id for row in rows})
+    alive = Job.objects.using(alias).unended({row.job_id for row in rows})
     halting = {row.job_id for row in rows if row.halts} - alive
     letters = DeadLetter.objects.using(alias).unclosed().filter(job_id__in=halting)
     halted = alive.union(letters.values_list("job_id", flat=True)) if halting else alive
@@ -183,9 +183,3 @@ def forget_waits(alias: str, after: int | None, limit: int) -> tuple[int, int | 
     if gone:
         Wait.objects.using(alias).filter(pk__in=gone).delete()
     return len(gone), page[-1][0] if len(page) == limit else None
-
-
-def _alive(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
-    """Return the ids of the jobs that have not ended."""
-    jobs = with_keys(Job.objects.using(alias).filter(status=None), job_ids)
-    return set(jobs.values_list("pk", flat=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from uuid import UUID
@@ -41,6 +41,11 @@ class JobQuerySet(models.QuerySet["Job"]):
         """Return job id -> package."""
         rows = with_keys(self, job_ids).values_list("pk", "package")
         return {job_id: bytes(package) for job_id, package in rows}
+
+    def unended(self, job_ids: Collection[UUID]) -> set[UUID]:
+        """Return those of the jobs that have not ended."""
+        rows = with_keys(self.filter(status=None), job_ids)
+        return set(rows.values_list("pk", flat=True)) if job_ids else set()
 
 
 class Job(models.Model):

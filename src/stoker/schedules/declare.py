@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.db import IntegrityError, transaction
 from django.utils.module_loading import autodiscover_modules
 
 from stoker.conf import Settings
@@ -23,7 +22,7 @@ from stoker.store.written import database_now_us
 from stoker.tasks.schedules import Scheduled, scheduled_tasks
 from stoker.values.ids import new_job_id
 
-from .rows import changed_state, fresh_state, reseal, values_of
+from .rows import changed_state, insert, reseal, values_of
 
 FORGOTTEN_SECONDS = 30 * 86_400.0
 
@@ -125,26 +124,9 @@ class Declaring:
             self._tell_once(one.name, str(error))
 
     def _add(self, one: Declared) -> None:
-        schedule_id = new_job_id()
-        values = values_of(self._settings, schedule_id, one.name, one.task, one.when)
-        cluster, backend = self._whose
-        row = Schedule(
-            id=schedule_id,
-            cluster=cluster,
-            backend=backend,
-            name=one.name,
-            source=one.source,
-            repeats_left=one.when.repeats,
-            **values,
-        )
-        for column, value in fresh_state(row, database_now_us(self._settings.database)).items():
-            setattr(row, column, value)
-        try:
-            with transaction.atomic(using=self._settings.database):
-                row.save(using=self._settings.database, force_insert=True)
-        except IntegrityError:
-            return  # another cluster has just added it
-        tell("schedule_declared", name=one.name, words=row.words)
+        row = insert(self._settings, one.name, one.source, one.task, one.when)
+        if row is not None:  # otherwise another cluster has just added it
+            tell("schedule_declared", name=one.name, words=row.words)
 
     def _change(self, one: Declared, row: Schedule) -> None:
         values = values_of(self._settings, row.pk, one.name, one.task, one.when)

@@ -8,7 +8,7 @@ unique index of ticks decides.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
@@ -29,7 +29,6 @@ from stoker.models import Job, Schedule, Tick
 from stoker.models.schedule import FiredTick
 from stoker.models.tick import insert_ticks
 from stoker.signals import call_project, post_tick, tell
-from stoker.store.statements import with_keys
 from stoker.store.written import DatabaseNow, database_now_us
 from stoker.tasks.registry import task_of
 from stoker.values.cron import zone_named
@@ -63,6 +62,24 @@ def _course_of(row: Schedule) -> Course:
         raise InvalidSchedule(f"Its rule cannot be read: {error}.") from None
 
 
+def _tick(
+    row: Schedule,
+    moment_us: int,
+    outcome: str,
+    fired_us: int,
+    count: int = 1,
+    job_id: UUID | None = None,
+) -> Tick:
+    return Tick(
+        schedule_id=row.pk,
+        moment_us=moment_us,
+        outcome=outcome,
+        job_id=job_id,
+        fired_us=fired_us,
+        count=count,
+    )
+
+
 class _Progress:
     """The changes of one transaction to a schedule.
 
@@ -80,16 +97,8 @@ class _Progress:
     def record(
         self, moment_us: int, outcome: str, count: int = 1, job_id: UUID | None = None
     ) -> None:
-        self.ticks.append(
-            Tick(
-                schedule_id=self._row.pk,
-                moment_us=moment_us,
-                outcome=outcome,
-                job_id=job_id,
-                fired_us=self._row.now_us,  # type: ignore[attr-defined] # annotated
-                count=count,
-            )
-        )
+        now_us = self._row.now_us  # type: ignore[attr-defined] # annotated
+        self.ticks.append(_tick(self._row, moment_us, outcome, now_us, count, job_id))
 
     def skip(self, moment_us: int) -> None:
         """Mark a tick that waited for the previous job as skipped, in this transaction."""
@@ -148,22 +157,12 @@ class _DueTick:
 
     def ticks(self, job_id: UUID, now_us: int) -> list[Tick]:
         """Return the rows of the tick and of the missed ticks before it."""
-        schedule_id, missed = self.row.pk, self.missed
-        rows: list[tuple[int, str, int, UUID | None]] = []
+        row, missed = self.row, self.missed
+        ticks = [_tick(row, self.moment_us, Tick.Outcome.FIRED, now_us, job_id=job_id)]
         if missed is not None:
-            rows.append((missed.first_us, Tick.Outcome.MISSED, missed.count, None))
-        rows.append((self.moment_us, Tick.Outcome.FIRED, 1, job_id))
-        return [
-            Tick(
-                schedule_id=schedule_id,
-                moment_us=moment_us,
-                outcome=outcome,
-                job_id=job,
-                fired_us=now_us,
-                count=count,
-            )
-            for moment_us, outcome, count, job in rows
-        ]
+            of_missed = Tick.Outcome.MISSED
+            ticks.insert(0, _tick(row, missed.first_us, of_missed, now_us, missed.count))
+        return ticks
 
     def advance(self, job_id: UUID) -> FiredTick:
         """Return the changed fields of the schedule's row."""
@@ -230,7 +229,9 @@ class Firing:
         with transaction.atomic(using=self._alias):
             held = self._schedules.hold_all(schedule_ids)
             now = database_now_us(self._alias) if now_us is None else now_us
-            alive = self._unended([row for row in held if row.overlap != Schedule.Overlap.ALLOW])
+            ours = [row for row in held if row.overlap != Schedule.Overlap.ALLOW]
+            last = [row.last_job_id for row in ours if row.last_job_id is not None]
+            alive = Job.objects.using(self._alias).unended(last)
             simple = [row for row in held if row.last_job_id not in alive]
             due = [one for row in simple if (one := _DueTick.of(row, now)) is not None]
             results = enqueue_prepared(
@@ -341,14 +342,6 @@ class Firing:
         except DuplicateJob:
             return None, Tick.Outcome.SKIPPED
         return UUID(result.id), Tick.Outcome.FIRED
-
-    def _unended(self, rows: Sequence[Schedule]) -> set[UUID]:
-        """Return the ids of the schedules' last jobs that have not ended."""
-        last = [row.last_job_id for row in rows if row.last_job_id is not None]
-        if not last:
-            return set()
-        jobs = with_keys(Job.objects.using(self._alias).filter(status=None), last)
-        return set(jobs.values_list("pk", flat=True))
 
     def _call(self, row: Schedule, moment_us: int) -> Result[Any]:
         task, args, kwargs, mark = self._call_of(row, moment_us)

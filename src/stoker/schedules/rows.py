@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings as django_settings
+from django.db import IntegrityError, transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask, is_task, task_backends
@@ -22,11 +23,12 @@ from stoker.exceptions import BadSignature, InvalidSchedule, StokerError
 from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.jobs.sealing import refuse_wrong_arguments
 from stoker.models import Schedule
-from stoker.store.written import microseconds
+from stoker.store.written import database_now_us, microseconds
 from stoker.tasks.registry import find_task
 from stoker.tasks.schedules import LONGEST_NAME, Cron, Every, Once, Scheduled, as_sentence, is_name
 from stoker.values import codec
 from stoker.values.cron import OnceRule, zone_named
+from stoker.values.ids import new_job_id
 from stoker.values.ticks import as_moment, as_us
 
 ITSELF = "stoker"
@@ -71,6 +73,30 @@ def values_of(
     values["definition"] = _digest([name, *values.values(), _written(when)])
     values["package"] = _sealed(settings, schedule_id, found, when)
     return values
+
+
+def insert(
+    settings: Settings, name: str, source: str, task: Any, when: Scheduled
+) -> Schedule | None:
+    """Store a new schedule. Return None if there is one of that name. Raises as ``values_of``."""
+    schedule_id = new_job_id()
+    row = Schedule(
+        id=schedule_id,
+        cluster=settings.cluster,
+        backend=settings.alias,
+        name=name,
+        source=source,
+        **values_of(settings, schedule_id, name, task, when),
+    )
+    row.repeats_left = when.repeats
+    for column, value in fresh_state(row, database_now_us(settings.database)).items():
+        setattr(row, column, value)
+    try:
+        with transaction.atomic(using=settings.database):
+            row.save(using=settings.database, force_insert=True)
+    except IntegrityError:
+        return None
+    return row
 
 
 def fresh_state(row: Schedule, now_us: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.conf import settings as django_settings
-from django.db import IntegrityError, transaction
+from django.db import transaction
 
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import InvalidSchedule, ScheduleExists, ScheduleNotFound
@@ -33,11 +33,10 @@ from stoker.store.written import database_now_us
 from stoker.tasks.registry import task_of
 from stoker.tasks.schedules import Scheduled
 from stoker.values.cron import in_words, zone_named
-from stoker.values.ids import new_job_id
 from stoker.values.ticks import as_moment
 
 from .fire import Firing
-from .rows import changed_state, fresh_state, opened, scheduled_of, values_of
+from .rows import changed_state, fresh_state, insert, opened, scheduled_of, values_of
 
 
 def create(name: str, task: Any, when: Scheduled, *, backend: str = "default") -> Schedule:
@@ -54,26 +53,12 @@ def create(name: str, task: Any, when: Scheduled, *, backend: str = "default") -
         InvalidSchedule, UnknownTask, NotSerializable, PackageTooLarge: the message says why.
     """
     settings = settings_for(backend)
-    schedule_id = new_job_id()
-    row = Schedule(
-        id=schedule_id,
-        cluster=settings.cluster,
-        backend=backend,
-        name=name,
-        source=Schedule.Source.ROW,
-        **values_of(settings, schedule_id, name, task, when),
-    )
-    row.repeats_left = when.repeats
     with explained(settings.database):
-        for column, value in fresh_state(row, database_now_us(settings.database)).items():
-            setattr(row, column, value)
-        try:
-            with transaction.atomic(using=settings.database):
-                row.save(using=settings.database, force_insert=True)
-        except IntegrityError:
-            raise ScheduleExists(
-                f"There is a schedule {name!r} already: choose another name, or use upsert()."
-            ) from None
+        row = insert(settings, name, Schedule.Source.ROW, task, when)
+    if row is None:
+        raise ScheduleExists(
+            f"There is a schedule {name!r} already: choose another name, or use upsert()."
+        )
     return row
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 from zlib import crc32
 
@@ -146,7 +147,7 @@ class Ticks:
                 rest = [one for one in schedule_ids if one not in fired]
         for schedule_id in rest:
             self._beat()
-            self._fire(schedule_id)
+            self._within_bounds(schedule_id, partial(self._firing.fire, schedule_id))
 
     def _look(self) -> list[tuple[int, UUID, int]]:
         """Return the schedules that are due soon, earliest first.
@@ -174,9 +175,6 @@ class Ticks:
         now = time.monotonic()
         return [one for one, trouble in self._troubles.items() if trouble.try_at > now]
 
-    def _fire(self, schedule_id: UUID) -> None:
-        self._within_bounds(schedule_id, lambda: self._firing.fire(schedule_id))
-
     def _release_if_due(self) -> None:
         """Fire the ticks whose previous job has ended."""
         if time.monotonic() < self._releases_at:
@@ -187,10 +185,7 @@ class Ticks:
         for (written,) in answer.value if answer is not None else ():
             self._beat()
             if (schedule_id := as_uuid(written)) not in resting:
-                self._release(schedule_id)
-
-    def _release(self, schedule_id: UUID) -> None:
-        self._within_bounds(schedule_id, lambda: self._firing.release(schedule_id))
+                self._within_bounds(schedule_id, partial(self._firing.release, schedule_id))
 
     def _within_bounds(self, schedule_id: UUID, act: Callable[[], object]) -> None:
         """Call ``act`` for one schedule. Its errors do not affect the others."""
