@@ -27,6 +27,7 @@ from stoker.store.written import MICROSECONDS, database_now_us, moment
 from stoker.tasks.registry import tasks_of_apps
 from stoker.values import rates
 from stoker.values.ids import parse_job_id
+from stoker.values.marks import InvalidFilter
 
 from .scan import ScannedPage, scan
 
@@ -201,7 +202,7 @@ def keys(
         BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     if state not in ("", *STATES):
-        raise ValueError(f"state={state[:50]!r}: there is {', '.join(STATES)}.")
+        raise InvalidFilter(f"state={state[:50]!r}: there is {', '.join(STATES)}.")
     alias = settings.database
     with explained(alias):
         rows = GuardKey.objects.using(alias)

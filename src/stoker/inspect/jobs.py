@@ -34,7 +34,7 @@ from stoker.store.places import PLACES
 from stoker.store.statements import with_keys
 from stoker.store.written import as_uuid
 from stoker.values.ids import first_id_at
-from stoker.values.marks import key_of, mark_of
+from stoker.values.marks import InvalidFilter, beyond, key_of, mark_of, within
 
 ENDED = tuple(str(status) for status in Job.Status)
 STATES = ("READY", "RUNNING", "DEFERRED", "BLOCKED", *ENDED)
@@ -109,7 +109,7 @@ class JobSearch:
 
     def __init__(self, settings: Settings, wanted: JobFilter) -> None:
         if wanted.state not in ("", *STATES):
-            raise ValueError(f"state={wanted.state!r}: there is {', '.join(STATES)}.")
+            raise InvalidFilter(f"state={wanted.state!r}: there is {', '.join(STATES)}.")
         self._settings = settings
         self._alias = alias = settings.database
         self._wanted = wanted
@@ -131,7 +131,7 @@ class JobSearch:
             None if after is None else key_of(after, [KINDS[name.lstrip("-")] for name in order])
         )
         if place is not None:
-            rows = rows.filter(_beyond(order, place))
+            rows = rows.filter(beyond(order, place))
         rows = rows.order_by(*order)
         condition, task = self._condition(rows.model), self._task_beside([rows])
         if not condition and not task and not self._needle.text:
@@ -140,7 +140,7 @@ class JobSearch:
         edge = None
         if condition or task:
             edge = self._keys(rows, order)[LOOKED_AT : LOOKED_AT + 1].first()
-            rows = rows if edge is None else rows.filter(_within(order, edge))
+            rows = rows if edge is None else rows.filter(within(order, edge))
         keys = self._keys(rows.filter(condition), order)
         if task:
             keys = self._of_task(list(keys))
@@ -323,9 +323,9 @@ class JobSearch:
         if key is None:
             return None
         rows = rows.order_by(*order)
-        older = _beyond(order, key)
+        older = beyond(order, key)
         found = [key, *self._keys(rows.filter(older), order)[:limit]]
-        newer = rows.filter(_beyond([name.lstrip("-") for name in order], key))
+        newer = rows.filter(beyond([name.lstrip("-") for name in order], key))
         return self._shown(found, limit), len(newer.values_list("pk")[: COUNTED_NEW + 1])
 
     def slowest(self, limit: int, since: datetime) -> list[Job]:
@@ -345,8 +345,10 @@ class JobSearch:
         times: Any = rows.exclude(started_at=None).values_list("pk", "started_at", "finished_at")
         ran = {pk: (finished - started).total_seconds() for pk, started, finished in times}
         longest = heapq.nlargest(limit, ran, key=ran.__getitem__)
-        jobs = self._jobs.in_bulk(longest)
-        return [_with_ran(jobs[pk], ran[pk]) for pk in longest if pk in jobs]
+        jobs: dict[UUID, Any] = self._jobs.in_bulk(longest)
+        for pk, job in jobs.items():
+            job.ran = ran[pk]
+        return [jobs[pk] for pk in longest if pk in jobs]
 
     def _rows(self) -> tuple[models.QuerySet[Any], tuple[str, ...]]:
         """Return the rows to search, and a list of columns that orders them along an index."""
@@ -354,11 +356,11 @@ class JobSearch:
         since, until = self._wanted.since, self._wanted.until
         if state in ENDED:
             rows = Job.objects.using(self._alias).filter(status=state)
-            bounds = {"finished_at__gte": since, "finished_at__lt": until}
-            bounds = {name: moment for name, moment in bounds.items() if moment is not None}
-            return rows.filter(**bounds), ("-finished_at", "-id")
-        ids = {"pk__gte": since and _id_at(since), "pk__lt": until and _id_at(until)}
-        ids = {name: job_id for name, job_id in ids.items() if job_id is not None}
+            ends = {"finished_at__gte": since, "finished_at__lt": until}
+            ends = {name: moment for name, moment in ends.items() if moment is not None}
+            return rows.filter(**ends), ("-finished_at", "-id")
+        bounds = {"pk__gte": since, "pk__lt": until}
+        ids = {name: first_id_at(one.timestamp()) for name, one in bounds.items() if one}
         if not state:
             return Job.objects.using(self._alias).filter(**ids), ("-id",)
         table = PLACES[state.lower()]
@@ -405,15 +407,6 @@ class JobSearch:
         return JobPage([jobs[key[-1]] for key in shown if key[-1] in jobs], mark)
 
 
-def _id_at(moment: datetime) -> UUID:
-    return first_id_at(moment.timestamp())
-
-
-def _with_ran(job: Job, seconds: float) -> Job:
-    job.ran = seconds  # type: ignore[attr-defined] # for the caller's display
-    return job
-
-
 def _first(
     each: Sequence[models.QuerySet[Any]], number: int, start: int = 0
 ) -> list[Sequence[Any]]:
@@ -437,25 +430,3 @@ def _first(
     with connections[each[0].db].cursor() as cursor:
         cursor.execute(f"{' UNION ALL '.join(parts)} ORDER BY 1 LIMIT {number}", parameters)
         return [(as_uuid(job_id),) for (job_id,) in cursor.fetchall()]
-
-
-def _beyond(order: Sequence[str], place: Sequence[Any]) -> Q:
-    """Return the condition for rows after a position in this order."""
-    return _side(order, place, "lt" if order[-1].startswith("-") else "gt")
-
-
-def _within(order: Sequence[str], place: Sequence[Any]) -> Q:
-    """Return the condition for rows up to a position in this order. A negated ``_beyond`` would not
-    be a range of the index."""
-    return _side(order, place, "gte" if order[-1].startswith("-") else "lte")
-
-
-def _side(order: Sequence[str], place: Sequence[Any], then: str) -> Q:
-    *names, key = (name.lstrip("-") for name in order)
-    if not names:
-        return Q(**{f"{key}__{then}": place[0]})
-    name, beside = names[0], Q(**{names[0]: place[0], f"{key}__{then}": place[1]})
-    # The first part lets the database start at a position of the index.
-    return Q(**{f"{name}__{then[:2]}e": place[0]}) & (
-        Q(**{f"{name}__{then[:2]}": place[0]}) | beside
-    )

@@ -34,7 +34,7 @@ from stoker.dead_letters.requeueing import UNDONE
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Job, Step
 from stoker.models.cluster import Seat
 from stoker.store.engines.sessions import explained
-from stoker.values.marks import key_of, mark_of
+from stoker.values.marks import InvalidFilter, key_of, mark_of
 from stoker.workflows.deliver import read
 
 State = Step.State
@@ -160,7 +160,7 @@ def timed_steps(
         BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     if state and state not in SHOWN:
-        raise ValueError(f"There is no state {state!r} of steps.")
+        raise InvalidFilter(f"There is no state {state!r} of steps.")
     never = Q(role__in=(Step.Role.UNDO, Step.Role.ERROR), state=State.PENDING)
     with explained(settings.database):
         steps = Step.objects.using(settings.database).filter(

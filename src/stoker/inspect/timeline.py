@@ -144,8 +144,6 @@ def seconds_between(began: datetime | None, ended: datetime | None) -> float | N
     return (ended - began).total_seconds()
 
 
-__all__ = ["Moment", "MomentKind", "Timeline", "timeline"]
-
 WHO = {
     Requeue.By.PERSON: "",
     Requeue.By.POLICY: "automatically",

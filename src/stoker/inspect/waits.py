@@ -109,14 +109,9 @@ class Waits:
         found: dict[tuple[str, str], WaitPart] = {}
         for part in (part for one in self.before for part in one.parts):
             key = (part.cause.value, part.name)
-            known = found.get(key)
-            found[key] = (
-                part
-                if known is None
-                else replace(
-                    known, seconds=known.seconds + part.seconds, times=known.times + part.times
-                )
-            )
+            known = found.get(key, replace(part, seconds=0.0, times=0))
+            seconds, times = known.seconds + part.seconds, known.times + part.times
+            found[key] = replace(known, seconds=seconds, times=times)
         return sorted(found.values(), key=lambda one: -one.seconds)
 
     def as_facts(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
+from django.db.models import Q
 from django.utils import timezone
 
 from .durations import duration_seconds
@@ -17,6 +18,14 @@ BETWEEN = "~"
 FIRST_YEAR, LAST_YEAR = 1900, 9000
 SMALLEST, LARGEST = -(2**63), 2**63 - 1
 LONGEST_MARK = 200
+
+
+class InvalidFilter(ValueError):
+    """A filter of a list is wrong. The message is for the user who wrote it."""
+
+
+class InvalidMark(InvalidFilter):
+    """A text is not the mark of a page of this list."""
 
 
 def mark_of(key: Sequence[Any]) -> str:
@@ -33,17 +42,36 @@ def key_of(mark: str, kinds: Sequence[type[Any]]) -> tuple[Any, ...]:
         kinds: The type of each part of the key: int, datetime or UUID.
 
     Raises:
-        ValueError: The mark belongs to another list, or a part is out of range.
+        InvalidMark: The mark belongs to another list, or a part is out of range.
     """
-    texts = mark[:LONGEST_MARK].split(BETWEEN)
-    if len(texts) != len(kinds):
-        raise ValueError(f"{mark[:LONGEST_MARK]!r} is not where a page of this list begins")
+    mark = mark[:LONGEST_MARK]
     try:
-        return tuple(_part(kind, text) for kind, text in zip(kinds, texts, strict=True))
+        parts = zip(kinds, mark.split(BETWEEN), strict=True)
+        return tuple(_part(kind, text) for kind, text in parts)
     except ValueError:
-        raise ValueError(
-            f"{mark[:LONGEST_MARK]!r} is not where a page of this list begins"
-        ) from None
+        raise InvalidMark(f"{mark!r} is not where a page of this list begins") from None
+
+
+def beyond(order: Sequence[str], place: Sequence[Any]) -> Q:
+    """Return the condition for rows after a place in this order of one or two columns."""
+    return _side(order, place, "lt" if order[-1].startswith("-") else "gt")
+
+
+def within(order: Sequence[str], place: Sequence[Any]) -> Q:
+    """Return the condition for rows up to a place in this order. A negated ``beyond`` would not be
+    a range of the index."""
+    return _side(order, place, "gte" if order[-1].startswith("-") else "lte")
+
+
+def _side(order: Sequence[str], place: Sequence[Any], then: str) -> Q:
+    *names, key = (name.lstrip("-") for name in order)
+    if not names:
+        return Q(**{f"{key}__{then}": place[0]})
+    name, beside = names[0], Q(**{names[0]: place[0], f"{key}__{then}": place[1]})
+    # The first part lets the database start at a position of the index.
+    return Q(**{f"{name}__{then[:2]}e": place[0]}) & (
+        Q(**{f"{name}__{then[:2]}": place[0]}) | beside
+    )
 
 
 def project_moment(value: datetime) -> datetime:
@@ -69,7 +97,7 @@ def moment_from(text: str, *, is_past: bool = False) -> datetime:
         is_past: Whether a duration counts back from now.
 
     Raises:
-        ValueError: The text is neither.
+        InvalidFilter: The text is neither.
     """
     try:
         distance = timedelta(seconds=duration_seconds(text))
@@ -79,7 +107,7 @@ def moment_from(text: str, *, is_past: bool = False) -> datetime:
     try:
         moment = project_moment(datetime.fromisoformat(text.strip()))
     except (ValueError, OverflowError):
-        raise ValueError(f"{text[:50]!r} is no moment: write 2h, or 2030-01-31 06:00.") from None
+        raise InvalidFilter(f"{text[:50]!r} is no moment: write 2h, or 2030-01-31 06:00.") from None
     return moment
 
 

@@ -88,10 +88,11 @@ class Needs(Look):
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         for page in self.scene.pages(Need, "job_id", "kind", "halts", "holds", "fence"):
             job_ids = {row[1] for row in page}
-            alive = self._alive(job_ids)
+            alive = Job.objects.using(self.alias).unended(job_ids)
             halting = self._halting({row[1] for row in page if row[3]} - alive)
             gone = [row[0] for row in page if row[1] not in (alive | halting)]
-            yield NEEDLESS, self._still_there(gone)
+            # The needs are deleted when the end of their job is recorded.
+            yield NEEDLESS, self.existing(Need, gone)
             holding = {
                 row[0]: row[5]
                 for row in page
@@ -124,30 +125,18 @@ class Needs(Look):
             return tidy_keys(self.alias, key_ids, forgets=False)
         with deciding(self.alias):
             rows = lock_by_key(Need.objects.using(self.alias), ids, "id", "job_id", "halts")
-            alive = self._alive({row.job_id for row in rows})
+            alive = Job.objects.using(self.alias).unended({row.job_id for row in rows})
             alive |= self._halting({row.job_id for row in rows if row.halts} - alive)
             gone = [row.id for row in rows if row.job_id not in alive]
             Need.objects.using(self.alias).remove(gone)
         self.scene.broker.wake_up(look_after(self.alias, key_ids))
         return len(gone)
 
-    def _alive(self, job_ids: Collection[UUID]) -> set[UUID]:
-        jobs = with_keys(Job.objects.using(self.alias).filter(status=None), job_ids)
-        return set(jobs.values_list("pk", flat=True))
-
     def _halting(self, job_ids: Collection[UUID]) -> set[UUID]:
         """Return the failed jobs that halt their sequence until their dead letter is closed or
         requeued."""
         letters = DeadLetter.objects.using(self.alias).unclosed().filter(job_id__in=job_ids)
         return set(letters.values_list("job_id", flat=True)) if job_ids else set()
-
-    def _still_there(self, need_ids: Sequence[UUID]) -> list[UUID]:
-        """Return the needs that still exist. They are deleted when the end of their job is
-        recorded."""
-        if not need_ids:
-            return []
-        rows = with_keys(Need.objects.using(self.alias), need_ids)
-        return sorted(rows.values_list("pk", flat=True))
 
     def _unused(self, fences: Mapping[UUID, int]) -> list[UUID]:
         """Return the needs that still hold the same place although their job does not run.
@@ -228,8 +217,7 @@ class BlockedLines(Look):
         with deciding(self.alias):
             blocked = Blocked.objects.using(self.alias)
             rows = lock_by_key(blocked, job_ids, *PLACE_FIELDS, "key_id")
-            known = with_keys(GuardKey.objects.using(self.alias), {row.key_id for row in rows})
-            there = set(known.values_list("pk", flat=True))
+            there = self.existing(GuardKey, {row.key_id for row in rows})
             lost = [row for row in rows if row.key_id not in there]
             delete_by_key(blocked, [row.job_id for row in lost])
             Ready.objects.using(self.alias).add(
@@ -464,7 +452,9 @@ def examine(settings: Settings, *, repair: bool = False, most_rows: int = MOST_R
 
 
 def _look(look: Look, findings: dict[str, Finding], *, repair: bool) -> None:
-    for kind, ids in _found(look):
+    for kind, ids in look.find():
+        if not ids:
+            continue
         finding = findings.setdefault(
             kind.name, Finding(kind.name, kind.sentence, kind.is_fault, kind.remedy)
         )
@@ -475,7 +465,3 @@ def _look(look: Look, findings: dict[str, Finding], *, repair: bool) -> None:
                 finding.mended += look.mend(kind, ids)
             except (StokerError, DatabaseError) as error:
                 finding.error = str(error)
-
-
-def _found(look: Look) -> Iterator[tuple[FindingKind, Any]]:
-    return ((kind, ids) for kind, ids in look.find() if ids)

@@ -91,6 +91,13 @@ class Look(ABC):
         """Repair the rows that have not changed since they were read. Return their number."""
         raise NotImplementedError  # each check has its own
 
+    def existing(self, table: type[models.Model], keys: Collection[UUID]) -> list[UUID]:
+        """Return the primary keys among these that the table still has, in order."""
+        if not keys:
+            return []
+        rows = with_keys(table._default_manager.using(self.alias), keys)
+        return sorted(rows.values_list("pk", flat=True))
+
 
 LOST = FindingKind(
     "lost_jobs",
@@ -128,7 +135,7 @@ class Jobs(Look):
             alive = [job_id for job_id, status in page if status is None]
             # In this order: a job that has not ended after the read had not ended during it.
             nowhere = set(alive) - places_of(self.alias, alive).keys()
-            yield LOST, sorted(self._alive(nowhere))
+            yield LOST, sorted(Job.objects.using(self.alias).unended(nowhere))
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         """Put lost jobs into the ready table. Locks their rows, so that concurrent repairs wait."""
@@ -143,12 +150,6 @@ class Jobs(Look):
             )
         self.scene.broker.wake_up({row.queue for row in lost})
         return len(lost)
-
-    def _alive(self, job_ids: Collection[UUID]) -> set[UUID]:
-        if not job_ids:
-            return set()
-        jobs = with_keys(Job.objects.using(self.alias).filter(status=None), job_ids)
-        return set(jobs.values_list("pk", flat=True))
 
     def _counts(self, job_ids: Sequence[UUID]) -> dict[UUID, tuple[int, int, int]]:
         """Return attempts, crashes and needs of each job, counted in other tables."""
@@ -179,20 +180,14 @@ class Lines(Look):
         status = dict(jobs.values_list("pk", "status"))
         # The end of a job deletes this row. A row that still exists after the job's end is wrong.
         ended = [one for one in guards if status.get(one) is not None]
-        yield ENDED, self._still_in(table, ended)
-        yield WITHOUT_JOB, self._still_in(table, [one for one in guards if one not in status])
+        yield ENDED, self.existing(table, ended)
+        yield WITHOUT_JOB, self.existing(table, [one for one in guards if one not in status])
         if table is not Claimed:
             guarded = {one: count for one, count in guards.items() if count and one not in double}
             yield UNGUARDED, self._unguarded(table, guarded)
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         return self._remove_ended(ids) if kind is ENDED else self._keep_one_place(ids)
-
-    def _still_in(self, table: type[models.Model], job_ids: Collection[UUID]) -> list[UUID]:
-        if not job_ids:
-            return []
-        rows = with_keys(table._default_manager.using(self.alias), job_ids)
-        return sorted(rows.values_list("pk", flat=True))
 
     def _unguarded(self, table: type[models.Model], guards: dict[UUID, int]) -> list[UUID]:
         """Return the jobs whose needs are still missing at a second read. The first read may be
@@ -260,8 +255,7 @@ class StuckSteps(Look):
         for page in self.scene.pages(Step, "state", "job_id"):
             enqueued = {row[0]: row[2] for row in page if row[1] == Step.State.ENQUEUED}
             if enqueued:
-                jobs = with_keys(Job.objects.using(self.alias), enqueued.values())
-                alive = set(jobs.filter(status=None).values_list("pk", flat=True))
+                alive = Job.objects.using(self.alias).unended(enqueued.values())
                 over = [pk for pk, job_id in enqueued.items() if job_id not in alive]
                 rows = with_keys(Step.objects.using(self.alias), over)
                 still = rows.filter(state=Step.State.ENQUEUED).values_list("pk", "job_id")
@@ -312,7 +306,9 @@ class Letters(Look):
         for page in self.scene.pages(DeadLetter, "state", "job_id", "successor_id"):
             open_ones = {row[0]: row[2] for row in page if row[1] == DeadLetter.State.OPEN}
             carried = {row[0]: row[3] for row in page if row[1] == DeadLetter.State.REQUEUED}
-            status = self._status([*open_ones.values(), *filter(None, carried.values())])
+            job_ids = [*open_ones.values(), *filter(None, carried.values())]
+            jobs = with_keys(Job.objects.using(self.alias), job_ids)
+            status = dict(jobs.values_list("pk", "status"))
             wrong = {
                 pk: job_id
                 for pk, job_id in open_ones.items()
@@ -332,10 +328,6 @@ class Letters(Look):
             return sum(letters.reopen(one) for one in seen)
         state, why = DeadLetter.State.RESOLVED, "the job that it was requeued as has succeeded"
         return sum(letters.close(one, state, BY, why) for one in seen)
-
-    def _status(self, job_ids: Sequence[UUID]) -> dict[UUID, str | None]:
-        jobs = with_keys(Job.objects.using(self.alias), job_ids)
-        return dict(jobs.values_list("pk", "status"))
 
     def _still(self, name: str, seen: dict[UUID, Any]) -> list[UUID]:
         """Return the ids of the dead letters that have not changed since they were read."""
@@ -376,8 +368,5 @@ class LeftoverNotes(Look):
 
     def _gone(self, job_ids: set[UUID]) -> set[UUID]:
         """Return the jobs that do not exist any more and that no dead letter refers to."""
-        if not job_ids:
-            return set()
-        jobs = with_keys(Job.objects.using(self.alias), job_ids)
-        gone = job_ids - set(jobs.values_list("pk", flat=True))
+        gone = job_ids - set(self.existing(Job, job_ids))
         return gone - told_by_dead_letters(self.alias, gone) if gone else gone

@@ -128,6 +128,20 @@ class Answer:
     None or missing."""
 
 
+def answer_as_plain(answer: Answer) -> dict[str, Any]:
+    """Return an answer for JSON."""
+    return {
+        "job_id": str(answer.job_id),
+        "kind": answer.kind.value,
+        "sentence": answer.sentence,
+        "advice": answer.advice,
+        "needs_somebody": answer.kind.needs_somebody,
+        "task": answer.task,
+        "queue": answer.queue,
+        "facts": dict(answer.facts),
+    }
+
+
 def when(one: datetime | None) -> str:
     """Format a moment for a sentence."""
     return "an unknown time" if one is None else one.isoformat(" ", "seconds")

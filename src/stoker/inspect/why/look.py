@@ -43,7 +43,7 @@ Seat = tuple[ClusterState, WorkerState, RunningJob]
 def answer_running(asked: Asked, row: Claimed) -> Answer:
     """Answer for a job that is leased in the store."""
     asked.queue = row.queue
-    cluster = _cluster_of(asked, row.holder)
+    cluster = next((one for one in asked.clusters if one.id == str(row.holder)), None)
     if cluster is None:
         return _answer_of_stranger(asked, row) or _answer_silent(asked, row, None)
     if not asked.is_alive(cluster):
@@ -89,12 +89,6 @@ def _busy_with(asked: Asked, worker: WorkerState) -> str:
     since = at(asked.now_us - round(job.seconds * MICROSECONDS))
     name = f"{job.task} {job.job_id[:8]}" if job.task else f"job {job.job_id[:8]}"
     return f"which is busy with {name} since {when(since)}"
-
-
-def answer_running_elsewhere(asked: Asked) -> Answer | None:
-    """Answer for a job of a broker outside the database, if a cluster reports it as running."""
-    seat = _seat_of(asked)
-    return None if seat is None else _answer_at_work(asked, seat, seat[2].attempt)
 
 
 def _answer_at_work(asked: Asked, seat: Seat, attempt: int | None) -> Answer:
@@ -161,13 +155,6 @@ def _answer_silent(asked: Asked, row: Claimed, cluster: ClusterState | None) -> 
     )
 
 
-def _cluster_of(asked: Asked, holder: UUID) -> ClusterState | None:
-    for cluster in asked.clusters:
-        if cluster.id == str(holder):
-            return cluster
-    return None
-
-
 def _seat_of(asked: Asked) -> Seat | None:
     """Return where the job ran at the last heartbeat."""
     for cluster in asked.clusters:
@@ -179,8 +166,8 @@ def _seat_of(asked: Asked) -> Seat | None:
 
 
 KINDS = {
-    DeadLetter.Reason.UNREADABLE: Kind.UNREADABLE,
-    DeadLetter.Reason.UNKNOWN_TASK: Kind.UNKNOWN_TASK,
+    DeadLetter.Reason.UNREADABLE.value: Kind.UNREADABLE,
+    DeadLetter.Reason.UNKNOWN_TASK.value: Kind.UNKNOWN_TASK,
 }
 
 
@@ -218,9 +205,8 @@ def _answer_failed(asked: Asked, job: Job) -> Answer:
             "carried_on_by": None if letter.successor_id is None else str(letter.successor_id),
             "requeued_at_the_latest": None if due_us is None else at(due_us),
         }
-    word = job.reason.partition(":")[0]
-    kind = KINDS.get(DeadLetter.Reason(word), Kind.DEAD_LETTER) if word in REASONS else None
-    if kind in KINDS.values():
+    kind = KINDS.get(job.reason.partition(":")[0])
+    if kind is not None:
         facts["error"] = letter.message if letter is not None else job.reason
     tried = "1 attempt" if job.attempts == 1 else f"{job.attempts} attempts"
     sentence = f"It failed for good at {when(job.finished_at)}, after {tried}"
@@ -230,9 +216,6 @@ def _answer_failed(asked: Asked, job: Job) -> Answer:
         _advice(letter),
         **facts,
     )
-
-
-REASONS = frozenset(DeadLetter.Reason.values)
 
 
 def _letter_of(asked: Asked) -> DeadLetter | None:
@@ -342,9 +325,11 @@ def _at_broker(asked: Asked) -> Answer | None:
     broker = broker_for(asked.settings)
     if broker.capabilities.transactional:
         return None
-    running = answer_running_elsewhere(asked)
-    if running is not None or not broker.capabilities.look_up:
-        return running
+    seat = _seat_of(asked)
+    if seat is not None:
+        return _answer_at_work(asked, seat, seat[2].attempt)
+    if not broker.capabilities.look_up:
+        return None
     place = broker.states([asked.job_id]).get(asked.job_id)
     if place is None:
         return None

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
-from django.db.models import OuterRef, Q, Subquery
+from django.db.models import OuterRef, Q, QuerySet, Subquery
 from django.utils import timezone
 
 from stoker.exceptions import PackageError
@@ -109,12 +108,6 @@ def _tasks_of(asked: Asked, found: list[Step]) -> list[dict[str, Any]]:
 
 
 HOLDERS = 10
-KINDS = {
-    Need.Kind.LOCK.value: Kind.LOCK,
-    Need.Kind.LIMIT.value: Kind.LIMIT,
-    Need.Kind.RATE.value: Kind.RATE,
-    Need.Kind.SEQUENCE.value: Kind.SEQUENCE,
-}
 
 
 def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
@@ -123,8 +116,8 @@ def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
     key = row.key
     if key is None:
         return None
-    line = Blocked.objects.using(asked.alias).filter(key_id=key.pk, queue=row.queue)
-    before = count_of(line.filter(Q(rank__lt=row.rank) | Q(rank=row.rank, pk__lt=row.pk))).number
+    line = Blocked.objects.using(asked.alias).filter(key_id=key.pk)
+    before = _before(line, row).number
     facts: dict[str, Any] = {"key": key.name, "before": before, "places": key.room}
     if key.kind == Need.Kind.RATE:
         return _answer_rate(asked, key, facts)
@@ -148,7 +141,7 @@ def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
     by = f"{_by(holders[:1])}, and others follow it" if following > 0 else _by(holders)
     sentence = f"The {key.kind} {key.name!r}, under which {room} run at a time, {by}"
     return asked.answer(
-        KINDS[key.kind],
+        Kind(key.kind),
         f"{sentence}. {turn}",
         "" if holders else "Upkeep makes it ready. If it stays blocked, check that a cluster runs.",
         holders=holders,
@@ -247,10 +240,8 @@ def _paused(asked: Asked) -> Answer | None:
     pause = asked.pause
     if pause is None:
         return None
-    by, why = (
-        (f" by {pause.by}" if pause.by else ""),
-        (f": {pause.because}" if pause.because else ""),
-    )
+    by = f" by {pause.by}" if pause.by else ""
+    why = f": {pause.because}" if pause.because else ""
     return asked.answer(
         Kind.PAUSED,
         f"The queue {asked.queue} is paused since {when(pause.since)}{by}{why}",
@@ -307,7 +298,7 @@ def _unknown_task(asked: Asked) -> Answer | None:
 
 
 def _in_line(asked: Asked, row: Ready | None) -> Answer:
-    before = Number(0) if row is None else _before(asked, row)
+    before = Number(0) if row is None else _before(Ready.objects.using(asked.alias).all(), row)
     pace = _pace(asked)
     waiting = [one for one in asked.clusters if asked.is_alive(one)]
     free = sum(1 for one in waiting for worker in one.workers if not worker.running)
@@ -339,10 +330,10 @@ def _in_line(asked: Asked, row: Ready | None) -> Answer:
     )
 
 
-def _before(asked: Asked, row: Ready) -> Number:
-    """Count the earlier ready jobs, along the index of the claim."""
-    line = Ready.objects.using(asked.alias).filter(queue=row.queue)
-    return count_of(line.filter(Q(rank__lt=row.rank) | Q(rank=row.rank, pk__lt=row.pk)))
+def _before(line: QuerySet[Any], row: Ready | Blocked) -> Number:
+    """Count the jobs of the queue that come before this one, along an index."""
+    earlier = Q(rank__lt=row.rank) | Q(rank=row.rank, pk__lt=row.pk)
+    return count_of(line.filter(earlier, queue=row.queue))
 
 
 def _pace(asked: Asked) -> float | None:
@@ -363,13 +354,12 @@ def _serves(cluster: ClusterState, queue: str) -> bool:
 
 
 def _shown_seconds(cluster: ClusterState) -> dict[str, Any]:
-    queues: Sequence[str] = cluster.queues
     return {
         "id": cluster.id,
         "host": cluster.host,
         "pid": cluster.pid,
         "state": cluster.state,
-        "queues": list(queues),
+        "queues": list(cluster.queues),
         "silent_seconds": cluster.silent_seconds,
     }
 
