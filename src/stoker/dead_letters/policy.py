@@ -29,11 +29,10 @@ def cooldowns_us(settings: Settings, letters: Sequence[DeadLetter]) -> dict[str,
     found = {}
     for letter in letters:
         policy = policy_of(settings, letter)
-        seconds = policy.cooldown_seconds if policy is not None else None
-        if policy is None or seconds is None:
+        if policy is None or policy.cooldown_seconds is None:
             continue
         if policy.covers(letter.reason, letter.exception_class):
-            found[letter.identity] = microseconds(seconds)
+            found[letter.identity] = microseconds(policy.cooldown_seconds)
     return found
 
 

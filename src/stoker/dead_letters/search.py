@@ -19,7 +19,7 @@ from stoker.models.requeue import Requeue
 from stoker.setting_values import checked_limit
 from stoker.store.counting import Number, counts_of
 from stoker.store.statements import with_keys
-from stoker.values.marks import key_of, mark_of
+from stoker.values.marks import InvalidFilter, beyond, key_of, mark_of, within
 from stoker.values.text import stored_text
 
 STATES = {"unclosed": UNCLOSED, "closed": CLOSED, "all": tuple(DeadLetter.State)}
@@ -35,6 +35,7 @@ READ = 1_000
 """Number of dead letters that a page reads to find a text, if the filters have no index."""
 WALKED = MOST_OPENED
 WITHOUT_INDEX = ("queue", "reason", "key", "node")
+NEWEST_FIRST, OLDEST_FIRST = ("-failed_at", "-pk"), ("failed_at", "pk")
 Key = tuple[datetime, UUID]
 KEY = (datetime, UUID)
 """Column types of the sort key of lists of dead letters: ``failed_at`` and ``id``."""
@@ -153,7 +154,7 @@ class Search:
 
     def page(self, limit: int, after: str | None) -> DeadLetterPage:
         checked_limit(limit)
-        rows, edge = self._stretch(after)
+        rows, edge = self._stretch(NEWEST_FIRST, after, LOOKED_AT)
         if self._wanted.text:
             found, last = self._matching(rows, limit)
             known = DeadLetter.objects.using(self._alias).in_bulk(found)
@@ -165,27 +166,21 @@ class Search:
             return DeadLetterPage(shown, mark_of((shown[-1].failed_at, shown[-1].pk)))
         return DeadLetterPage(shown, mark_of(edge) if edge else None, is_cut=edge is not None)
 
-    def _stretch(self, after: str | None) -> tuple[QuerySet[DeadLetter], Key | None]:
-        """Return the dead letters that one page searches, newest first, and the key of the last
-        one. The key is None if no older dead letters remain."""
-        wanted, order = self._wanted, ("-failed_at", "-pk")
-        rows = DeadLetter.objects.using(self._alias).filter(_condition(replace(wanted, text="")))
-        every = DeadLetter.objects.using(self._alias).filter(_condition(self._indexed))
+    def _stretch(
+        self, order: Sequence[str], after: str | None, looked_at: int
+    ) -> tuple[QuerySet[DeadLetter], Key | None]:
+        """Return the matching dead letters among the next ``looked_at`` in this order, and the key
+        of the last one of those. The key is None if no more remain."""
+        letters = DeadLetter.objects.using(self._alias).order_by(*order)
+        rows = letters.filter(_condition(replace(self._wanted, text="")))
+        every = letters.filter(_condition(self._indexed))
         if after is not None:
-            failed_at, pk = key_of(after, KEY)
-            beyond = Q(failed_at__lt=failed_at) | Q(failed_at=failed_at, pk__lt=pk)
-            # This part lets the database start at a position of the index.
-            beyond &= Q(failed_at__lte=failed_at)
-            rows, every = rows.filter(beyond), every.filter(beyond)
-        rows = rows.order_by(*order)
-        if not any(getattr(wanted, name) for name in WITHOUT_INDEX):
+            later = beyond(order, key_of(after, KEY))
+            rows, every = rows.filter(later), every.filter(later)
+        if not any(getattr(self._wanted, name) for name in WITHOUT_INDEX):
             return rows, None
-        last = slice(LOOKED_AT - 1, LOOKED_AT)
-        edge = every.order_by(*order).values_list("failed_at", "pk")[last].first()
-        if edge is None:
-            return rows, None
-        within = Q(failed_at__gt=edge[0]) | Q(failed_at=edge[0], pk__gte=edge[1])
-        return rows.filter(within, failed_at__gte=edge[0]), edge
+        edge = every.values_list("failed_at", "pk")[looked_at - 1 : looked_at].first()
+        return (rows if edge is None else rows.filter(within(order, edge))), edge
 
     def _matching(
         self, rows: QuerySet[DeadLetter], limit: int = READ
@@ -217,7 +212,7 @@ class Search:
             The id of each dead letter with the mark after it; and the mark of the next page, or
             None at the end.
         """
-        rows, edge = self._later(after, LOOKED_AT)
+        rows, edge = self._stretch(OLDEST_FIRST, after or None, LOOKED_AT)
         keys = list(rows.values_list("failed_at", "pk")[:WALKED])
         found, last = keys, keys[-1] if len(keys) == WALKED else edge
         if self._wanted.text:
@@ -231,29 +226,9 @@ class Search:
         ``COUNTED_AMONG``. Return None if the filter has a text: only ``onward`` finds them."""
         if self._wanted.text:
             return None
-        rows, edge = self._later("", COUNTED_AMONG)
+        rows, edge = self._stretch(OLDEST_FIRST, None, COUNTED_AMONG)
         (number,) = counts_of([rows], limit)
         return Number(number.number, is_exact=number.is_exact and edge is None)
-
-    def _later(self, after: str, looked_at: int) -> tuple[QuerySet[DeadLetter], Key | None]:
-        """Examine the next ``looked_at`` dead letters, oldest first. Return the matching ones and
-        the key of the last one examined. The key is None if no newer dead letters remain."""
-        wanted, order = self._wanted, ("failed_at", "pk")
-        rows = DeadLetter.objects.using(self._alias).order_by(*order)
-        every = rows.filter(_condition(self._indexed))
-        rows = rows.filter(_condition(replace(wanted, text="")))
-        if after:
-            failed_at, pk = key_of(after, KEY)
-            later = Q(failed_at__gt=failed_at) | Q(failed_at=failed_at, pk__gt=pk)
-            later &= Q(failed_at__gte=failed_at)
-            rows, every = rows.filter(later), every.filter(later)
-        if not any(getattr(wanted, name) for name in WITHOUT_INDEX):
-            return rows, None
-        edge = every.values_list("failed_at", "pk")[looked_at - 1 : looked_at].first()
-        if edge is None:
-            return rows, None
-        within = Q(failed_at__lt=edge[0]) | Q(failed_at=edge[0], pk__lte=edge[1])
-        return rows.filter(within, failed_at__lte=edge[0]), edge
 
     @property
     def _indexed(self) -> Filter:
@@ -289,7 +264,7 @@ class Search:
         Args:
             groups: maximum number of errors.
         """
-        rows, edge = self._stretch(None)
+        rows, edge = self._stretch(NEWEST_FIRST, None, LOOKED_AT)
         if self._wanted.text:
             found, last = self._matching(rows)
             edge = last or edge
@@ -361,9 +336,9 @@ def _condition(wanted: Filter) -> Q:
 def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         names = ", ".join(str(one) for one in known if one)
-        raise ValueError(f"{name}={value!r}: there is {names}.")
+        raise InvalidFilter(f"{name}={value!r}: there is {names}.")
 
 
 def _refuse_no_moment(name: str, value: Any) -> None:
     if value is not None and not isinstance(value, datetime):
-        raise ValueError(f"{name}={value!r}: give a datetime.")
+        raise InvalidFilter(f"{name}={value!r}: give a datetime.")

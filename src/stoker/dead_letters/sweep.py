@@ -13,7 +13,6 @@ from stoker.conf import Settings
 from stoker.models import DeadLetter, Job
 from stoker.models.dead_letter import CLOSED
 from stoker.signals import tell
-from stoker.store.statements import with_keys
 
 from .closing import purge_past
 from .requeueing import requeue_due
@@ -80,12 +79,8 @@ class DeadLetterSweep:
         while True:
             later = self._letters.filter(state=DeadLetter.State.REQUEUED).order_by("pk")
             page = list((later.filter(pk__gt=last) if last else later)[:AT_ONCE])
-            jobs = Job.objects.using(self._alias).filter(status=None)
-            alive = set(
-                with_keys(jobs, [one.successor_id for one in page if one.successor_id]).values_list(
-                    "pk", flat=True
-                )
-            )
+            successors = [one.successor_id for one in page if one.successor_id]
+            alive = Job.objects.using(self._alias).unended(successors)
             for letter in page:
                 if letter.successor_id not in alive:
                     self._letters.reopen(letter)
