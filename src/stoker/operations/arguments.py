@@ -9,14 +9,19 @@ from typing import Any, NamedTuple, get_type_hints
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
-from stoker.jobs.package import sealer_for
+from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.sealing import NOT_YET_KNOWN, calls_of
 from stoker.models import DeadLetter, Job
-from stoker.tasks.arguments import ShownCall, restored
+from stoker.tasks.arguments import ShownCall, restored, shown_call
 from stoker.tasks.guards import signature_of_call
 from stoker.tasks.registry import find_task
 from stoker.values import codec
+from stoker.values.pickles import nothing_unpickled
 from stoker.values.text import shown_json
+
+from .details import REVEAL
+from .operation import Done, Operation
+from .request_context import RequestContext
 
 CHECKED = (str, int, bool, float, list, dict)
 """Types of annotations that values are checked against."""
@@ -148,14 +153,59 @@ def changes_of(
         written: the texts of the form.
         before: the texts that the form had at first.
     """
-    is_same = {
-        name: bool(before[name]) and written[name].replace("\r\n", "\n").strip() == before[name]
-        for name in ("args", "kwargs")
+    changes: dict[str, Any] = {"args": edited.args, "kwargs": edited.kwargs}
+    for name, text in before.items():
+        if text and written[name].replace("\r\n", "\n").strip() == text:
+            changes[name] = None
+    return changes
+
+
+def edit_arguments(
+    visit: RequestContext, operation: Operation, row: Job | DeadLetter, **options: Any
+) -> tuple[Done | None, dict[str, Any]]:
+    """Perform an operation with the arguments in a submitted form.
+
+    Args:
+        row: the job or dead letter whose arguments the form shows.
+        options: further options of the operation.
+
+    Returns:
+        The answer if the operation was performed, else None and the context of the form.
+    """
+    settings, post = visit.settings, visit.request.POST
+    runner, package, call = runner_of(settings, row), _opened(settings, row), None
+    if package is not None:
+        call = shown_call(package, settings.redact, reveal=visit.may(REVEAL))
+    written = before = written_of(call)
+    problems: Sequence[str] = ()
+    if visit.request.method == "POST":
+        written = {name: post.get(name, "") for name in before}
+        sealed = (package.args, package.kwargs) if package and not visit.may(REVEAL) else None
+        edited = Edited.read(runner, **written, before=sealed)
+        problems = edited.problems
+        if not problems:
+            changes = changes_of(edited, written, before)
+            done = operation.attempt(visit.operator, str(row.pk), **changes, **options)
+            if done.is_good:
+                return done, {}
+            problems = [done.sentence]
+    return None, {
+        "written": written,
+        "problems": problems,
+        "because": post.get("because", ""),
+        "signature": Edited.signature(runner.path),
+        "hint": runner.hint,
+        "is_readable": package is not None,
     }
-    return {
-        "args": None if is_same["args"] else edited.args,
-        "kwargs": None if is_same["kwargs"] else edited.kwargs,
-    }
+
+
+def _opened(settings: Settings, row: Job | DeadLetter) -> Package | None:
+    """Return the package; None = it cannot be opened here."""
+    try:
+        with nothing_unpickled():
+            return sealer_for(settings).open(bytes(row.package))
+    except PackageError:
+        return None
 
 
 def _read(text: str, kind: type[Any], name: str, problems: list[str]) -> Any:

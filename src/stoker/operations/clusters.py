@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 from uuid import UUID
 
-from stoker.conf import settings_for
+from stoker.conf import Settings, settings_for
 from stoker.exceptions import ClusterNotFound
 from stoker.inspect.stats import ClusterState, longest_silence, state_of
 from stoker.inspect.stats import clusters as known_clusters
@@ -29,6 +29,7 @@ from stoker.values.durations import in_words
 from stoker.values.ids import parse_job_id
 
 from .operation import Done, Operation, Operator
+from .wording import mebibytes
 
 __all__ = [
     "ClusterState",
@@ -160,6 +161,18 @@ def recycle(cluster_id: UUID | str, worker: int | None = None, *, backend: str =
     return len(names)
 
 
+def health_of(
+    settings: Settings, host: str | None, max_silence_seconds: float
+) -> tuple[Health, Sequence[ClusterState]]:
+    """Judge the clusters of a host, or of all hosts. Return these clusters, too."""
+    known = [one for one in known_clusters(settings) if host in (None, one.host)]
+    if known:
+        return judge(known, max_silence_seconds), known
+    where = "on any host" if host is None else f"on {host}"
+    sentence = f"No cluster of the backend {settings.alias!r} runs {where}"
+    return Health(False, f"{sentence}: start one by `stoker run`."), ()
+
+
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
     """Return whether at least one of the clusters works, and the reason. ``known`` must not be
     empty."""
@@ -182,6 +195,12 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
         name += ", which was asked to take no more jobs,"
     sentence = f"{name} is alive: its last heartbeat is {best.silent_seconds:.1f} s old."
     return Health(True, sentence)
+
+
+def memory_in_words(cluster: ClusterState) -> str:
+    """Return the memory of the processes that are no workers, as ``pusher 40 MiB, ...``."""
+    known = [one for one in cluster.processes if one.resident_bytes]
+    return ", ".join(f"{one.role} {mebibytes(one.resident_bytes)}" for one in known)
 
 
 def _changeable(cluster_id: UUID | str, backend: str) -> ClusterState:

@@ -10,8 +10,9 @@ from uuid import UUID
 
 from stoker.conf import Settings
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.search import Faults, Filter, Search
-from stoker.dead_letters.service import Answer, Bulk, DeadLetterPage, Fate
+from stoker.dead_letters.closing import Bulk
+from stoker.dead_letters.search import DeadLetterPage, Faults, Filter, Search
+from stoker.dead_letters.service import Answer, Fate
 from stoker.models import Attempt, DeadLetter, Requeue
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall

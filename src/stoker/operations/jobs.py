@@ -31,6 +31,11 @@ from .details import Fact, call_of, calls_of_jobs, given
 from .operation import Done, Operation, Operator
 from .wording import value_text
 
+COLUMNS = (
+    "id", "task", "queue", "priority", "attempts", "enqueued_at", "run_after", "started_at",
+    "finished_at", "worker_id", "reason",
+)  # fmt: skip
+"""The columns of a job in JSON."""
 COLOURS = {
     MomentKind.ATTEMPT_FAILED: "bad",
     MomentKind.ATTEMPT_TIMED_OUT: "bad",

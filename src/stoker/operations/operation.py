@@ -194,10 +194,8 @@ class Operation:
 
     def log(self, operator: Operator, target: str, done: Done) -> None:
         """Log the user, the operation, the target and the reason."""
-        by, because = (
-            operator.by or "somebody",
-            f" ({operator.because})" if operator.because else "",
-        )
+        by = operator.by or "somebody"
+        because = f" ({operator.because})" if operator.because else ""
         logger.info("%s %s by %s%s: %s", self.name, target, by, because, done.sentence)
 
     def attempt_each(self, operator: Operator, names: Sequence[str]) -> Done:

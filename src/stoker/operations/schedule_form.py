@@ -28,6 +28,19 @@ from .schedules import ADD, CHANGE, call_of_schedule
 TERMS = ("misfire", "overlap", "queue_name", "priority", "repeats", "start", "end")
 
 
+class LocalDateTimeField(forms.DateTimeField):
+    """A moment in the schedule's time zone, not in the project's: a naive datetime."""
+
+    def clean(self, value: Any) -> datetime | None:
+        moment: datetime | None = super().clean(value)
+        if moment is None or timezone.is_naive(moment):
+            return moment
+        try:
+            return timezone.localtime(moment).replace(tzinfo=None)
+        except OverflowError:
+            raise forms.ValidationError("The calendar ends before this moment.") from None
+
+
 class ScheduleForm(forms.Form):
     """A form for one schedule. ``when`` is set after successful validation."""
 
@@ -44,7 +57,7 @@ class ScheduleForm(forms.Form):
     )
     count = forms.IntegerField(min_value=1, required=False, label="Every")
     unit = forms.ChoiceField(choices=[(one, one) for one in UNITS], required=False, initial="days")
-    at = forms.DateTimeField(
+    at = LocalDateTimeField(
         required=False,
         label="Once at",
         help_text="Such as 2030-01-31 06:00, in the schedule's time zone.",
@@ -69,10 +82,10 @@ class ScheduleForm(forms.Form):
     priority = forms.IntegerField(
         min_value=-100, max_value=100, required=False, help_text="Empty: the task's."
     )
-    start = forms.DateTimeField(
+    start = LocalDateTimeField(
         required=False, help_text="No tick before this time, in the schedule's time zone."
     )
-    end = forms.DateTimeField(
+    end = LocalDateTimeField(
         required=False, help_text="No tick after this time, in the schedule's time zone."
     )
     repeats = forms.IntegerField(
@@ -104,15 +117,6 @@ class ScheduleForm(forms.Form):
         """The schedule before the change: terms that the form does not show stay as they are."""
         self._has_secrets = has_secrets
         """Whether the form hides secrets among the arguments."""
-
-    def clean_start(self) -> datetime | None:
-        return _naive(self.cleaned_data["start"])
-
-    def clean_end(self) -> datetime | None:
-        return _naive(self.cleaned_data["end"])
-
-    def clean_at(self) -> datetime | None:
-        return _naive(self.cleaned_data["at"])
 
     def clean(self) -> dict[str, Any]:
         found = super().clean() or {}
@@ -189,17 +193,6 @@ def _made(found: dict[str, Any], **terms: Any) -> Scheduled:
     if found["at"] is None:
         raise InvalidSchedule("Write a date and a time.")
     return Once(found["at"], **terms)
-
-
-def _naive(moment: datetime | None) -> datetime | None:
-    """Return the local time that the user entered, as a naive datetime. It is meant in the
-    schedule's time zone, not in the project's."""
-    if moment is None or timezone.is_naive(moment):
-        return moment
-    try:
-        return timezone.localtime(moment).replace(tzinfo=None)
-    except OverflowError:
-        raise forms.ValidationError("The calendar ends before this moment.") from None
 
 
 def form_to_add(visit: RequestContext) -> ScheduleForm:

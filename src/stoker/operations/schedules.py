@@ -4,6 +4,7 @@ and delete."""
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 from django.db.models import Q
 
@@ -18,8 +19,9 @@ from stoker.tasks.schedules import Scheduled
 from stoker.values.cron import zone_named
 from stoker.values.ticks import as_moment
 
-from .details import Fact, given
+from .details import REVEAL, Fact, call_hidden, call_of, given
 from .operation import Done, Operation, Operator
+from .request_context import RequestContext
 
 MOMENT = "%a %Y-%m-%d %H:%M:%S %Z"
 
@@ -87,6 +89,13 @@ def call_of_schedule(
     except UnknownTask:
         task = None
     return shown_arguments(task, when.args, when.kwargs, settings.redact, reveal=reveal)
+
+
+def call_for(visit: RequestContext, row: Schedule) -> dict[str, Any]:
+    """Return the arguments for a page, as far as the user may see them."""
+    if not visit.may("stoker.view_job"):
+        return call_hidden()
+    return call_of(call_of_schedule(visit.settings, row, reveal=visit.may(REVEAL)))
 
 
 def facts_of(row: Schedule) -> list[Fact]:

@@ -97,6 +97,11 @@ def value_text(value: Any) -> str:
     return f"{text[:LONGEST_VALUE]}\N{HORIZONTAL ELLIPSIS} ({len(text):,} characters)"
 
 
+def mebibytes(size: int) -> str:
+    """Return ``12 MiB``."""
+    return f"{size / 2**20:,.0f} MiB"
+
+
 def first_line(text: str, longest: int = 120) -> str:
     """Return the first line of a text, shortened to ``longest`` characters."""
     line = text.strip().partition("\n")[0]

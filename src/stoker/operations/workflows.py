@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 from uuid import UUID
 
 from django.db.models import Q
@@ -14,7 +15,7 @@ from stoker.models import BulkOperation, Step, Workflow
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall
 from stoker.values.ids import parse_job_id
-from stoker.workflows.results import get_workflow
+from stoker.workflows.results import WorkflowResult, get_workflow
 
 from . import bulk, steps
 from .details import opened_call
@@ -50,6 +51,19 @@ def find(
         if state:
             condition &= Q(state=state)
         return scan(rows, condition, limit, after, most=SCANNED, newest_first=True)
+
+
+def workflow_as_plain(workflow: WorkflowResult) -> dict[str, Any]:
+    """Return a workflow for JSON."""
+    return {
+        "id": workflow.id,
+        "name": workflow.name,
+        "state": workflow.status,
+        "made_at": workflow.made_at,
+        "finished_at": workflow.finished_at,
+        "reason": workflow.reason,
+        "progress": workflow.progress(),
+    }
 
 
 def calls_of_steps(
