@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import update_wrapper
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
@@ -71,13 +71,7 @@ class AdminContext(RequestContext):
         return reverse(f"admin:stoker_{name}", args=args, current_app=self._site_name)
 
 
-if TYPE_CHECKING:
-    Registered = admin.ModelAdmin[Any]
-else:  # at run time it takes no parameter
-    Registered = admin.ModelAdmin
-
-
-class StoreAdmin(Registered):
+class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
     """Admin pages for one table of the store. Django's own add, change and delete views are not
     used."""
 

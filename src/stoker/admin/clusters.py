@@ -7,14 +7,12 @@ from typing import Any
 from django.contrib import admin
 from django.http.response import HttpResponseBase
 
-from stoker.inspect.stats import ClusterState, WorkerState
+from stoker.inspect.stats import ClusterState, WorkerState, longest_silence, state_of
 from stoker.models import Cluster
 from stoker.operations import clusters
-from stoker.operations.wording import duration, exactly, since
+from stoker.operations.wording import duration, exactly, mebibytes, since
 
 from .base import AdminContext, StoreAdmin
-
-MEBIBYTE = 1 << 20
 
 
 @admin.register(Cluster)
@@ -36,26 +34,18 @@ class ClusterAdmin(StoreAdmin):
         operations = [clusters.RESUME if is_quiet else clusters.QUIET, clusters.STOP]
         return {
             "cluster": cluster,
-            "state": clusters.state_of(cluster, clusters.longest_silence(visit.settings)),
+            "state": state_of(cluster, longest_silence(visit.settings)),
             "started": exactly(cluster.started_at),
             "started_ago": since(cluster.started_at),
             "silent": duration(cluster.silent_seconds),
             "queues": ", ".join(cluster.queues) or "all",
-            "memory": ", ".join(
-                f"{one.role} {_mebibytes(one.resident_bytes)}"
-                for one in cluster.processes
-                if one.resident_bytes
-            ),
+            "memory": clusters.memory_in_words(cluster),
             "workers": [_worker(visit, worker) for worker in cluster.workers],
             "buttons": self.buttons(visit, operations, cluster.id),
         }
 
     def _back(self, visit: AdminContext, object_id: str) -> str:
         return visit.at("cluster_changelist")
-
-
-def _mebibytes(number: int) -> str:
-    return f"{number / MEBIBYTE:,.0f} MiB"
 
 
 def _worker(visit: AdminContext, worker: WorkerState) -> dict[str, Any]:
@@ -66,6 +56,6 @@ def _worker(visit: AdminContext, worker: WorkerState) -> dict[str, Any]:
     ]
     return {
         "worker": worker,
-        "memory": "" if not memory else _mebibytes(memory),
+        "memory": "" if not memory else mebibytes(memory),
         "running": running,
     }

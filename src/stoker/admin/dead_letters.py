@@ -12,18 +12,16 @@ from django.http import QueryDict
 from django.http.response import HttpResponseBase
 
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.search import LOOKED_AT
-from stoker.dead_letters.service import DeadLetterPage, Story
+from stoker.dead_letters.search import LOOKED_AT, DeadLetterPage
 from stoker.models import DeadLetter
 from stoker.operations import bulk
 from stoker.operations import dead_letters as operations
-from stoker.operations.arguments import Edited, changes_of, runner_of, written_of
+from stoker.operations.arguments import edit_arguments
 from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
 from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.operation import LIMIT, Done, Operation
 from stoker.operations.wording import exactly, first_line, since
-from stoker.tasks.arguments import ShownCall
 from stoker.values.ids import parse_job_id
 from stoker.values.text import first_line_of
 
@@ -160,7 +158,7 @@ class DeadLetterAdmin(StoreAdmin):
 
     def one(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
         story = dead_letters.get(object_id, backend=visit.alias)
-        letter = story.letter
+        letter, package = story.letter, bytes(story.letter.package)
         is_editable = letter.state == "open" and visit.may(REQUEUE.permission)
         context = {
             "title": f"{letter.task or 'unknown task'}: {letter.reason}",
@@ -175,42 +173,21 @@ class DeadLetterAdmin(StoreAdmin):
             ],
             "buttons": self.buttons(visit, BY_STATE.get(letter.state, ()), str(letter.pk)),
             "edit_url": visit.at("deadletter_edit", letter.pk) if is_editable else "",
-            **call_of(_call(visit, story)),
+            **call_of(opened_call(visit.settings, package, reveal=visit.may(REVEAL))),
         }
         return self.show(visit, "letter", context)
 
     def edit(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
         """Requeue a dead letter with other arguments."""
         visit.require(REQUEUE.permission)
-        story = dead_letters.get(object_id, backend=visit.alias)
-        runner, post = runner_of(visit.settings, story.letter), visit.request.POST
-        back = self._back(visit, str(story.letter.pk))
-        problems: Sequence[str] = ()
-        written = before = _written(visit, story)
-        if visit.request.method == "POST":
-            written = {name: post.get(name, "") for name in ("args", "kwargs", "queue")}
-            sealed = None if visit.may(REVEAL) else (story.args or (), story.kwargs or {})
-            edited = Edited.read(runner, written["args"], written["kwargs"], before=sealed)
-            problems = edited.problems
-            if not problems:
-                changes = changes_of(edited, written, before)
-                changes["to_queue"] = written["queue"].strip() or None
-                done = REQUEUE.attempt(visit.operator, str(story.letter.pk), **changes)
-                if done.is_good:
-                    return self.done(visit, done, back)
-                problems = [done.sentence]
-        context = {
-            "title": "Requeue with other arguments",
-            "letter": story.letter,
-            "written": written,
-            "problems": problems,
-            "because": post.get("because", ""),
-            "signature": Edited.signature(runner.path),
-            "hint": runner.hint,
-            "back": back,
-            "is_readable": story.args is not None,
-        }
-        return self.show(visit, "edit_letter", context)
+        letter = dead_letters.get(object_id, backend=visit.alias).letter
+        back = self._back(visit, str(letter.pk))
+        queue = visit.request.POST.get("queue", letter.queue)
+        done, form = edit_arguments(visit, REQUEUE, letter, to_queue=queue.strip() or None)
+        if done is not None:
+            return self.done(visit, done, back)
+        more = {"title": "Requeue with other arguments", "letter": letter, "back": back}
+        return self.show(visit, "edit_letter", {**form, **more, "queue": queue})
 
     # -- many -------------------------------------------------------------------------------------
 
@@ -263,13 +240,3 @@ def _row(visit: AdminContext, letter: DeadLetter) -> dict[str, Any]:
         "failed": exactly(letter.failed_at),
         "failed_ago": since(letter.failed_at),
     }
-
-
-def _call(visit: AdminContext, story: Story) -> ShownCall | None:
-    package = bytes(story.letter.package)
-    return opened_call(visit.settings, package, reveal=visit.may(REVEAL))
-
-
-def _written(visit: AdminContext, story: Story) -> dict[str, str]:
-    """Return the initial values of the form: the arguments and the queue of the failed job."""
-    return {**written_of(_call(visit, story)), "queue": story.letter.queue}

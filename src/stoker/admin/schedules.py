@@ -12,13 +12,11 @@ from django.http.response import HttpResponseBase
 from stoker.exceptions import PackageError
 from stoker.models import Schedule
 from stoker.operations import schedules as operations
-from stoker.operations.details import REVEAL, call_hidden, call_of
 from stoker.operations.operation import Done
 from stoker.operations.schedule_form import ScheduleForm, form_to_add, form_to_change, saved
 from stoker.operations.schedules import MOMENT, next_ticks_of, rule_of
 from stoker.operations.wording import exactly, since
 from stoker.schedules import service as schedules
-from stoker.tasks.arguments import ShownCall
 from stoker.tasks.schedules import Scheduled
 from stoker.values.text import first_line_of, shown_text
 
@@ -62,7 +60,7 @@ class ScheduleAdmin(StoreAdmin):
         context = {
             "title": row.name,
             **_row(visit, row),
-            **(call_of(_call(visit, row)) if visit.may("stoker.view_job") else call_hidden()),
+            **operations.call_for(visit, row),
             "facts": operations.facts_of(row),
             "moments": _next(row),
             "ticks": [
@@ -126,10 +124,6 @@ class ScheduleAdmin(StoreAdmin):
         preview_url = visit.at("schedule_preview", name=name)
         context = {"title": title, "form": form, "back": back, "preview_url": preview_url}
         return self.show(visit, "schedule_form", context)
-
-
-def _call(visit: AdminContext, row: Schedule) -> ShownCall | None:
-    return operations.call_of_schedule(visit.settings, row, reveal=visit.may(REVEAL))
 
 
 def _row(visit: AdminContext, row: Schedule) -> dict[str, Any]:
