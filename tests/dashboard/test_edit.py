@@ -115,7 +115,7 @@ def test_arguments_that_cannot_be_read_are_replaced_as_a_whole(
     anna: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = tasks.add.enqueue(1, 2)
-    monkeypatch.setattr("stoker.dashboard.pages.edit._opened", lambda *_: None)
+    monkeypatch.setattr("stoker.operations.arguments._opened", lambda *_: None)
     page = f"{PREFIX}jobs/{job.id}/edit/"
     assert "write all arguments" in anna.get(page).content.decode()
     anna.post(page, {"args": "", "kwargs": '{"first": 5, "second": 6}'})

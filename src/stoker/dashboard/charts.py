@@ -70,6 +70,11 @@ class Chart:
     rows: Sequence[ChartRow] = ()
 
 
+def all_charts(axis: TimeAxis) -> list[Chart]:
+    """Return the charts of a queue, or of all queues together."""
+    return [throughput_chart(axis), backlog_chart(axis), latency_chart(axis), wait_chart(axis)]
+
+
 def throughput_chart(axis: TimeAxis) -> Chart:
     """Return the chart of the number of ended jobs, by outcome."""
     points = axis.points

@@ -27,19 +27,23 @@ _kept: dict[tuple[str, ...], tuple[float, Any]] = {}
 _lock = threading.Lock()
 
 
-def of_all(visit: DashboardContext, span: Span) -> Summary:
-    """Return the history of all jobs, and the figures of each task, the busiest first."""
-    return _summary(visit, span)
+def summary(visit: DashboardContext, span: Span, **wanted: str) -> Summary:
+    """Return the history and the figures of each task, the busiest first.
+
+    Args:
+        wanted: only the jobs of this ``queue`` or ``task``.
+    """
+    key = tuple(f"{name} {value}" for name, value in wanted.items())
+    since, until, step = span.since, span.until, span.step_seconds
+    return _remembered(
+        visit, span, key, lambda: metrics.summary(visit.settings, since, until, step, **wanted)
+    )
 
 
-def of_queue(visit: DashboardContext, span: Span, name: str) -> Sequence[Point]:
-    """Return the history of one queue."""
-    return _summary(visit, span, queue=name).points
-
-
-def of_task(visit: DashboardContext, span: Span, name: str) -> Summary:
-    """Return the history and the figures of one task."""
-    return _summary(visit, span, task=name)
+def totals(points: Sequence[Point]) -> dict[str, int]:
+    """Return the number of jobs by outcome in a whole history, and of retried attempts."""
+    names = ("successful", "failed", "cancelled", "retried")
+    return {name: sum(getattr(point.figures, name) for point in points) for name in names}
 
 
 def of_tasks(visit: DashboardContext, span: Span) -> Sequence[TaskFigures]:
@@ -61,18 +65,6 @@ def forget() -> None:
     """Clear the cache."""
     with _lock:
         _kept.clear()
-
-
-def _summary(visit: DashboardContext, span: Span, **wanted: str) -> Summary:
-    key = tuple(f"{name} {value}" for name, value in wanted.items())
-    return _remembered(
-        visit,
-        span,
-        key,
-        lambda: metrics.summary(
-            visit.settings, span.since, span.until, span.step_seconds, **wanted
-        ),
-    )
 
 
 def _read(

@@ -55,8 +55,8 @@ ON_MANY = {
     **{one.name: jobs.perform_on_jobs for one in (*ON_WAITING_JOBS, CANCEL)},
     "requeue-letter": dead_letters.perform_on_letters,
     "discard-letter": dead_letters.perform_on_letters,
-    "undo-letter": dead_letters.undo_requeues,
-    "retry-workflow": workflows.retry,
+    "undo-letter": bulk.perform_or_undo,
+    "retry-workflow": bulk.perform_or_undo,
     **{one.name: bulk.control for one in BULK},
 }
 """Operation name -> function, for operations whose form may name several targets."""

@@ -33,6 +33,7 @@ from stoker.operations import bulk
 from stoker.operations.bulk_walk import State
 from stoker.operations.operation import Done, Operation
 from stoker.tasks.decorator import own_backends
+from stoker.values.marks import InvalidFilter
 from stoker.values.pickles import nothing_unpickled
 from stoker.values.text import shown_html
 
@@ -217,6 +218,8 @@ def _answered(
         return _refused(visit, 404, str(error))
     except StokerError as error:
         return _refused(visit, 503, str(error))
+    except InvalidFilter as error:
+        return _refused(visit, 400, str(error))
 
 
 def _to_login(visit: DashboardContext) -> HttpResponse:

@@ -10,7 +10,7 @@ from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.menus import AGES
 from stoker.dashboard.views import PageContent, PageRefused, enclosed, page
 from stoker.operations import audit, bulk
-from stoker.operations.audit import AuditEntry, AuditFilter
+from stoker.operations.audit import AuditEntry
 from stoker.operations.table import OPERATIONS
 from stoker.values.ids import parse_job_id
 
@@ -27,11 +27,8 @@ PAGES = {
 def show(visit: DashboardContext) -> PageContent:
     """Return a page of operations, the newest first."""
     given = visit.request.GET
-    wanted = _filter(visit)
-    try:
-        found = audit.find(visit.settings, wanted, ON_A_PAGE, given.get("after", ""))
-    except ValueError as error:
-        raise PageRefused(400, str(error)) from None
+    wanted = audit.filter_of(given.dict())
+    found = audit.find(visit.settings, wanted, ON_A_PAGE, given.get("after", ""))
     filters = {name: given[name] for name in FILTERS if given.get(name)}
     context = {
         "entries": [_shown(visit, one) for one in found.entries],
@@ -50,20 +47,15 @@ def show(visit: DashboardContext) -> PageContent:
 
 
 def _export(visit: DashboardContext) -> StreamingHttpResponse:
-    form = visit.request.GET.get("format", "csv")
+    given = visit.request.GET
+    form = given.get("format", "csv")
     if form not in audit.TYPES:
         raise PageRefused(400, f"There is no format {form[:50]!r}: write csv or jsonl.")
-    return audit.export_response(visit.request, visit.settings, _filter(visit), form)
+    wanted = audit.filter_of(given.dict())
+    return audit.export_response(visit.request, visit.settings, wanted, form)
 
 
 export: Any = enclosed(_export, ("GET", "HEAD"), bulk.VIEW)
-
-
-def _filter(visit: DashboardContext) -> AuditFilter:
-    try:
-        return audit.filter_of(visit.request.GET.dict())
-    except ValueError as error:
-        raise PageRefused(400, str(error)) from None
 
 
 def _shown(visit: DashboardContext, entry: AuditEntry) -> dict[str, Any]:

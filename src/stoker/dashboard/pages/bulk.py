@@ -112,15 +112,8 @@ def _start(visit: DashboardContext) -> HttpResponse:
     if operation is None:
         raise PageRefused(400, "The form names no operation.")
     require(visit, operation.permission)
-    try:
-        done = bulk.perform(
-            visit.operator,
-            operation,
-            {name: post[name] for name in FILTERS if post.get(name)},
-            _options(operation, post),
-        )
-    except ValueError as error:
-        raise PageRefused(400, str(error)) from None
+    filters = {name: post[name] for name in FILTERS if post.get(name)}
+    done = bulk.perform(visit.operator, operation, filters, _options(operation, post))
     if done.value is None:
         raise PageRefused(400, done.sentence)
     return HttpResponseRedirect(visit.at("bulk", done.value.pk))
@@ -130,20 +123,19 @@ start: Any = enclosed(_start, ("POST",), bulk.VIEW)
 
 
 def control(visit: DashboardContext, operation: Operation) -> Done:
-    """Pause, resume, stop or undo a bulk operation. This also needs the permission for its
-    operation."""
+    """Pause, resume, stop or undo a bulk operation; an operation on other targets is undone. This
+    also needs the permission for the operation that it performs."""
     row = bulk.get(visit.settings, visit.request.POST.get("bulk", ""))
     require(visit, bulk_walk.BY_NAME[row.operation].permission)
-    if operation is bulk.UNDO:
+    if operation.target != "bulk" or operation is bulk.UNDO:
         return bulk.undo_at_once(visit.operator, str(row.pk))
     return perform_on_target(visit, operation)
 
 
-def undo_in_bulk(visit: DashboardContext, operation: Operation) -> Done:
-    """Undo the bulk operation that the form names, if it has this kind of target."""
-    row = bulk.get(visit.settings, visit.request.POST.get("bulk", ""))
-    require(visit, bulk_walk.BY_NAME[row.operation].permission)
-    return bulk.undo_at_once(visit.operator, str(row.pk))
+def perform_or_undo(visit: DashboardContext, operation: Operation) -> Done:
+    """Perform an operation on its target, or undo the bulk operation that the form names."""
+    act = control if visit.request.POST.get("bulk") else perform_on_target
+    return act(visit, operation)
 
 
 def all_address(visit: DashboardContext, kind: str, operations: Sequence[Operation]) -> str:

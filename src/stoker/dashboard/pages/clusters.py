@@ -9,10 +9,10 @@ from uuid import UUID
 
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.views import PageContent, page, start_of
-from stoker.inspect.stats import WorkerState
+from stoker.inspect.stats import ClusterState, WorkerState, longest_silence, state_of
 from stoker.models import Cluster
 from stoker.operations import clusters
-from stoker.operations.clusters import RECYCLE, RESIZE, ClusterState
+from stoker.operations.clusters import RECYCLE, RESIZE
 from stoker.operations.details import REVEAL, calls_of_jobs
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall
@@ -28,7 +28,7 @@ MOST_CALLS = 500
 @page("stoker.view_cluster")
 def show(visit: DashboardContext) -> PageContent:
     """Return a page of clusters, the longest running first."""
-    longest = clusters.longest_silence(visit.settings)
+    longest = longest_silence(visit.settings)
     every, start = clusters.find(backend=visit.alias), start_of(visit)
     found = _first(every[start:])
     end = start + len(found)
@@ -36,7 +36,7 @@ def show(visit: DashboardContext) -> PageContent:
     rows = [
         {
             "is": one,
-            "state": clusters.state_of(one, longest),
+            "state": state_of(one, longest),
             "busy": _busy(one),
             "workers": [_worker(worker, calls) for worker in one.workers],
         }

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.menus import menus_of
-from stoker.dashboard.pages.bulk import all_address, undo_in_bulk
+from stoker.dashboard.pages.bulk import all_address
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
 from stoker.dead_letters import service as dead_letters
 from stoker.operations import bulk
@@ -43,12 +43,9 @@ def show(visit: DashboardContext) -> PageContent:
     """Return the faults, and the dead letters of one fault or of all."""
     given = visit.request.GET
     wanted = {name: given.get(name, "")[:255] for name in (*GROUPED, "state")}
-    try:
-        filters = filters_of(given.dict())
-        found = page_of(visit.settings, filters, ON_A_PAGE, given.get("after") or None)
-        faults = faults_of(visit.settings, filters, FAULTS)
-    except ValueError as error:
-        raise PageRefused(400, str(error)) from None
+    filters = filters_of(given.dict())
+    found = page_of(visit.settings, filters, ON_A_PAGE, given.get("after") or None)
+    faults = faults_of(visit.settings, filters, FAULTS)
     context = {
         "wanted": wanted,
         **(menus := menus_of(visit)),
@@ -105,13 +102,6 @@ def perform_on_letters(visit: DashboardContext, operation: Operation) -> Done:
     if len(ids) == 1:
         return perform_on_target(visit, operation)
     return bulk.perform(visit.operator, operation, {"ids": ids} if ids else _fault_of(visit))
-
-
-def undo_requeues(visit: DashboardContext, operation: Operation) -> Done:
-    """Undo one requeue, or all requeues of a bulk operation."""
-    if visit.request.POST.get("bulk"):
-        return undo_in_bulk(visit, REQUEUE)
-    return perform_on_target(visit, operation)
 
 
 def _fault(visit: DashboardContext, group: Any) -> dict[str, Any]:

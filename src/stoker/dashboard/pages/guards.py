@@ -6,7 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from stoker.dashboard.context import DashboardContext
-from stoker.dashboard.views import PageContent, PageRefused, page
+from stoker.dashboard.views import PageContent, page
 from stoker.inspect import guards
 from stoker.inspect.guards import KeyPage, KeyState
 from stoker.models import Need
@@ -31,16 +31,13 @@ def show(visit: DashboardContext) -> PageContent:
     after = given.get("after", "")
     found: KeyPage[Any]
     rows: list[dict[str, Any]]
-    try:
-        if state == UNIQUE:
-            found = guards.unique_keys(visit.settings, ON_A_PAGE, after, text=text)
-            rows = [{"is": one, "job": found.jobs.get(one.job_id)} for one in found.keys]
-        else:
-            found = guards.keys(visit.settings, ON_A_PAGE, after, state=state, text=text)
-            rows = [_shown(one, found) for one in found.keys]
-            rows.sort(key=lambda row: (-row["is"].waiting.number, row["is"].name))
-    except ValueError as error:
-        raise PageRefused(400, str(error)) from None
+    if state == UNIQUE:
+        found = guards.unique_keys(visit.settings, ON_A_PAGE, after, text=text)
+        rows = [{"is": one, "job": found.jobs.get(one.job_id)} for one in found.keys]
+    else:
+        found = guards.keys(visit.settings, ON_A_PAGE, after, state=state, text=text)
+        rows = [_shown(one, found) for one in found.keys]
+        rows.sort(key=lambda row: (-row["is"].waiting.number, row["is"].name))
     context = {
         "rows": rows,
         "state": state,

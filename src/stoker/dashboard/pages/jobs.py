@@ -7,8 +7,8 @@ from typing import Any
 from stoker.brokers.adapters import broker_for
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.menus import menus_of
-from stoker.dashboard.pages.bulk import all_address, undo_in_bulk
-from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
+from stoker.dashboard.pages.bulk import all_address, perform_or_undo
+from stoker.dashboard.views import PageContent, page
 from stoker.inspect.jobs import ENDED, STATES, JobPage, JobSearch
 from stoker.operations import bulk, waiting_jobs
 from stoker.operations.dead_letters import call_in_list
@@ -31,13 +31,10 @@ def show(visit: DashboardContext) -> PageContent:
     """Return a page of the list of jobs."""
     given = visit.request.GET
     with explained(visit.database):
-        try:
-            wanted = filter_of(given.dict())
-            search = JobSearch(visit.settings, wanted)
-            held = _held(visit, search)
-            found, new = held or (search.page(ON_A_PAGE, given.get("after") or None), None)
-        except ValueError as error:
-            raise PageRefused(400, str(error)) from None
+        wanted = filter_of(given.dict())
+        search = JobSearch(visit.settings, wanted)
+        held = _held(visit, search)
+        found, new = held or (search.page(ON_A_PAGE, given.get("after") or None), None)
         numbers = numbers_by_state(visit.database)
         rows = rows_of(visit.settings, found.jobs, reveal=visit.may(REVEAL))
         others = {} if given.get("after") or not wanted.text else _others(visit, wanted.text)
@@ -70,11 +67,9 @@ def _held(visit: DashboardContext, search: JobSearch) -> tuple[JobPage, int] | N
 
 def perform_on_jobs(visit: DashboardContext, operation: Operation) -> Done:
     """Perform an operation on the jobs that the form names, or undo it."""
-    if visit.request.POST.get("bulk"):
-        return undo_in_bulk(visit, operation)
     job_ids = visit.request.POST.getlist("job")[:LIMIT]
     if len(job_ids) <= 1:
-        return perform_on_target(visit, operation)
+        return perform_or_undo(visit, operation)
     options = {one: visit.request.POST.get(one, "") for one in operation.takes}
     return bulk.perform(visit.operator, operation, {"ids": job_ids}, options)
 

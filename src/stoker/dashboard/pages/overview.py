@@ -7,13 +7,13 @@ from typing import Any
 from stoker import queues
 from stoker.dashboard import figures
 from stoker.dashboard.axes import time_axis
-from stoker.dashboard.charts import backlog_chart, latency_chart, throughput_chart, wait_chart
+from stoker.dashboard.charts import all_charts
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, page
 from stoker.inspect.queue_depths import QueueDepth
+from stoker.inspect.stats import longest_silence
 from stoker.models import Cluster, DeadLetter
-from stoker.operations.clusters import longest_silence
 from stoker.store.counting import Number, count_of
 from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, DatabaseNow
@@ -26,17 +26,12 @@ QUEUES = 12
 def show(visit: DashboardContext) -> PageContent:
     """Return throughput, latency, failures, backlog and workers, by queue and by task."""
     span = span_of(visit)
-    points, tasks = (seen := figures.of_all(visit, span)).points, seen.tasks
+    points, tasks = (seen := figures.summary(visit, span)).points, seen.tasks
     axis = time_axis(visit, span, points)
     depths = queues.list(backend=visit.alias)
     context = {
         "span": span,
-        "charts": [
-            throughput_chart(axis),
-            backlog_chart(axis),
-            latency_chart(axis),
-            wait_chart(axis),
-        ],
+        "charts": all_charts(axis),
         "totals": _totals(points, span.seconds),
         "waiting": _waiting(depths),
         "queues": sorted(depths, key=lambda one: (-one.ready - one.running, one.name))[:QUEUES],
@@ -50,10 +45,7 @@ def show(visit: DashboardContext) -> PageContent:
 
 
 def _totals(points: Any, seconds: float) -> dict[str, Any]:
-    names = ("successful", "failed", "cancelled", "retried")
-    totals: dict[str, Any] = {
-        name: sum(getattr(point.figures, name) for point in points) for name in names
-    }
+    totals: dict[str, Any] = {**figures.totals(points)}
     judged = totals["successful"] + totals["failed"]
     finished = judged + totals["cancelled"]
     return totals | {

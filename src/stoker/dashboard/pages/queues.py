@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stoker import queues
 from stoker.dashboard import figures
 from stoker.dashboard.axes import time_axis
-from stoker.dashboard.charts import backlog_chart, latency_chart, throughput_chart, wait_chart
+from stoker.dashboard.charts import all_charts
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, page
@@ -41,7 +39,7 @@ def show_one(visit: DashboardContext) -> PageContent:
     name = visit.request.GET.get("name", "")
     span = span_of(visit)
     depth = queues.get(name, backend=visit.alias)
-    points = figures.of_queue(visit, span, name)
+    points = figures.summary(visit, span, queue=name).points
     axis = time_axis(visit, span, points, queue=name)
     with explained(visit.database):
         first = JobSearch(visit.settings, JobFilter(state="READY", queue=name)).page(FIRST_JOBS)
@@ -49,18 +47,8 @@ def show_one(visit: DashboardContext) -> PageContent:
     context = {
         "depth": depth,
         "span": span,
-        "charts": [
-            throughput_chart(axis),
-            backlog_chart(axis),
-            latency_chart(axis),
-            wait_chart(axis),
-        ],
-        "totals": _totals(points),
+        "charts": all_charts(axis),
+        "totals": figures.totals(points),
         "rows": rows,
     }
     return PageContent("queue", context)
-
-
-def _totals(points: Any) -> dict[str, int]:
-    names = ("successful", "failed", "cancelled", "retried")
-    return {name: sum(getattr(point.figures, name) for point in points) for name in names}

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.http import HttpResponse
 
-from stoker.dashboard.calendars import Calendar, days_of, hours_of
+from stoker.dashboard.calendars import days_of, hours_of
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.views import (
     PageContent,
@@ -20,12 +20,11 @@ from stoker.dashboard.views import (
 )
 from stoker.exceptions import PackageError, ScheduleNotFound
 from stoker.models import Schedule, Tick
-from stoker.operations.details import REVEAL, call_hidden, call_of
 from stoker.operations.schedule_form import ScheduleForm, form_to_add, form_to_change, saved
 from stoker.operations.schedules import (
     ADD,
     CHANGE,
-    call_of_schedule,
+    call_for,
     facts_of,
     next_ticks_of,
     page_of,
@@ -53,7 +52,7 @@ def show(visit: DashboardContext) -> PageContent:
     with explained(visit.database):
         days = days_of(visit.database, rows)
     context = {
-        "rows": [_shown(row, days) for row in rows],
+        "rows": [{"is": row, "words": rule_of(row), "cells": days.cells(row.pk)} for row in rows],
         "days": days.heads,
         "text": text,
         "add_address": visit.at("add-schedule") if visit.may(ADD.permission) else "",
@@ -83,7 +82,7 @@ def show_one(visit: DashboardContext, schedule_id: UUID) -> PageContent:
             {"is": tick, "text": tick_text(tick), "at": moment(tick.moment_us / MICROSECONDS)}
             for tick in newest
         ],
-        **_call_of(visit, row),
+        **call_for(visit, row),
     }
     return PageContent("schedule", context)
 
@@ -134,13 +133,3 @@ def _row(visit: DashboardContext, schedule_id: UUID) -> Schedule:
     if row is None:
         raise ScheduleNotFound(f"There is no schedule {schedule_id} (any more).")
     return row
-
-
-def _call_of(visit: DashboardContext, row: Schedule) -> dict[str, Any]:
-    if not visit.may("stoker.view_job"):
-        return call_hidden()
-    return call_of(call_of_schedule(visit.settings, row, reveal=visit.may(REVEAL)))
-
-
-def _shown(row: Schedule, days: Calendar) -> dict[str, Any]:
-    return {"is": row, "words": rule_of(row), "cells": days.cells(row.pk)}

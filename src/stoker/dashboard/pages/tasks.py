@@ -41,7 +41,7 @@ def show_one(visit: DashboardContext) -> PageContent:
     if not name:
         raise PageRefused(404, "No task was named.")
     span = span_of(visit)
-    seen = figures.of_task(visit, span, name)
+    seen = figures.summary(visit, span, task=name)
     axis = time_axis(visit, span, seen.points, task=name)
     with explained(visit.database):
         newest = JobSearch(visit.settings, JobFilter(task=name)).page(NEWEST)
@@ -53,11 +53,7 @@ def show_one(visit: DashboardContext) -> PageContent:
         "name": name,
         "span": span,
         "figures": seen.tasks[0].figures if seen.tasks else None,
-        "charts": [
-            throughput_chart(axis),
-            latency_chart(axis),
-            wait_chart(axis),
-        ],
+        "charts": [throughput_chart(axis), latency_chart(axis), wait_chart(axis)],
         "rows": rows,
         "slowest": [{"is": job, "call": calls.get(job.pk)} for job in slowest],
         "options": _options(name),

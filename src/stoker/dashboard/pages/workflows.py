@@ -6,24 +6,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Count, Q, QuerySet
+from django.db.models import Count, Q
 from django.utils import timezone
 
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.gantt import gantt_of
 from stoker.dashboard.graph import MOST_MEMBERS, drawn
-from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
+from stoker.dashboard.views import PageContent, PageRefused, page
 from stoker.exceptions import WorkflowNotFound
 from stoker.inspect.steps import SHOWN, timed_steps
 from stoker.models import Step, Workflow
 from stoker.models.step import GROUPS, StepQuerySet
 from stoker.operations import steps as operations_on_steps
 from stoker.operations.details import REVEAL
-from stoker.operations.operation import Done, Operation
 from stoker.operations.workflows import calls_of_steps, find
 from stoker.store.engines.sessions import explained
-
-from .bulk import undo_in_bulk
 
 ON_A_PAGE = 30
 LONGEST_TEXT = 255
@@ -42,10 +39,7 @@ def show(visit: DashboardContext) -> PageContent:
     state, text = given.get("state", "").upper(), given.get("q", "").strip()[:LONGEST_TEXT]
     if state and state not in Workflow.State:
         raise PageRefused(400, f"There is no state {state!r}.")
-    try:
-        found = find(visit.settings, ON_A_PAGE, given.get("after", ""), state=state, text=text)
-    except ValueError as error:
-        raise PageRefused(400, str(error)) from None
+    found = find(visit.settings, ON_A_PAGE, given.get("after", ""), state=state, text=text)
     with explained(visit.database):
         counts = _task_counts(visit, [row.pk for row in found.rows])
     context = {
@@ -65,14 +59,12 @@ def show_one(visit: DashboardContext, workflow_id: UUID) -> PageContent:
     given = visit.request.GET
     state = given.get("state", "").upper()
     with explained(visit.database):
-        row = _all(visit).filter(pk=workflow_id).first()
+        every = Workflow.objects.using(visit.database).filter(backend=visit.alias)
+        row = every.filter(pk=workflow_id).first()
         if row is None:
             raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
         read, counts = _steps_to_draw(visit, row)
-    try:
-        found = timed_steps(visit.settings, workflow_id, state, given.get("after", ""), ON_A_PAGE)
-    except ValueError as error:
-        raise PageRefused(400, str(error)) from None
+    found = timed_steps(visit.settings, workflow_id, state, given.get("after", ""), ON_A_PAGE)
     calls = {}
     if visit.may(VIEW_ARGUMENTS):
         calls = calls_of_steps(visit.settings, found.steps, reveal=visit.may(REVEAL))
@@ -95,13 +87,6 @@ def show_one(visit: DashboardContext, workflow_id: UUID) -> PageContent:
     return PageContent("workflow", context)
 
 
-def retry(visit: DashboardContext, operation: Operation) -> Done:
-    """Retry a workflow, or undo that."""
-    if visit.request.POST.get("bulk"):
-        return undo_in_bulk(visit, operation)
-    return perform_on_target(visit, operation)
-
-
 def _state_tabs(
     visit: DashboardContext, counts: Mapping[str, int], current: str
 ) -> list[dict[str, Any]]:
@@ -110,10 +95,6 @@ def _state_tabs(
         state: f"{counts.get(state, 0):,}" for state in SHOWN if state in counts or state == current
     }
     return visit.tabs(("", *numbers), current, {"": f"{sum(counts.values()):,}", **numbers})
-
-
-def _all(visit: DashboardContext) -> QuerySet[Workflow]:
-    return Workflow.objects.using(visit.database).filter(backend=visit.alias)
 
 
 def _steps(visit: DashboardContext) -> StepQuerySet:
