@@ -17,25 +17,21 @@ from ninja import NinjaAPI, Schema
 from ninja.errors import AuthenticationError, HttpError, ValidationError
 from pydantic import ConfigDict
 
-from stoker.compat import InvalidTask, TaskResultDoesNotExist
+from stoker.compat import InvalidTask
 from stoker.exceptions import (
     BrokerError,
-    BulkOperationNotFound,
-    ClusterNotFound,
-    DeadLetterNotFound,
     DuplicateJob,
     InvalidSchedule,
     InvalidTaskOption,
     NotMigrated,
     NotSerializable,
     PackageTooLarge,
-    QueueNotFound,
-    ScheduleNotFound,
     UnknownTask,
     UnreadablePackage,
-    WorkflowNotFound,
 )
+from stoker.operations.operation import NOT_FOUND
 from stoker.setting_values import api_settings
+from stoker.values.marks import InvalidMark
 from stoker.values.text import first_line_of
 
 MEDIA_TYPE = "application/problem+json"
@@ -98,14 +94,7 @@ def problem(status: int, detail: str, **more: Any) -> HttpResponse:
 
 
 STATUSES: dict[type[Exception], int] = {
-    TaskResultDoesNotExist: 404,
-    DeadLetterNotFound: 404,
-    BulkOperationNotFound: 404,
-    ClusterNotFound: 404,
-    QueueNotFound: 404,
-    ScheduleNotFound: 404,
-    WorkflowNotFound: 404,
-    UnknownTask: 404,
+    **dict.fromkeys((*NOT_FOUND, UnknownTask), 404),
     DuplicateJob: 409,
     PackageTooLarge: 413,
     NotSerializable: 422,
@@ -135,6 +124,7 @@ def install(api: NinjaAPI) -> None:
         api.add_exception_handler(kind, _own_sentence(status))
     for kind, (status, sentence) in SENTENCES.items():
         api.add_exception_handler(kind, _sentence(status, sentence))
+    api.add_exception_handler(InvalidMark, _invalid_mark)
     api.add_exception_handler(CallRefused, _refused)
     api.add_exception_handler(HttpError, _http_error)
     api.add_exception_handler(ValidationError, _invalid)
@@ -150,6 +140,10 @@ def _own_sentence(status: int) -> Handler:
 
 def _sentence(status: int, sentence: str) -> Handler:
     return lambda _request, _error: problem(status, sentence)
+
+
+def _invalid_mark(_request: HttpRequest, error: Any) -> HttpResponse:
+    return problem(422, f"after: {error}.")
 
 
 def _refused(_request: HttpRequest, error: Any) -> HttpResponse:
@@ -168,7 +162,7 @@ def _http_error(_request: HttpRequest, error: Any) -> HttpResponse:
 
 def _invalid(_request: HttpRequest, error: Any) -> HttpResponse:
     found = [
-        {"where": [_plain(part) for part in _without_its_name(one["loc"])], "problem": one["msg"]}
+        {"where": [*map(_plain, _without_its_name(one["loc"]))], "problem": one["msg"]}
         for one in error.errors
     ]
     where = ".".join(str(part) for part in found[0]["where"]) if found else ""

@@ -66,41 +66,37 @@ PAGE = """\
 """HTML of the documentation page. It loads files only from URLs next to its own."""
 
 
-class Document:
-    """The OpenAPI document of an API, as JSON and as a page."""
+def show_document(request: HttpRequest) -> HttpResponse:
+    """Return the OpenAPI document as JSON."""
+    refuse_strangers(request)
+    prefix = request.path.removesuffix("openapi.json")
+    return JsonResponse(document_of(api, prefix))
 
-    def __init__(self, api: NinjaAPI) -> None:
-        self._api = api
 
-    def show(self, request: HttpRequest) -> HttpResponse:
-        """Return the OpenAPI document as JSON."""
-        refuse_strangers(request)
-        prefix = request.path.removesuffix("openapi.json")
-        return JsonResponse(document_of(self._api, prefix))
+def show_page(request: HttpRequest) -> HttpResponse:
+    """Return the documentation page."""
+    if not api_settings().docs:
+        return problem(404, "There is no page of documentation: see DOCS of STOKER_API.")
+    refuse_strangers(request)
+    settings = {**Swagger.default_settings, "url": "openapi.json"}
+    page = format_html(
+        PAGE,
+        title=api.title,
+        token=get_token(request),
+        settings=json_script(settings, "swagger-settings"),
+    )
+    return HttpResponse(page)
 
-    def show_page(self, request: HttpRequest) -> HttpResponse:
-        """Return the documentation page."""
-        if not api_settings().docs:
-            return problem(404, "There is no page of documentation: see DOCS of STOKER_API.")
-        refuse_strangers(request)
-        settings = {**Swagger.default_settings, "url": "openapi.json"}
-        page = format_html(
-            PAGE,
-            title=self._api.title,
-            token=get_token(request),
-            settings=json_script(settings, "swagger-settings"),
-        )
-        return HttpResponse(page)
 
-    def show_file(self, request: HttpRequest, name: str) -> HttpResponse:
-        """Return a file of the documentation page, from the package django-ninja."""
-        if not api_settings().docs or name not in FILES:
-            return problem(404, "There is no such file.")
-        content = files("ninja").joinpath("static", "ninja", name).read_bytes()
-        response = HttpResponse(content, content_type=FILES[name])
-        response.headers["X-Content-Type-Options"] = "nosniff"
-        response.headers["Cache-Control"] = "max-age=86400"
-        return response
+def show_file(_request: HttpRequest, name: str) -> HttpResponse:
+    """Return a file of the documentation page, from the package django-ninja."""
+    if not api_settings().docs or name not in FILES:
+        return problem(404, "There is no such file.")
+    content = files("ninja").joinpath("static", "ninja", name).read_bytes()
+    response = HttpResponse(content, content_type=FILES[name])
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Cache-Control"] = "max-age=86400"
+    return response
 
 
 def refuse_strangers(request: HttpRequest) -> None:
@@ -132,22 +128,6 @@ def _name_problems(answer: dict[str, Any]) -> None:
         content[MEDIA_TYPE] = content.pop("application/json")
 
 
-AREAS = (
-    "health",
-    "status",
-    "tasks",
-    "jobs",
-    "queues",
-    "dead-letters",
-    "schedules",
-    "workflows",
-    "clusters",
-    "bulk",
-    "metrics",
-    "audit",
-)
-"""The first path segments of all URLs of the API."""
-
 api = NinjaAPI(
     title="Stoker",
     version=version("django-stoker"),
@@ -158,19 +138,21 @@ api = NinjaAPI(
     parser=StrictParser(),
 )
 problems.install(api)
-for part in (
+PARTS = (
     health, jobs, logs, queues, dead_letters, schedules, workflows, clusters, bulk, metrics, audit,
-):  # fmt: skip
+)  # fmt: skip
+for part in PARTS:
     api.add_router("", part.routes)
-document = Document(api)
+AREAS = sorted({address.split("/")[1] for one in PARTS for address in one.routes.path_operations})
+"""The first path segments of all URLs of the API."""
 
 autodiscover_modules("tasks")
 
 app_name = "stoker-api"
 urlpatterns = [
-    path("openapi.json", enclosed(document.show), name="openapi"),
-    path("docs", enclosed(document.show_page), name="docs"),
-    path("docs/<str:name>", enclosed(document.show_file), name="docs-file"),
+    path("openapi.json", enclosed(show_document), name="openapi"),
+    path("docs", enclosed(show_page), name="docs"),
+    path("docs/<str:name>", enclosed(show_file), name="docs-file"),
     *(
         URLPattern(one.pattern, enclosed(one.callback), one.default_args, one.name)
         for one in api.urls[0]

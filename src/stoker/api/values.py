@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
+from stoker.tasks.arguments import ShownCall
 from stoker.tasks.decorator import own_backends
 from stoker.values.marks import project_moment
 
@@ -94,6 +95,13 @@ def mark_of(cursor: str | None) -> str | None:
         raise CallRefused(
             422, "after: this is not a valid mark: use `next` of the previous page."
         ) from error
+
+
+def call_fields(call: ShownCall | None) -> dict[str, Any]:
+    """Return the label and the arguments of a call; null = they cannot be read."""
+    if call is None:
+        return {"label": "", "args": None, "kwargs": None}
+    return {"label": call.label, "args": plain(call.args), "kwargs": plain(call.kwargs)}
 
 
 def plain(value: Any) -> Any:

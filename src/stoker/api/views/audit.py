@@ -12,7 +12,6 @@ from pydantic import Field
 
 from stoker.api.access import Routes
 from stoker.api.filters import LONGEST_PAGE, Body
-from stoker.api.problems import CallRefused
 from stoker.api.shapes import PlainText, Shape
 from stoker.api.values import Backend, Moment, cursor_of, mark_of, settings_of
 from stoker.operations import audit, bulk
@@ -91,10 +90,7 @@ def list_operations(
 ) -> Any:
     """List a page of the operations of the dashboard, the admin, the API and the commands."""
     settings, mark = settings_of(backend), mark_of(wanted.after)
-    try:
-        page = audit.find(settings, wanted.wanted(), wanted.limit, mark or "")
-    except ValueError as error:  # the cursor is that of another list
-        raise CallRefused(422, f"after: {error}.") from error
+    page = audit.find(settings, wanted.wanted(), wanted.limit, mark or "")
     entries = [audit.plain(one) for one in page.entries]
     return {"operations": entries, "next": cursor_of(page.next), "is_cut": page.is_cut}
 

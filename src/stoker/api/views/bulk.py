@@ -9,7 +9,7 @@ from django.http import HttpRequest
 from ninja import Status
 from pydantic import Field
 
-from stoker.api.access import Routes, example_of_body, operator_of, perform
+from stoker.api.access import Routes, example_of_body, operator_of, perform, permitted
 from stoker.api.filters import LONGEST_PAGE, NO_REASON, Body, ReasonBody
 from stoker.api.problems import CallRefused
 from stoker.api.shapes import BulkOperationPageShape, BulkOperationShape
@@ -114,7 +114,7 @@ def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backe
     """Start an operation on many jobs or dead letters, which continues in the background. The
     permission for the operation is needed, too. 200: a dry run."""
     operation: Operation = BY_NAME[body.operation]
-    _require(request, operation)
+    permitted(request.auth, [operation.permission])  # type: ignore[attr-defined] # ninja sets it
     operator = operator_of(request, backend, body.because)
     filters: dict[str, Any] = {"ids": [str(one) for one in body.ids]} if body.ids else {}
     filters = filters or body.filters.given()
@@ -168,15 +168,11 @@ def undo_bulk_operation(
     return _changed(request, bulk.UNDO, bulk_id, body, backend)
 
 
-def _require(request: HttpRequest, operation: Operation) -> None:
-    if not request.auth.has_perm(operation.permission):  # type: ignore[attr-defined] # ninja sets it
-        raise CallRefused(403, f"You need the permission {operation.permission!r} for this.")
-
-
 def _changed(
     request: HttpRequest, operation: Operation, bulk_id: UUID, body: ReasonBody, backend: str | None
 ) -> BulkOperation:
     operator = operator_of(request, backend, body.because)
-    _require(request, BY_NAME[bulk.get(operator.settings, bulk_id).operation])
+    started: Operation = BY_NAME[bulk.get(operator.settings, bulk_id).operation]
+    permitted(request.auth, [started.permission])  # type: ignore[attr-defined] # ninja sets it
     done = perform(operation, operator, str(bulk_id))
     return bulk.get(operator.settings, done.value.pk if done.value else bulk_id)

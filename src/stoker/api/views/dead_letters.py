@@ -21,7 +21,6 @@ from stoker.api.filters import (
     RequeueingMany,
     refuse_beyond_cap,
 )
-from stoker.api.problems import CallRefused
 from stoker.api.shapes import (
     AnswerShape,
     BulkShape,
@@ -30,9 +29,11 @@ from stoker.api.shapes import (
     LetterShape,
     StoryShape,
 )
-from stoker.api.values import Backend, cursor_of, mark_of, plain, settings_of
+from stoker.api.values import Backend, call_fields, cursor_of, mark_of, plain, settings_of
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.service import Answer, Bulk, Stats
+from stoker.dead_letters.closing import Bulk
+from stoker.dead_letters.search import Stats
+from stoker.dead_letters.service import Answer
 from stoker.models import DeadLetter
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO, call_in_list, purge, record_many
 from stoker.operations.details import opened_call
@@ -50,22 +51,15 @@ def list_dead_letters(
     """List a page of dead letters, the newest first."""
     settings, after = settings_of(backend), mark_of(wanted.after)
     filters = wanted.given()
-    try:
-        page = dead_letters.find(limit=wanted.limit, after=after, backend=settings.alias, **filters)
-    except ValueError as error:  # the cursor is that of another list
-        raise CallRefused(422, f"after: {error}.") from error
+    page = dead_letters.find(limit=wanted.limit, after=after, backend=settings.alias, **filters)
     reveal = may_reveal(request)
     rows = [_row_shape(one, call_in_list(settings, one, reveal=reveal)) for one in page.letters]
     return {"letters": rows, "next": cursor_of(page.next), "is_cut": page.is_cut}
 
 
 def _row_shape(letter: DeadLetter, call: ShownCall | None) -> LetterRowShape:
-    return LetterRowShape(
-        **{name: getattr(letter, name) for name in LetterShape.model_fields},
-        label="" if call is None else call.label,
-        args=None if call is None else plain(call.args),
-        kwargs=None if call is None else plain(call.kwargs),
-    )
+    columns = {name: getattr(letter, name) for name in LetterShape.model_fields}
+    return LetterRowShape(**columns, **call_fields(call))
 
 
 @routes.show("/dead-letters/stats", "stoker.view_deadletter", Stats)
@@ -140,8 +134,7 @@ def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = No
         "traceback": plain(story.letter.traceback),
         "attempts": list(story.attempts),
         "requeues": list(story.requeues),
-        "args": None if call is None else plain(call.args),
-        "kwargs": None if call is None else plain(call.kwargs),
+        **call_fields(call),
     }
 
 

@@ -12,11 +12,10 @@ from ninja import Status
 from stoker.api.access import Open, Routes
 from stoker.api.shapes import Shape, StatusShape
 from stoker.api.values import Backend, settings_of
-from stoker.conf import Settings
 from stoker.exceptions import StokerError
 from stoker.inspect.guards import crowded
-from stoker.inspect.stats import clusters, overview
-from stoker.operations.clusters import Health, judge, longest_silence
+from stoker.inspect.stats import longest_silence, overview
+from stoker.operations.clusters import health_of
 from stoker.store.unapplied import unapplied_migrations
 
 routes = Routes(tags=["health"])
@@ -66,7 +65,7 @@ def ready(request: HttpRequest, backend: Backend = None) -> Status[Readiness]:
     if not is_migrated:
         return _not_ready("manage.py migrate is due")
     try:
-        is_alive = health_of_clusters(settings).is_good
+        is_alive = health_of(settings, None, longest_silence(settings))[0].is_good
     except (StokerError, DatabaseError, InterfaceError):
         return _not_ready("the store is out of reach")
     return Status(200, Readiness(ready=True, because="", clusters="alive" if is_alive else "none"))
@@ -81,7 +80,7 @@ def ready(request: HttpRequest, backend: Backend = None) -> Status[Readiness]:
 def clusters_health(request: HttpRequest, backend: Backend = None) -> Status[ClustersHealth]:
     """Check that a cluster works, on any host; 503 if none does."""
     settings = settings_of(backend)
-    health = health_of_clusters(settings)
+    health, _ = health_of(settings, None, longest_silence(settings))
     shape = ClustersHealth(healthy=health.is_good, because=health.sentence)
     return Status(200 if health.is_good else 503, shape)
 
@@ -101,12 +100,3 @@ def status(request: HttpRequest, backend: Backend = None) -> Any:
 
 def _not_ready(because: str) -> Status[Readiness]:
     return Status(503, Readiness(ready=False, because=because, clusters="unknown"))
-
-
-def health_of_clusters(settings: Settings) -> Health:
-    """Judge the clusters of all hosts."""
-    known = clusters(settings)
-    if not known:
-        sentence = f"No cluster of the backend {settings.alias!r} runs: start one by `stoker run`."
-        return Health(False, sentence)
-    return judge(known, longest_silence(settings))

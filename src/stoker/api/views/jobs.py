@@ -42,6 +42,7 @@ from stoker.api.values import (
     Moment,
     Name,
     Strict,
+    call_fields,
     cursor_of,
     mark_of,
     plain,
@@ -53,9 +54,10 @@ from stoker.exceptions import PackageError
 from stoker.inspect.jobs import JobSearch
 from stoker.inspect.timeline import row_of
 from stoker.inspect.waits import waits_of
+from stoker.inspect.why.answer import answer_as_plain
 from stoker.jobs.results import Result, result_of
 from stoker.jobs.states import not_there, package_of, progress_of_one
-from stoker.operations.jobs import CANCEL, JobRow, rows_of
+from stoker.operations.jobs import CANCEL, COLUMNS, JobRow, rows_of
 from stoker.operations.operation import Operation
 from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
 from stoker.store.engines.sessions import explained
@@ -154,10 +156,6 @@ def _checked(
 routes = Routes(tags=["jobs"])
 
 IDEMPOTENCE_SECONDS = 86400.0
-ROW = (
-    "id", "task", "queue", "priority", "attempts", "enqueued_at", "run_after", "started_at",
-    "finished_at", "worker_id", "reason",
-)  # fmt: skip
 
 
 class JobRequest(Body):
@@ -281,10 +279,7 @@ def list_jobs(request: HttpRequest, wanted: Query[JobQuery], backend: Backend = 
     a text. Jobs that wait in a broker outside the database are not listed."""
     settings, after = settings_of(backend), mark_of(wanted.after)
     with explained(settings.database):
-        try:
-            page = JobSearch(settings, wanted.wanted()).page(wanted.limit, after)
-        except ValueError as error:  # the cursor is that of another list
-            raise CallRefused(422, f"after: {error}.") from error
+        page = JobSearch(settings, wanted.wanted()).page(wanted.limit, after)
         others = [job for job in page.jobs if job not in page.by_id]
         rows = rows_of(settings, [*page.by_id, *others], reveal=may_reveal(request))
     return JobPageShape(
@@ -304,15 +299,7 @@ def why_job(request: HttpRequest, job_id: UUID, backend: Backend = None) -> Any:
     answer = why(settings_of(backend), job_id)
     if answer.kind == Kind.UNKNOWN:
         raise not_there(job_id)
-    return WhyShape(
-        kind=answer.kind,
-        sentence=answer.sentence,
-        advice=answer.advice,
-        needs_somebody=answer.kind.needs_somebody,
-        task=answer.task,
-        queue=answer.queue,
-        facts=dict(answer.facts),
-    )
+    return answer_as_plain(answer)
 
 
 @routes.change(
@@ -327,9 +314,7 @@ def cancel_job(
 ) -> Any:
     """Cancel a waiting job, or ask a running one to end, which takes a moment. 409: it has
     ended."""
-    operator = operator_of(request, backend, body.because)
-    perform(CANCEL, operator, str(job_id))
-    return shape_of(operator.settings, job_id, reveal=may_reveal(request))
+    return _changed(request, CANCEL, job_id, body, backend)
 
 
 @routes.change("/jobs/{job_id}/run", RUN_NOW, JobShape, may_conflict=True)
@@ -459,9 +444,7 @@ def shape_of(settings: Settings, job_id: UUID, *, reveal: bool) -> JobShape:
         run_after=job.run_after if job else None,
         started_at=progress.started_at,
         finished_at=job.finished_at if job else None,
-        label="" if call is None else call.label,
-        args=None if call is None else plain(call.args),
-        kwargs=None if call is None else plain(call.kwargs),
+        **call_fields(call),
         return_value=_value_of(result),
         reason=job.reason if job else "",
         errors=[AttemptShape.model_validate(one) for one in progress.failures],
@@ -471,15 +454,8 @@ def shape_of(settings: Settings, job_id: UUID, *, reveal: bool) -> JobShape:
 
 
 def _row_shape(row: JobRow) -> JobRowShape:
-    shown = {name: getattr(row.job, name) for name in ROW}
-    call = row.call
-    return JobRowShape(
-        **shown,
-        state=row.state,
-        label="" if call is None else call.label,
-        args=None if call is None else plain(call.args),
-        kwargs=None if call is None else plain(call.kwargs),
-    )
+    shown = {name: getattr(row.job, name) for name in COLUMNS}
+    return JobRowShape(**shown, state=row.state, **call_fields(row.call))
 
 
 def _value_of(result: Result[Any]) -> Any:

@@ -10,7 +10,6 @@ from ninja import Query
 
 from stoker.api.access import Routes
 from stoker.api.filters import LogQuery
-from stoker.api.problems import CallRefused
 from stoker.api.shapes import LogLineShape, LogPageShape
 from stoker.api.values import Backend, cursor_of, mark_of, settings_of
 from stoker.jobs.states import progress_of_one
@@ -27,10 +26,7 @@ def list_log_lines(
     of a running job, ask again with `next` as `after`."""
     settings, after = settings_of(backend), mark_of(wanted.after)
     is_over = has_ended(settings, job_id)
-    try:
-        page = log_page(settings, job_id, after or "", wanted.limit)
-    except ValueError as error:  # the cursor is that of another list
-        raise CallRefused(422, f"after: {error}.") from error
+    page = log_page(settings, job_id, after or "", wanted.limit)
     if is_over and not page.lines:
         progress_of_one(settings, job_id)  # 404 for an unknown job
     return LogPageShape(

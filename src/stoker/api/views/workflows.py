@@ -12,13 +12,12 @@ from pydantic import Field
 
 from stoker.api.access import Routes, operator_of, perform
 from stoker.api.filters import LONGEST_PAGE, NO_REASON, ReasonBody
-from stoker.api.problems import CallRefused
 from stoker.api.shapes import Shape
 from stoker.api.values import Backend, cursor_of, mark_of, settings_of
 from stoker.inspect.steps import SHOWN, timed_steps
 from stoker.models.workflow import WorkflowState
 from stoker.operations import steps
-from stoker.operations.workflows import CANCEL, RETRY, find
+from stoker.operations.workflows import CANCEL, RETRY, find, workflow_as_plain
 from stoker.workflows.results import (
     WorkflowProgress,
     WorkflowResult,
@@ -152,12 +151,9 @@ def get_workflows(
     """List a page of workflows, the newest first. `q` is a part of the name or of the reason, or
     the id of the workflow or of one of its jobs. With a filter a page searches 10,000 workflows."""
     settings, mark = settings_of(backend), mark_of(after) or ""
-    try:
-        found = find(settings, limit, mark, state=state or "", text=q.strip())
-    except ValueError as error:
-        raise CallRefused(422, f"after: {error}.") from error
-    shown = [shape_of(WorkflowResult(row)) for row in found.rows]
-    return WorkflowPage(workflows=shown, next=cursor_of(found.next), is_cut=found.is_cut)
+    found = find(settings, limit, mark, state=state or "", text=q.strip())
+    shown = [workflow_as_plain(WorkflowResult(row)) for row in found.rows]
+    return {"workflows": shown, "next": cursor_of(found.next), "is_cut": found.is_cut}
 
 
 @routes.show("/workflows/{workflow_id}", "stoker.view_workflow", WorkflowStory)
@@ -179,10 +175,7 @@ def list_steps(
     successful, pending."""
     settings, mark = settings_of(backend), mark_of(after) or ""
     get_workflow(str(workflow_id), backend=settings.alias)
-    try:
-        page = timed_steps(settings, workflow_id, state or "", mark, limit)
-    except ValueError as error:
-        raise CallRefused(422, f"after: {error}.") from error
+    page = timed_steps(settings, workflow_id, state or "", mark, limit)
     return {"steps": page.steps, "counts": page.counts, "next": cursor_of(page.next)}
 
 
@@ -232,18 +225,5 @@ def undo_retry_of_step(
 def story_of(workflow_id: str, alias: str) -> WorkflowStory:
     workflow = get_workflow(workflow_id, backend=alias)
     steps = list(islice(workflow.steps(), MOST_STEPS + 1))
-    return WorkflowStory(
-        workflow=shape_of(workflow), steps=steps[:MOST_STEPS], has_more=len(steps) > MOST_STEPS
-    )
-
-
-def shape_of(workflow: WorkflowResult) -> WorkflowShape:
-    return WorkflowShape(
-        id=UUID(workflow.id),
-        name=workflow.name,
-        state=workflow.status,
-        made_at=workflow.made_at,
-        finished_at=workflow.finished_at,
-        reason=workflow.reason,
-        progress=workflow.progress(),
-    )
+    shape = WorkflowShape(**workflow_as_plain(workflow))
+    return WorkflowStory(workflow=shape, steps=steps[:MOST_STEPS], has_more=len(steps) > MOST_STEPS)
