@@ -138,7 +138,7 @@ def test_undo_takes_a_requeue_back() -> None:
         (["requeue", "01a1fead-623a-79c2-8aa5-667b5b8d6a38"], "There is no dead letter"),
         (["requeue", "--all", "--args", "[1]"], "give one ID with them"),
         (["list", "--after", "nowhere"], "is not where a page"),
-        (["list", "--failed-after", "soon"], "is neither a duration, as 2h or 7d, nor a moment"),
+        (["list", "--failed-after", "soon"], "is no moment: write 2h, or 2030-01-31"),
         (["list", "--reason", "bad luck"], "invalid choice: 'bad luck'"),
         (["list", "--limit", "0"], "must be a whole number above 0"),
         (["purge"], "the following arguments are required: --older-than"),

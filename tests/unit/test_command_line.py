@@ -20,14 +20,14 @@ from django.utils.module_loading import import_string
 from stoker.compat import TASKS_APP
 from stoker.conf import Settings, read_settings, settings_for
 from stoker.exceptions import ConfigurationError
-from stoker.inspect.stats import ClusterState
+from stoker.inspect.stats import ClusterState, longest_silence
 from stoker.management.arguments import json_of, json_or_text, moment, written
 from stoker.management.commands.stoker import SUBCOMMANDS, Command
 from stoker.management.completion import script_of
 from stoker.management.dead import DeadLettersCommand
-from stoker.management.health import judge, longest_silence
 from stoker.management.run import plan_of, queues_of
 from stoker.management.subcommand import MEANINGS, ExitCode, as_json
+from stoker.operations.clusters import judge
 from stoker.values.durations import in_words
 from stoker.values.text import first_line_of
 
@@ -274,23 +274,23 @@ def cluster(state: str = "running", silent_seconds: float = 1.0, host: str = "on
 
 
 @pytest.mark.parametrize(
-    ("known", "code", "told"),
+    ("known", "is_good", "told"),
     [
-        ([cluster()], ExitCode.DONE, "alive: its last heartbeat is 1.0 s old"),
-        ([cluster("stopping"), cluster()], ExitCode.DONE, "alive"),
-        ([cluster(silent_seconds=99), cluster("running", 9.9)], ExitCode.DONE, "9.9 s"),
-        ([cluster("quiet")], ExitCode.DONE, "asked to take no more jobs, is alive"),
-        ([cluster("stopping")], ExitCode.NO, "is stopping: it takes no more jobs"),
-        ([cluster(silent_seconds=10.1)], ExitCode.NO, "no heartbeat for 10.1 s: more than 10 s"),
-        ([cluster("stopping"), cluster(silent_seconds=99)], ExitCode.NO, "99.0 s"),
+        ([cluster()], True, "alive: its last heartbeat is 1.0 s old"),
+        ([cluster("stopping"), cluster()], True, "alive"),
+        ([cluster(silent_seconds=99), cluster("running", 9.9)], True, "9.9 s"),
+        ([cluster("quiet")], True, "asked to take no more jobs, is alive"),
+        ([cluster("stopping")], False, "is stopping: it takes no more jobs"),
+        ([cluster(silent_seconds=10.1)], False, "no heartbeat for 10.1 s: more than 10 s"),
+        ([cluster("stopping"), cluster(silent_seconds=99)], False, "99.0 s"),
     ],
 )
 def test_one_working_cluster_is_healthy(
-    known: Sequence[ClusterState], code: ExitCode, told: str
+    known: Sequence[ClusterState], is_good: bool, told: str
 ) -> None:
-    verdict = judge(known, 10)
-    assert verdict.code is code
-    assert told in verdict.sentence
+    health = judge(known, 10)
+    assert health.is_good is is_good
+    assert told in health.sentence
 
 
 def test_longest_silence_allows_a_slow_database() -> None:

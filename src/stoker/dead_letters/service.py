@@ -32,29 +32,7 @@ from .closing import Bulk, each, purge_past
 from .closing import discard as discard_one
 from .requeueing import LetterAnswer, LetterFate, Wish, take_back
 from .requeueing import requeue as requeue_one
-from .search import DeadLetterPage, FaultGroup, Filter, LetterFilters, Search, Stats
-
-__all__ = [
-    "Answer",
-    "Bulk",
-    "DeadLetterPage",
-    "Fate",
-    "FaultGroup",
-    "Filter",
-    "Stats",
-    "Story",
-    "count",
-    "discard",
-    "discard_many",
-    "find",
-    "get",
-    "purge",
-    "requeue",
-    "requeue_many",
-    "stats",
-    "undo_requeue",
-]
-
+from .search import DeadLetterPage, Filter, LetterFilters, Search, Stats
 
 Answer = LetterAnswer
 Fate = LetterFate

@@ -8,14 +8,11 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings as django_settings
-from django.utils import timezone
-from django.utils.dateparse import parse_datetime
-
 from stoker.conf import option_fields
 from stoker.operations.wording import first_line
 from stoker.tasks.arguments import ShownCall
 from stoker.values.durations import PROBLEM, duration_seconds
+from stoker.values.marks import moment_from
 from stoker.values.text import shown_json
 
 WIDTH = 56
@@ -54,31 +51,19 @@ def json_of(kind: type[Any]) -> Callable[[str], Any]:
 def moment(text: str) -> datetime:
     """Parse a moment, as an argparse type: a duration from now, or ISO 8601. A moment without a
     zone is in the project's time zone."""
+    return _moment(text, is_past=False)
+
+
+def past_moment(text: str) -> datetime:
+    """Parse a moment in the past, as an argparse type: an age, or as ``moment``."""
+    return _moment(text, is_past=True)
+
+
+def _moment(text: str, *, is_past: bool) -> datetime:
     try:
-        return timezone.now() + timedelta(seconds=duration_seconds(text))
-    except (ValueError, OverflowError):
-        return iso_moment(text, "a duration, as 90, 2h or 7d,")
-
-
-def iso_moment(text: str, otherwise: str) -> datetime:
-    """Parse a moment in ISO 8601. A moment without a zone is in the project's time zone.
-
-    Args:
-        otherwise: Other formats that the argument accepts, for the error message.
-    """
-    try:
-        parsed = parse_datetime(text)
+        return moment_from(text, is_past=is_past)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a moment: {error}") from None
-    if parsed is None:
-        raise argparse.ArgumentTypeError(
-            f"{text!r} is neither {otherwise} nor a moment, as in 2030-01-31T06:00"
-        )
-    if timezone.is_naive(parsed) == django_settings.USE_TZ:
-        return (
-            timezone.make_aware(parsed) if django_settings.USE_TZ else timezone.make_naive(parsed)
-        )
-    return parsed
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def written(value: Any) -> str:
@@ -109,15 +94,6 @@ def call_as_plain(call: ShownCall | None) -> dict[str, Any]:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
-
-
-def past_moment(text: str) -> datetime:
-    """Parse a moment in the past, as an argparse type: an age, or ISO 8601. A moment without a zone
-    is in the project's time zone."""
-    try:
-        return timezone.now() - timedelta(seconds=duration_seconds(text))
-    except (ValueError, OverflowError):
-        return iso_moment(text, "a duration, as 2h or 7d,")
 
 
 def duration(text: str) -> timedelta:

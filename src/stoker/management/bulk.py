@@ -13,18 +13,17 @@ from stoker.operations.wording import since
 
 from .arguments import json_of
 from .subcommand import (
-    AFTER,
     BACKEND,
-    BECAUSE,
-    BY,
+    CHANGE_OPTIONS,
     DRY_RUN,
     JSON,
+    NODE,
+    PAGE_OPTIONS,
     QUEUE,
     TASK,
     ExitCode,
     Subcommand,
     SubcommandGroup,
-    limit,
     option,
     refuse,
 )
@@ -72,9 +71,7 @@ class StartBulk(Subcommand):
         ),
         TASK,
         QUEUE,
-        option(
-            "--node", default="", metavar="HOST", help="Only jobs that ran or run on this host."
-        ),
+        NODE,
         option("--since", default="", metavar="MOMENT", help="2h ago, or 2030-01-31T06:00."),
         option("--until", default="", metavar="MOMENT", help="As --since."),
         option(
@@ -116,10 +113,7 @@ class StartBulk(Subcommand):
             help="Run the operation in this process, and wait until it is done.",
         ),
         DRY_RUN,
-        BY,
-        BECAUSE,
-        BACKEND,
-        JSON,
+        *CHANGE_OPTIONS,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -156,7 +150,7 @@ class ListBulk(Subcommand):
     """
 
     name = "list"
-    options = (limit(20), AFTER, BACKEND, JSON)
+    options = PAGE_OPTIONS
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = self.settings(options)
@@ -202,7 +196,7 @@ def _lines(command: Subcommand, options: dict[str, Any], row: BulkOperation) -> 
 
 class _ChangeBulk(Subcommand):
     operation: ClassVar[Operation]
-    options = (ID, BY, BECAUSE, BACKEND, JSON)
+    options = (ID, *CHANGE_OPTIONS)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         done = self.operation.perform(self.operator(options), options["id"])

@@ -91,10 +91,12 @@ class _AskClusters(Subcommand):
         if bool(options["clusters"]) == options["all"]:
             raise refuse("Name clusters by their ids, or give --all.")
         operator, answers, lines = self.operator(options), [], []
+        given = {name: options[name] for name in self.operation.takes}
+        taken = {name: "" if value is None else str(value) for name, value in given.items()}
         known = options["clusters"] or [one.id for one in clusters.find(backend=operator.alias)]
         for cluster_id in known:
             try:
-                done = self.operation.perform(operator, cluster_id, **self.request(options))
+                done = self.operation.perform(operator, cluster_id, **taken)
                 lines.append(f"{cluster_id}: {done.sentence}")
             except ClusterNotFound as error:
                 done = Done(first_line_of(error), is_good=False)
@@ -102,10 +104,6 @@ class _AskClusters(Subcommand):
             answers.append({"id": cluster_id, "is_done": done.is_good, "sentence": done.sentence})
         self.answer(options, {"clusters": answers}, lines if known else [NO_CLUSTER])
         return ExitCode.DONE if all(one["is_done"] for one in answers) else ExitCode.NO
-
-    def request(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return the options of the operation."""
-        return {}
 
 
 class QuietClusters(_AskClusters):
@@ -184,9 +182,6 @@ class ResizeClusters(_AskClusters):
         *TARGETS,
     )
 
-    def request(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"workers": options["workers"]}
-
 
 class RecycleClusters(_AskClusters):
     """Replace workers by new processes.
@@ -212,9 +207,6 @@ class RecycleClusters(_AskClusters):
         ),
         *TARGETS,
     )
-
-    def request(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {"worker": "" if options["worker"] is None else str(options["worker"])}
 
 
 class ClustersCommand(SubcommandGroup):

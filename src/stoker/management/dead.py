@@ -8,7 +8,8 @@ from dataclasses import asdict
 from typing import Any, ClassVar
 
 from stoker.dead_letters import service as dead_letters
-from stoker.dead_letters.service import Bulk, Stats
+from stoker.dead_letters.closing import Bulk
+from stoker.dead_letters.search import Stats
 from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
 from stoker.operations.details import opened_call
@@ -29,12 +30,13 @@ from .arguments import (
 from .bar import bar
 from .details import letter_lines
 from .subcommand import (
-    AFTER,
     BACKEND,
     BECAUSE,
     BY,
+    CHANGE_OPTIONS,
     DRY_RUN,
     JSON,
+    PAGE_OPTIONS,
     QUEUE,
     TASK,
     ExitCode,
@@ -107,17 +109,13 @@ class ListLetters(Subcommand):
     """
 
     name = "list"
-    options = (*FILTERS, STATE, limit(20), AFTER, BACKEND, JSON)
+    options = (*FILTERS, STATE, *PAGE_OPTIONS)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = self.settings(options)
         alias, filters = settings.alias, filters_of(options)
-        try:
-            page = dead_letters.find(
-                limit=options["limit"], after=options["after"], backend=alias, **filters
-            )
-        except ValueError as error:
-            raise refuse(f"--after: {error}.") from error
+        most, after = options["limit"], options["after"]
+        page = dead_letters.find(limit=most, after=after, backend=alias, **filters)
         number = dead_letters.count(backend=alias, **filters)
         rows = [(one, operations.call_in_list(settings, one)) for one in page.letters]
         letters = [
@@ -269,10 +267,7 @@ class UndoRequeues(_ChangeLetters):
     operation = operations.UNDO
     options = (
         option("ids", nargs="+", metavar="ID", help="Ids of dead letters."),
-        BY,
-        BECAUSE,
-        BACKEND,
-        JSON,
+        *CHANGE_OPTIONS,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -456,10 +451,7 @@ class PurgeLetters(Subcommand):
         ),
         limit(100_000, "Maximum number."),
         DRY_RUN,
-        BY,
-        BECAUSE,
-        BACKEND,
-        JSON,
+        *CHANGE_OPTIONS,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:

@@ -115,11 +115,9 @@ class Enqueue(Subcommand):
             raise refuse("Give the arguments either one by one or by --args, not both.")
         task = varied(find_task(options["task"]), options)
         within_deadlines(backend_settings(task.backend))
-        args = (
-            options["arguments"] if options["all_arguments"] is None else options["all_arguments"]
-        )
-        if options["all_arguments"] is None:
-            args = [json_or_text(text) for text in args]
+        args = options["all_arguments"]
+        if args is None:
+            args = [json_or_text(text) for text in options["arguments"]]
         try:
             return task.enqueue(*args, **options["kwargs"])
         except DuplicateJob as error:

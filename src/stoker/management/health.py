@@ -12,9 +12,8 @@ from django.db import DatabaseError, InterfaceError
 from stoker.cluster.crew import hang_seconds, local_clusters
 from stoker.conf import Settings
 from stoker.exceptions import StokerError
-from stoker.inspect.stats import ClusterState, clusters
-from stoker.operations.clusters import judge as judge_clusters
-from stoker.operations.clusters import longest_silence
+from stoker.inspect.stats import ClusterState, longest_silence
+from stoker.operations.clusters import health_of
 from stoker.values.text import first_line_of
 
 from .arguments import positive_seconds
@@ -109,20 +108,14 @@ HEALTHY = {ExitCode.DONE: True, ExitCode.NO: False, ExitCode.REFUSED: None}
 
 def look(
     settings: Settings, host: str | None, max_silence_seconds: float
-) -> tuple[HealthVerdict, list[ClusterState]]:
+) -> tuple[HealthVerdict, Sequence[ClusterState]]:
     """Return the verdict on the clusters of a host (None = of all hosts), and these clusters."""
     try:
-        known = clusters(settings)
+        health, known = health_of(settings, host, max_silence_seconds)
     except (StokerError, DatabaseError, InterfaceError) as error:
-        return HealthVerdict(ExitCode.REFUSED, first_line_of(error)), []
-    asked_for = [one for one in known if host is None or one.host == host]
-    if asked_for:
-        return judge(asked_for, max_silence_seconds), asked_for
-    where = "on any host" if host is None else f"on {host}"
-    sentence = (
-        f"No cluster of the backend {settings.alias!r} runs {where}: start one by `stoker run`."
-    )
-    return HealthVerdict(ExitCode.NO, sentence), []
+        return HealthVerdict(ExitCode.REFUSED, first_line_of(error)), ()
+    code = ExitCode.DONE if health.is_good else ExitCode.NO
+    return HealthVerdict(code, health.sentence), known
 
 
 def judge_loops(
@@ -141,9 +134,3 @@ def judge_loops(
         )
         return HealthVerdict(ExitCode.NO, sentence)
     return HealthVerdict(ExitCode.DONE, "A cluster runs on this host, and none of its loops hangs.")
-
-
-def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> HealthVerdict:
-    """Return whether at least one cluster works."""
-    health = judge_clusters(known, max_silence_seconds)
-    return HealthVerdict(ExitCode.DONE if health.is_good else ExitCode.NO, health.sentence)

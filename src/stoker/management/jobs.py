@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -16,6 +15,7 @@ from stoker.jobs.states import progress_of_one
 from stoker.logs.lines import LogLine, LogPage, has_ended, log_page
 from stoker.operations.jobs import (
     CANCEL,
+    COLUMNS,
     RUN_AGAIN,
     JobDetails,
     JobRow,
@@ -23,22 +23,23 @@ from stoker.operations.jobs import (
     job_id_of,
     rows_of,
 )
-from stoker.operations.operation import Operation
+from stoker.operations.operation import Done, Operation
 from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
 from stoker.operations.wording import duration, first_line, since
 from stoker.store.engines.sessions import explained
-from stoker.values.marks import moment_from
 from stoker.values.text import first_line_of
 
-from .arguments import call_as_plain, call_lines, json_of
+from .arguments import call_as_plain, call_lines, json_of, past_moment
 from .details import job_lines
 from .subcommand import (
     AFTER,
     BACKEND,
-    BECAUSE,
     BY,
+    CHANGE_OPTIONS,
     JSON,
     NO_JOBS,
+    NODE,
+    PAGE_OPTIONS,
     QUEUE,
     TASK,
     ExitCode,
@@ -51,10 +52,6 @@ from .subcommand import (
     refuse,
 )
 
-COLUMNS = (
-    "id", "task", "queue", "priority", "attempts", "enqueued_at", "run_after", "started_at",
-    "finished_at", "worker_id", "reason",
-)  # fmt: skip
 MOMENT = ("at", "text", "until", "seconds", "number", "worker_id", "by", "job_id")
 ERROR = ("number", "kind", "exception_class", "message", "traceback")
 FOLLOW_SECONDS = 0.5
@@ -71,16 +68,9 @@ def row_as_plain(row: JobRow) -> dict[str, Any]:
     return {**columns, **more, **call_as_plain(row.call)}
 
 
-def _past(text: str) -> datetime:
-    return moment_from(text, is_past=True)
-
-
-_past.__name__ = "moment"  # argparse names it in errors
-
-
 def _moment_option(flag: str, what: str) -> Option:
     help_text = f"{what}; with a state of ended jobs: ended. 2h ago, or 2030-01-31T06:00."
-    return option(flag, type=_past, metavar="MOMENT", help=help_text)
+    return option(flag, type=past_moment, metavar="MOMENT", help=help_text)
 
 
 class ListJobs(Subcommand):
@@ -128,15 +118,10 @@ class ListJobs(Subcommand):
             "(order_id=7 for one argument), or whose id begins with it. Hidden arguments are not "
             "searched.",
         ),
-        option(
-            "--node", default="", metavar="HOST", help="Only jobs that ran or run on this host."
-        ),
+        NODE,
         _moment_option("--since", "Only jobs that were enqueued later"),
         _moment_option("--until", "Only jobs that were enqueued earlier"),
-        limit(20),
-        AFTER,
-        BACKEND,
-        JSON,
+        *PAGE_OPTIONS,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -144,28 +129,18 @@ class ListJobs(Subcommand):
         names = ("state", "queue", "task", "text", "node", "since", "until")
         wanted = JobFilter(**{name: options[name] for name in names})
         with explained(settings.database):
-            try:
-                search = JobSearch(settings, wanted)
-                page = search.page(options["limit"], options["after"])
-            except ValueError as error:
-                raise refuse(f"--after: {error}.") from error
+            page = JobSearch(settings, wanted).page(options["limit"], options["after"])
             others = [job for job in page.jobs if job not in page.by_id]
             rows = rows_of(settings, [*page.by_id, *others])
         lines = [line for row in rows for line in _row_lines(row)]
         if not rows:
-            lines.append(_hint(wanted))
+            lines.append(NO_JOBS if wanted == JobFilter() else "No such jobs.")
         if page.next is not None:
             why = "Search further back" if page.is_cut else "The next page"
             lines.append(f"{why}: --after '{page.next}'")
         plain = {"jobs": [row_as_plain(row) for row in rows], "next": page.next}
         self.answer(options, plain, lines)
         return ExitCode.DONE
-
-
-def _hint(wanted: JobFilter) -> str:
-    if wanted != JobFilter():
-        return "No such jobs."
-    return NO_JOBS
 
 
 def _row_lines(row: JobRow) -> Iterator[str]:
@@ -240,16 +215,13 @@ class _ChangeJobs(Subcommand):
         answers = []
         for job_id in options["ids"]:
             for operation, taken in wanted:
-                new = {}
                 try:
                     done = operation.perform(operator, job_id, **taken)
                 except (TaskResultDoesNotExist, StokerError, ValueError) as error:
-                    is_done, sentence = False, first_line_of(error)
-                else:
-                    is_done, sentence = done.is_good, done.sentence
-                    new = {"job_id": done.job_id} if done.job_id else {}
-                answers.append({"id": job_id, "is_done": is_done, "sentence": sentence, **new})
-                if not is_done:
+                    done = Done(first_line_of(error), is_good=False)
+                told = {"id": job_id, "is_done": done.is_good, "sentence": done.sentence}
+                answers.append(told | ({"job_id": done.job_id} if done.job_id else {}))
+                if not done.is_good:
                     break
         self.answer(options, {"jobs": answers}, _answer_lines(answers))
         return ExitCode.DONE if all(one["is_done"] for one in answers) else ExitCode.NO
@@ -276,7 +248,7 @@ class CancelJobs(_ChangeJobs):
 
     name = "cancel"
     operation = CANCEL
-    options = (IDS, BY, BECAUSE, BACKEND, JSON)
+    options = (IDS, *CHANGE_OPTIONS)
 
 
 class RunJobsAgain(_ChangeJobs):
@@ -328,10 +300,7 @@ class ChangeJobs(_ChangeJobs):
             help="The new positional arguments.",
         ),
         option("--kwargs", type=json_of(dict), metavar="JSON", help="The new arguments by name."),
-        BY,
-        BECAUSE,
-        BACKEND,
-        JSON,
+        *CHANGE_OPTIONS,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -390,10 +359,7 @@ class ShowLog(Subcommand):
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = self.settings(options)
         job_id = job_id_of(options["id"])
-        try:
-            page = log_page(settings, job_id, options["after"] or "", options["limit"])
-        except ValueError as error:
-            raise refuse(f"--after: {error}.") from error
+        page = log_page(settings, job_id, options["after"] or "", options["limit"])
         if not page.lines:
             progress_of_one(settings, job_id)  # to refuse an unknown job
         if options["follow"]:

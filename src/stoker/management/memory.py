@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -100,16 +101,14 @@ def memory_of(cluster: ClusterState) -> ClusterMemory:
     import psutil
 
     numbers = {worker.pid: worker.number for worker in cluster.workers}
-    processes = []
     try:
         sentinel = psutil.Process(cluster.pid)
-        for process in (sentinel, *sentinel.children(recursive=True)):
-            one = _memory_of(process, cluster.pid, numbers)
-            if one is not None:
-                processes.append(one)
+        there = (sentinel, *sentinel.children(recursive=True))
     except psutil.Error:  # it has just ended
-        processes = []
-    return ClusterMemory(cluster.id, cluster.name, cluster.pid, tuple(processes))
+        there = ()
+    found = (_memory_of(process, cluster.pid, numbers) for process in there)
+    processes = tuple(one for one in found if one is not None)
+    return ClusterMemory(cluster.id, cluster.name, cluster.pid, processes)
 
 
 def _memory_of(
@@ -121,10 +120,8 @@ def _memory_of(
         resident = process.memory_info().rss
         proportional = None
         if sys.platform == "linux":
-            try:
+            with suppress(psutil.AccessDenied):
                 proportional = process.memory_full_info().pss
-            except psutil.AccessDenied:
-                proportional = None
         role = process.name()
     except psutil.Error:  # it has just ended
         return None

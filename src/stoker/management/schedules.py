@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 from stoker.models import Schedule, Tick
 from stoker.operations import schedules as operations
@@ -18,8 +18,8 @@ from stoker.values.ticks import as_moment
 from .arguments import call_as_plain, positive
 from .subcommand import (
     BACKEND,
-    BECAUSE,
     BY,
+    CHANGE_OPTIONS,
     JSON,
     ExitCode,
     OutputLine,
@@ -188,11 +188,13 @@ class RunSchedule(Subcommand):
 
 
 class _ChangeSchedules(Subcommand):
-    def change(self, options: dict[str, Any], operation: Operation) -> ExitCode:
+    operation: ClassVar[Operation]
+
+    def run(self, options: dict[str, Any]) -> ExitCode:
         """Perform the operation on all named schedules, or on none if one does not exist."""
         operator = self.operator(options)
         known = [schedules.get(name, backend=operator.alias).name for name in options["names"]]
-        rows = [operation.perform(operator, name).value for name in known]
+        rows = [self.operation.perform(operator, name).value for name in known]
         lines: Iterable[str] = [f"{row.name}  {next_words(row)}" for row in rows]
         self.answer(options, {"schedules": [schedule_as_plain(row) for row in rows]}, lines)
         return ExitCode.DONE
@@ -211,10 +213,8 @@ class PauseSchedule(_ChangeSchedules):
     """
 
     name = "pause"
-    options = (NAMES, BY, BECAUSE, BACKEND, JSON)
-
-    def run(self, options: dict[str, Any]) -> ExitCode:
-        return self.change(options, operations.PAUSE)
+    operation = operations.PAUSE
+    options = (NAMES, *CHANGE_OPTIONS)
 
 
 class ResumeSchedule(_ChangeSchedules):
@@ -229,10 +229,8 @@ class ResumeSchedule(_ChangeSchedules):
     """
 
     name = "resume"
+    operation = operations.RESUME
     options = (NAMES, BACKEND, JSON)
-
-    def run(self, options: dict[str, Any]) -> ExitCode:
-        return self.change(options, operations.RESUME)
 
 
 class SchedulesCommand(SubcommandGroup):

@@ -263,6 +263,9 @@ AFTER = option(
 )
 
 
+NODE = option("--node", default="", metavar="HOST", help="Only jobs that ran or run on this host.")
+CHANGE_OPTIONS = (BY, BECAUSE, BACKEND, JSON)
+"""The last options of subcommands that change something."""
 NO_JOBS = "No jobs. Enqueue one: manage.py stoker enqueue TASK"
 NO_CLUSTER = "No cluster is running. Start one: manage.py stoker run"
 
@@ -272,6 +275,10 @@ def limit(default: int | None, what: str = "Maximum number to show.") -> Option:
     shown = "all" if default is None else "%(default)s"
     help_text = f"{what} Default: {shown}."
     return option("--limit", type=positive, default=default, metavar="N", help=help_text)
+
+
+PAGE_OPTIONS = (limit(20), AFTER, BACKEND, JSON)
+"""The last options of subcommands that show a page of a list."""
 
 
 def backend_settings(alias: str) -> Settings:

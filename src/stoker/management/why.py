@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from stoker.inspect.why.answer import answer_as_plain
 from stoker.values.ids import parse_job_id
 from stoker.why import Answer, Kind, why
 
@@ -37,7 +38,7 @@ class WhyCommand(Subcommand):
         if job_id is None:
             raise refuse(f"{options['job']!r} is not an id of a job: that is a UUID.")
         answer = why(self.settings(options), job_id)
-        self.answer(options, shape_of(answer), self._lines(answer))
+        self.answer(options, answer_as_plain(answer), self._lines(answer))
         if answer.kind == Kind.UNKNOWN:
             return ExitCode.REFUSED
         return ExitCode.NO if answer.kind.needs_somebody else ExitCode.DONE
@@ -50,17 +51,3 @@ class WhyCommand(Subcommand):
             yield f"  It waited {answer.facts['waited']}."
         if answer.advice:
             yield f"  {answer.advice}"
-
-
-def shape_of(answer: Answer) -> dict[str, Any]:
-    """Return an answer for JSON."""
-    return {
-        "job_id": str(answer.job_id),
-        "kind": answer.kind.value,
-        "sentence": answer.sentence,
-        "advice": answer.advice,
-        "needs_somebody": answer.kind.needs_somebody,
-        "task": answer.task,
-        "queue": answer.queue,
-        "facts": answer.facts,
-    }

@@ -4,7 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from itertools import islice
 from typing import Any
 from uuid import UUID
@@ -12,33 +12,26 @@ from uuid import UUID
 from stoker.inspect.steps import SHOWN, TimedStep, timed_steps
 from stoker.models import Workflow
 from stoker.operations import bulk, steps
-from stoker.operations.operation import Done, Operation
+from stoker.operations.operation import Done
 from stoker.operations.wording import first_line, since
-from stoker.operations.workflows import CANCEL, RETRY, find
+from stoker.operations.workflows import CANCEL, RETRY, find, workflow_as_plain
 from stoker.values.durations import in_words
 from stoker.workflows.results import WorkflowResult, WorkflowStep, get_workflow
 
 from .subcommand import (
-    AFTER,
     BACKEND,
-    BECAUSE,
-    BY,
+    CHANGE_OPTIONS,
     JSON,
+    PAGE_OPTIONS,
     ExitCode,
     Subcommand,
     SubcommandGroup,
-    limit,
     option,
-    refuse,
 )
 
 MOST_SHOWN = 1000
 """Maximum number of steps that ``show`` reads."""
-STEP_COLUMNS = (
-    "id", "parent_id", "role", "state", "label", "job_id", "enqueued_at", "started_at",
-    "finished_at", "attempts", "wait_seconds", "run_seconds", "is_running", "dead_letter_id",
-    "can_retry", "earlier",
-)  # fmt: skip
+STEP_COLUMNS = [one.name for one in fields(TimedStep) if one.name not in ("spans", "package")]
 ID = option("id", metavar="ID", help="The id of the workflow.")
 
 
@@ -73,19 +66,13 @@ class ListWorkflows(Subcommand):
             help="Only workflows with this text in the name or the reason, or with this id or a "
             "job of this id.",
         ),
-        limit(20),
-        AFTER,
-        BACKEND,
-        JSON,
+        *PAGE_OPTIONS,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings, most = self.settings(options), options["limit"]
-        try:
-            wanted = {"state": options["state"] or "", "text": options["text"].strip()}
-            page = find(settings, most, options["after"] or "", **wanted)
-        except ValueError as error:
-            raise refuse(f"--after: {error}.") from error
+        wanted = {"state": options["state"] or "", "text": options["text"].strip()}
+        page = find(settings, most, options["after"] or "", **wanted)
         shown = [WorkflowResult(row) for row in page.rows]
         lines = [line for one in shown for line in _lines_of(one)]
         if not shown:
@@ -94,7 +81,7 @@ class ListWorkflows(Subcommand):
         if page.next is not None:
             why = "Search further back" if page.is_cut else "The next page"
             lines.append(f"{why}: --after {page.next}")
-        plain = {"workflows": [_as_plain(one) for one in shown], "next": page.next}
+        plain = {"workflows": [workflow_as_plain(one) for one in shown], "next": page.next}
         self.answer(options, plain, lines)
         return ExitCode.DONE
 
@@ -124,7 +111,7 @@ class ShowWorkflow(Subcommand):
         plain = {"steps": [asdict(one) for one in steps], "has_more": has_more}
         more = [f"... and more: stoker workflows steps {workflow.id}"] if has_more else []
         lines = [*_lines_of(workflow), *_tree(steps), *more]
-        self.answer(options, {**_as_plain(workflow), **plain}, lines)
+        self.answer(options, {**workflow_as_plain(workflow), **plain}, lines)
         return ExitCode.DONE
 
 
@@ -155,25 +142,14 @@ class ListSteps(Subcommand):
             metavar="STATE",
             help=f"Only this state: {', '.join(SHOWN).lower()}.",
         ),
-        limit(20),
-        AFTER,
-        BACKEND,
-        JSON,
+        *PAGE_OPTIONS,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = self.settings(options)
         workflow = get_workflow(options["id"], backend=settings.alias)
-        try:
-            page = timed_steps(
-                settings,
-                UUID(workflow.id),
-                options["state"],
-                options["after"] or "",
-                options["limit"],
-            )
-        except ValueError as error:
-            raise refuse(f"--after: {error}.") from error
+        state, after, most = options["state"], options["after"] or "", options["limit"]
+        page = timed_steps(settings, UUID(workflow.id), state, after, most)
         counts = [f"{page.counts[one]:,} {one.lower()}" for one in SHOWN if one in page.counts]
         lines = [", ".join(counts), *(line for one in page.steps for line in _lines_of_step(one))]
         lines += [f"Next page: --after {page.next}"] if page.next else []
@@ -183,14 +159,10 @@ class ListSteps(Subcommand):
 
 
 class _ChangeWorkflow(Subcommand):
-    def change(self, options: dict[str, Any], operation: Operation) -> Done:
-        """Perform the operation on the named workflow."""
-        return operation.perform(self.operator(options), options["id"])
-
     def tell(self, options: dict[str, Any], done: Done, **plain: Any) -> ExitCode:
         """Write the answer. A refusal is written to standard error."""
         if done.is_good or options["json"]:
-            self.answer(options, {**_as_plain(done.value), **plain}, [done.sentence])
+            self.answer(options, {**workflow_as_plain(done.value), **plain}, [done.sentence])
         else:
             self.remark(done.sentence)
         return ExitCode.DONE if done.is_good else ExitCode.NO
@@ -206,10 +178,10 @@ class CancelWorkflow(_ChangeWorkflow):
     """
 
     name = "cancel"
-    options = (ID, BY, BECAUSE, BACKEND, JSON)
+    options = (ID, *CHANGE_OPTIONS)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        done = self.change(options, CANCEL)
+        done = CANCEL.perform(self.operator(options), options["id"])
         return self.tell(options, done, cancelled=done.is_good)
 
 
@@ -233,10 +205,7 @@ class RetryWorkflow(_ChangeWorkflow):
             metavar="STEP",
             help="Only this step: its id, or that of its job (see `workflows steps`).",
         ),
-        BY,
-        BECAUSE,
-        BACKEND,
-        JSON,
+        *CHANGE_OPTIONS,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -244,7 +213,7 @@ class RetryWorkflow(_ChangeWorkflow):
         if options["step"]:
             done = steps.RETRY.perform(operator, options["step"], workflow=options["id"])
             return self.tell(options, done, sent=done.facts["sent"])
-        done = self.change(options, RETRY)
+        done = RETRY.perform(operator, options["id"])
         sent = done.facts["sent"]
         if done.is_good:
             row = bulk.finish(operator, done.value)
@@ -273,10 +242,7 @@ class UndoRetry(_ChangeWorkflow):
             metavar="STEP",
             help="The step: its id, or that of its newest job (see `workflows steps`).",
         ),
-        BY,
-        BECAUSE,
-        BACKEND,
-        JSON,
+        *CHANGE_OPTIONS,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
@@ -298,18 +264,6 @@ class WorkflowsCommand(SubcommandGroup):
 
     name = "workflows"
     parts = (ListWorkflows, ShowWorkflow, ListSteps, CancelWorkflow, RetryWorkflow, UndoRetry)
-
-
-def _as_plain(workflow: WorkflowResult) -> dict[str, Any]:
-    return {
-        "id": workflow.id,
-        "name": workflow.name,
-        "state": workflow.status,
-        "made_at": workflow.made_at,
-        "finished_at": workflow.finished_at,
-        "reason": workflow.reason,
-        "progress": asdict(workflow.progress()),
-    }
 
 
 def _lines_of(workflow: WorkflowResult) -> Iterator[str]:

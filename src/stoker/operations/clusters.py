@@ -20,7 +20,7 @@ from uuid import UUID
 
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import ClusterNotFound
-from stoker.inspect.stats import ClusterState, longest_silence, state_of
+from stoker.inspect.stats import ClusterState
 from stoker.inspect.stats import clusters as known_clusters
 from stoker.models import Cluster
 from stoker.signals import tell
@@ -30,22 +30,6 @@ from stoker.values.ids import parse_job_id
 
 from .operation import Done, Operation, Operator
 from .wording import mebibytes
-
-__all__ = [
-    "ClusterState",
-    "Health",
-    "find",
-    "get",
-    "judge",
-    "longest_silence",
-    "quiet",
-    "recycle",
-    "resize",
-    "resume",
-    "state_of",
-    "stop",
-]
-
 
 LONGEST_NUMBER = 5
 """Digits of a number of workers."""

@@ -25,6 +25,7 @@ from stoker.management.subcommand import (
     has_own_process,
     refuse,
 )
+from stoker.values.marks import InvalidMark
 from stoker.values.text import first_line_of
 
 SUBCOMMANDS = (
@@ -106,6 +107,8 @@ class Command(BaseCommand):
         try:
             code = subcommand.run(options)
             self.stdout.flush()
+        except InvalidMark as error:
+            raise refuse(f"--after: {error}.") from error
         except REFUSALS as error:
             raise refuse(first_line_of(error)) from error
         except KeyboardInterrupt:

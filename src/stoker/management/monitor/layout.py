@@ -116,9 +116,7 @@ def table(headings: Sequence[Heading], rows: Sequence[Sequence[str]], width: int
     Columns that have a rank are left out if they are empty."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [
-        max(width_of(one.name), *(width_of(row[at]) for row in cells))
-        if cells
-        else width_of(one.name)
+        max(width_of(text) for text in (one.name, *(row[at] for row in cells)))
         for at, one in enumerate(headings)
     ]
     shown = [

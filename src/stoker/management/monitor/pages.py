@@ -18,11 +18,12 @@ from stoker.logs.lines import LogPage, newest_lines
 from stoker.management.details import job_lines, letter_lines
 from stoker.management.subcommand import NO_CLUSTER, NO_JOBS, OutputLine, StyledLine
 from stoker.models import DeadLetter
-from stoker.operations.dead_letters import faults_of, kind_of
+from stoker.operations.clusters import memory_in_words
+from stoker.operations.dead_letters import faults_of, kind_of, page_of
 from stoker.operations.details import opened_call
 from stoker.operations.jobs import JobDetails, JobRow, details_of, rows_of
 from stoker.operations.queues import pause_in_words
-from stoker.operations.wording import first_line, since
+from stoker.operations.wording import first_line, mebibytes, since
 from stoker.queues import QueueDepth
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall
@@ -94,7 +95,9 @@ def views_of(backends: Sequence[Settings]) -> list[MonitorPage]:
             partial(look, backends),
             partial(_overview, {one.alias: one for one in backends}),
         ),
-        _view("Clusters", backends, _clusters_seen, _cluster_lines_of_all),
+        _view(
+            "Clusters", backends, lambda one: (clusters(one), longest_silence(one)), _cluster_lines
+        ),
         _view("Queues", backends, queues_seen, _queue_lines),
         _view("Dead letters", backends, partial(faults_of, filters={}, limit=SHOWN), _fault_lines),
         _view("Failures", backends, partial(failures, limit=SHOWN), _failure_lines),
@@ -114,15 +117,12 @@ def _view(title: str, backends: Sequence[Settings], read: Any, lay_out: Any) -> 
 
 
 def _table(
-    headings: Sequence[Heading],
-    rows: Sequence[tuple[Cells, MonitorPage | None]],
-    width: int,
-    style: str = "",
+    headings: Sequence[Heading], rows: Sequence[tuple[Cells, MonitorPage | None]], width: int
 ) -> Iterator[PageLine]:
     head, *lines = table(headings, [cells for cells, _ in rows], width)
     yield PageLine(head, "dim")
     for line, (_, opens) in zip(lines, rows, strict=True):
-        yield PageLine(line, style, opens)
+        yield PageLine(line, opens=opens)
 
 
 def _paragraph(text: str, width: int, style: str = "") -> Iterator[PageLine]:
@@ -183,11 +183,7 @@ def _cluster_line(
 # -- clusters -------------------------------------------------------------------------------------
 
 
-def _clusters_seen(settings: Settings) -> tuple[Sequence[ClusterState], float]:
-    return clusters(settings), longest_silence(settings)
-
-
-def _cluster_lines_of_all(settings: Settings, seen: Any, width: int) -> Iterator[PageLine]:
+def _cluster_lines(settings: Settings, seen: Any, width: int) -> Iterator[PageLine]:
     known, max_silence_seconds = seen
     if not known:
         yield from _paragraph(NO_CLUSTER, width, "bad")
@@ -210,11 +206,6 @@ def _cluster_page(settings: Settings, cluster: ClusterState) -> MonitorPage:
 def _one_cluster(settings: Settings, seen: Any, width: int) -> Iterator[PageLine]:
     one, max_silence_seconds = seen
     loops = ", ".join(f"{role} {in_words(age)}" for role, age in one.loops.items())
-    memory = ", ".join(
-        f"{process.role} {_mebibytes(process.resident_bytes)}"
-        for process in one.processes
-        if process.resident_bytes
-    )
     for label, text in (
         ("cluster", f"{one.name} on {one.host}"),
         ("id", one.id),
@@ -226,7 +217,7 @@ def _one_cluster(settings: Settings, seen: Any, width: int) -> Iterator[PageLine
         ("queues", ", ".join(one.queues) or "all"),
         ("leases", f"{one.leases:,}"),
         ("last turns", loops),
-        ("memory", memory),
+        ("memory", memory_in_words(one)),
     ):
         if text:
             yield from _paragraph(f"{label:<12}{text}", width)
@@ -242,14 +233,10 @@ def _worker_table(
         yield line._replace(text=indent + line.text)
 
 
-def _mebibytes(number: int) -> str:
-    return f"{number / 2**20:,.0f} MiB"
-
-
 def _worker_rows(
     settings: Settings, worker: WorkerState
 ) -> Iterator[tuple[Cells, MonitorPage | None]]:
-    size = _mebibytes(worker.resident_bytes) if worker.resident_bytes else ""
+    size = mebibytes(worker.resident_bytes) if worker.resident_bytes else ""
     others = (f"{worker.jobs_done:,}", size, str(worker.pid))
     name = f"{worker.number}, leaving" if worker.is_leaving else str(worker.number)
     for job in worker.running:
@@ -332,9 +319,7 @@ def _fault_table(
 def _fault_page(settings: Settings, fault: FaultGroup) -> MonitorPage:
     def read() -> Sequence[DeadLetter]:
         filters = {"fingerprint": fault.fingerprint, "task": fault.task}
-        filters = {name: value for name, value in filters.items() if value}
-        page = dead_letters.find(limit=SHOWN, backend=settings.alias, **filters)  # type: ignore[arg-type] # a TypedDict of the same keys
-        return page.letters
+        return page_of(settings, filters, SHOWN, None).letters
 
     def lines(letters: Sequence[DeadLetter], width: int) -> Iterator[PageLine]:
         yield from _paragraph(

@@ -58,7 +58,7 @@ class TerminalScreen:
             for number, handler in (
                 (signal.SIGTERM, _end),
                 (signal.SIGHUP, _end),
-                (signal.SIGWINCH, self._note_resize),
+                (signal.SIGWINCH, lambda *_: self.wake()),
                 (signal.SIGTSTP, self._suspend),
             )
         }
@@ -153,9 +153,6 @@ class TerminalScreen:
         data = text.encode(self._encoding, "replace")
         while data:
             data = data[os.write(self._out, data) :]
-
-    def _note_resize(self, _number: int, _frame: FrameType | None) -> None:
-        self.wake()
 
     def _suspend(self, _number: int, _frame: FrameType | None) -> None:
         """Leave the screen to the shell until the user continues the program (Ctrl-Z, ``fg``)."""
