@@ -249,7 +249,7 @@ def leave(code: int) -> NoReturn:
     if code != ORPHANED:  # an orphan must exit at once
         say_goodbye(LAST_WORDS_SECONDS / 2)
     for say in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
-        with suppress(Exception):  # nobody listens any more
+        with suppress(Exception):  # the stream may be closed
             say()
     os._exit(code)
 
@@ -265,7 +265,7 @@ def leave_forked_child() -> NoReturn:
     if sys.exc_info()[0] is not None:
         sys.excepthook(*sys.exc_info())
     for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # nobody listens any more
+        with suppress(Exception):  # the stream may be closed
             stream.flush()
     os._exit(0 if sys.exc_info()[0] is None else 1)
 

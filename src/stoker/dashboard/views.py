@@ -46,8 +46,9 @@ POLICY = (
 NO_ANSWER = (OperationalError, InterfaceError)
 SILENT = "The database does not answer. `manage.py stoker health` says more."
 NOBODY = (
-    "The dashboard asks who somebody is: it needs django.contrib.auth and django.contrib.sessions "
-    "in INSTALLED_APPS, and SessionMiddleware and AuthenticationMiddleware in MIDDLEWARE."
+    "The dashboard needs the user of each request. Add django.contrib.auth and "
+    "django.contrib.sessions to INSTALLED_APPS, and SessionMiddleware and AuthenticationMiddleware "
+    "to MIDDLEWARE."
 )
 NOTICE = "stoker_notice"
 NOTICE_SECONDS = 120

@@ -274,7 +274,7 @@ class _Admission:
             return holders <= {place.job_id} and (bool(holders) or self._is_first(need))
         is_rate = need.kind == Need.Kind.RATE
         has_room = is_rate or len(holders - {place.job_id}) < key.room
-        if self._is_somebody_before(key, place):
+        if self._is_another_ahead(key, place):
             # This happens, for example, while another transaction withdraws the job before.
             if has_room and key.due_us is None:
                 key.due_us = self._now_us + LOOK_AGAIN_US
@@ -310,7 +310,7 @@ class _Admission:
     def _is_first(self, need: StatedNeed) -> bool:
         return self._firsts.get(need.key_id) == need.job_id
 
-    def _is_somebody_before(self, key: LockedKey, place: Place) -> bool:
+    def _is_another_ahead(self, key: LockedKey, place: Place) -> bool:
         """Return whether another job of this queue is blocked by the key and comes first."""
         head = self._heads.get((key.pk, place.queue))
         return head is not None and head < (place.rank, place.job_id)

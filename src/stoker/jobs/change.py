@@ -229,8 +229,8 @@ def _new_job(
 
 
 def _digest_of(package: Package) -> str:
-    """Return a digest of the arguments; "" = they are pickled, and no text determines them. It
-    depends on SECRET_KEY, so that nobody can guess a short hidden value from a stored digest."""
+    """Return a digest of the arguments, or "" if they are pickled, because pickles of equal values
+    may differ. The digest depends on SECRET_KEY, so that it does not reveal short hidden values."""
     try:
         written = codec.write(codec.encode([list(package.args), package.kwargs]))
     except codec.NotEncodable:

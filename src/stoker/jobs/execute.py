@@ -58,10 +58,10 @@ from .retries import decide, unprepared
 from .running import (
     FoundTask,
     Running,
+    are_signals_heard,
     current,
     message,
     running_result,
-    somebody_listens,
     time_limit,
 )
 
@@ -282,7 +282,7 @@ class Executor:
             running = Running(
                 delivery, package, found, self.settings.alias, started_at, function, seconds
             )
-            if delivery.attempt > 1 or found.task.takes_context or somebody_listens():
+            if delivery.attempt > 1 or found.task.takes_context or are_signals_heard():
                 running.result = self._show(running, package)
             return running
         except Exception as error:  # noqa: BLE001 - recorded like any failed attempt

@@ -70,7 +70,7 @@ class Cancelled:
     kind: ClassVar[str] = "cancelled"
     reason: str
     instead_of: Retried | Snoozed | None = None
-    """The outcome of an attempt that would have been repeated if nobody had cancelled the job."""
+    """The outcome that would have been recorded if the job had not been cancelled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ stale lease changes nothing.
     Cancelled                      ack      job: CANCELLED             attempt
     Failed                         ack      job: FAILED, dead letter   attempt
     Retried                        release  after its delay            attempt
-    Snoozed                        release  after its delay, attempt given back
+    Snoozed                        release  after its delay, attempt not counted
     Crashed, TimedOut              tries left: as Retried; else as Failed
 
 A job whose cancellation was requested is never released to run again: it ends as CANCELLED.

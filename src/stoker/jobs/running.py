@@ -417,7 +417,7 @@ SIGNALS = (
 """The signals about attempts that the worker sends."""
 
 _last_found: tuple[tuple[Any, ...], bool] = ((), False)
-"""Cache of ``somebody_listens``: the receivers, and its answer for them."""
+"""Cache of ``are_signals_heard``: the receivers, and its answer for them."""
 
 current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
 
@@ -433,7 +433,7 @@ def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
     return False
 
 
-def somebody_listens() -> bool:
+def are_signals_heard() -> bool:
     """Return whether signals about attempts have receivers. The answer is cached until the
     receivers change, because this runs for each job."""
     global _last_found

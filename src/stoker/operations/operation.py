@@ -194,7 +194,7 @@ class Operation:
 
     def log(self, operator: Operator, target: str, done: Done) -> None:
         """Log the user, the operation, the target and the reason."""
-        by = operator.by or "somebody"
+        by = operator.by or "an unknown user"
         because = f" ({operator.because})" if operator.because else ""
         logger.info("%s %s by %s%s: %s", self.name, target, by, because, done.sentence)
 

@@ -24,7 +24,7 @@ POSTGRES_ENDED = {"25P03", "25P04"}
 
 def is_conflict(error: BaseException | None) -> bool:
     """Return whether the error, or one of its causes, is a conflict between transactions. The
-    transaction may succeed if it is tried again."""
+    transaction may succeed if it is repeated."""
     return _has_code(error, POSTGRES, MYSQL)
 
 

@@ -33,7 +33,7 @@ def free(
     Args:
         alias: alias of the database.
         over: job id -> number of guards, for jobs that have ended.
-        again: job id -> number of guards, for jobs that will be tried again. They keep their needs.
+        again: job id -> number of guards, for jobs that will be retried. They keep their needs.
         failed: the jobs in ``over`` that became dead letters.
 
     Returns:

@@ -16,8 +16,8 @@ from django.db import DatabaseError, InterfaceError, connections
 
 LOOK_SECONDS = 0.01
 FIRST_LOOK_SECONDS, LAST_LOOK_SECONDS = 0.0005, 0.5
-"""First and longest pause between looks after a reported write: the commit only counts after the
-disk has it."""
+"""First and longest pause between checks that follow a reported write. A commit becomes visible
+only after the disk has it."""
 LONGER = 1.3
 """Factor between one pause and the next. With it, a commit that takes twice as long is noticed with
 twice the delay."""
@@ -336,7 +336,7 @@ class Listener(Wake):
         self._give_up_at = None
 
     def _probe(self, session: Any) -> None:
-        """Send a query now and then, because a half-open connection reports no error by itself. Do
+        """Send a query now and then, because a half-open connection reports no error. Do
         not wait for the answer: that could block the pusher for a whole deadline.
 
         Raises:

@@ -159,7 +159,7 @@ MISTAKES = (
         "a job overtakes those who wait for its limit",
         [
             Change(
-                "guards.admission:_Admission._is_somebody_before",
+                "guards.admission:_Admission._is_another_ahead",
                 replace("head < (place.rank, place.job_id)", "head > (place.rank, place.job_id)"),
             )
         ],

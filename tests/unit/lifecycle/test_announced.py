@@ -13,7 +13,7 @@ from stoker.jobs import outcomes
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.package import JobOptions, Package, sealer_for
-from stoker.jobs.running import is_heard, somebody_listens
+from stoker.jobs.running import are_signals_heard, is_heard
 from stoker.signals import post_execute_in_worker, pre_execute
 from stoker.values.ids import new_job_id
 
@@ -70,7 +70,7 @@ def test_connected_receiver_gets_the_signal(signal: Any) -> None:
 
 
 def test_replaced_receiver_is_noticed() -> None:
-    assert not somebody_listens()
+    assert not are_signals_heard()
     signal, djangos = task_signals.task_started, task_signals.log_task_started
 
     def listen(**_: Any) -> None: ...
@@ -79,11 +79,11 @@ def test_replaced_receiver_is_noticed() -> None:
     signal.connect(listen)
     try:
         assert len(signal.receivers) == 1
-        assert somebody_listens()
+        assert are_signals_heard()
     finally:
         signal.disconnect(listen)
         signal.connect(djangos)
-    assert not somebody_listens()
+    assert not are_signals_heard()
 
 
 def test_djangos_log_lines_are_written_at_level_info(

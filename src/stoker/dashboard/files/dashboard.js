@@ -214,7 +214,7 @@
       setInterval(() => { if (!document.hidden && !isPaused) ask(address); }, POLL_MS);
     };
     const close = () => { events?.close(); events = null; };
-    // A browser has few connections to a site: a page that nobody sees takes none of them.
+    // Browsers limit the connections to one site, so a hidden page uses none.
     const open = () => {
       if (events || isPolling || document.hidden) return;
       events = new EventSource(address);

@@ -44,7 +44,7 @@ class MonitorPage:
     """What a screen shows: read in one thread, laid out in another."""
 
     key: tuple[str, ...]
-    """The same for two pages that show the same."""
+    """Equal for two pages with the same content."""
     title: str
     read: Callable[[], Any]
     lay_out: Callable[[Any, int], Iterable[PageLine]]
