@@ -117,8 +117,11 @@ class Story:
         began = time.monotonic()
         self.hosts["left"].cut()
         say("The cable of left is cut. It notices nothing: packets just do not arrive.")
-        before = self.ended()
-        self.until("right goes on alone", lambda: sum(self.ended().values()) > sum(before.values()))
+        before = sum(self.ended().values())
+        self.until(
+            "right goes on alone",
+            lambda: sum(self.ended().values()) > before or self.is_over(),
+        )
         self.until("every job has ended", self.is_over)
         say(f"  after {time.monotonic() - began:.0f} s; {self.shares()}.")
         cut_off = self.packings.count() - ORDERS
