@@ -23,6 +23,7 @@ from stoker.inspect.doctor.looks import Jobs
 from stoker.models import (
     Attempt,
     Blocked,
+    BulkOperation,
     Cancellation,
     Claimed,
     Cluster,
@@ -37,6 +38,8 @@ from stoker.models import (
     Step,
     UniqueKey,
 )
+from stoker.operations import audit
+from stoker.operations.audit import AuditFilter
 from stoker.testing import drain
 from stoker.values.ids import new_job_id
 
@@ -468,6 +471,26 @@ def test_command_exits_with_one_if_a_fault_is_left(
     told = json.loads(capsys.readouterr().out)
     assert told["is_healthy"] is True
     assert [(one["name"], one["is_fault"]) for one in told["findings"]] == [("overdue_jobs", False)]
+
+
+def test_audit_lists_what_a_repair_has_changed(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "stoker.operations")
+    lost_jobs()
+    deserted_dead_letters()
+    overdue_jobs()
+    assert run() == 1
+    assert not BulkOperation.objects.exists(), "nothing was changed"
+    assert run("--repair", "--by", "anna", "--because", "restored from a dump") == 0
+    row = BulkOperation.objects.get()
+    assert row.filters == {"target": "lost_jobs=2, deserted_dead_letters=1"}
+    assert (row.operation, row.by, row.because) == ("repair-store", "anna", "restored from a dump")
+    assert (row.done, row.state) == (3, "done")
+    (entry,) = audit.find(settings_for(), AuditFilter(text="lost_jobs"), 10).entries
+    assert (entry.title, entry.kind, entry.is_bulk) == ("Repair", "store", False)
+    by = "repair-store lost_jobs=2, deserted_dead_letters=1 by anna (restored from a dump)"
+    assert f"{by}: 3 rows of the store repaired." in caplog.messages
+    assert run("--repair") == 0
+    assert BulkOperation.objects.count() == 1, "nothing was left to repair"
 
 
 def test_command_shortens_long_lists_of_ids(capsys: pytest.CaptureFixture[str]) -> None:

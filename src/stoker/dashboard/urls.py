@@ -15,6 +15,7 @@ from stoker.operations.bulk import OPERATIONS as BULK
 from stoker.operations.dead_letters import PURGE
 from stoker.operations.jobs import CANCEL
 from stoker.operations.schedules import ADD, CHANGE
+from stoker.operations.store import REPAIR
 from stoker.operations.table import OPERATIONS
 from stoker.operations.waiting_jobs import OPERATIONS as ON_WAITING_JOBS
 
@@ -94,6 +95,6 @@ urlpatterns = [
     *(
         path(f"{FOLDERS[one.target]}/{one.word}/", perform(one, ON_MANY.get(name)), name=name)
         for name, one in OPERATIONS.items()
-        if one not in (ADD, CHANGE, PURGE)  # two have forms of their own, and one has none
+        if one not in (ADD, CHANGE, PURGE, REPAIR)  # two have forms of their own, two none
     ),
 ]

@@ -7,10 +7,21 @@ from dataclasses import asdict
 from typing import Any
 
 from stoker.inspect.doctor.examination import MOST_ROWS, Finding, Report, examine
+from stoker.operations.store import repair
 
 from .arguments import positive
 from .bar import bar
-from .subcommand import BACKEND, JSON, ExitCode, OutputLine, StyledLine, Subcommand, option
+from .subcommand import (
+    BACKEND,
+    BECAUSE,
+    BY,
+    JSON,
+    ExitCode,
+    OutputLine,
+    StyledLine,
+    Subcommand,
+    option,
+)
 
 
 class DoctorCommand(Subcommand):
@@ -22,7 +33,8 @@ class DoctorCommand(Subcommand):
     will repair it, or it is only for your information.
 
     --repair repairs what is safe to repair. It checks each row again in the transaction that
-    changes it, and deletes nothing that is not recorded elsewhere.
+    changes it, and deletes nothing that is not recorded elsewhere. The audit lists what was
+    repaired, in how many rows, by whom and why.
 
     Exit code 0: there is no fault, or all are repaired. Exit code 1: there are faults. Exit code 2:
     the store could not be read.
@@ -36,7 +48,7 @@ class DoctorCommand(Subcommand):
 
     Examples:
       manage.py stoker doctor
-      manage.py stoker doctor --repair
+      manage.py stoker doctor --repair --because "restored from a dump"
       manage.py stoker doctor --json | jq -r '.findings[].name'
     """
 
@@ -51,14 +63,19 @@ class DoctorCommand(Subcommand):
             metavar="N",
             help="Maximum number of rows to read of each table. Default: %(default)s.",
         ),
+        BY,
+        BECAUSE,
         JSON,
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        settings = self.settings(options)
+        operator, most_rows = self.operator(options), options["most_rows"]
         with bar("looking at rows"):
-            report = examine(settings, repair=options["repair"], most_rows=options["most_rows"])
-        plain = {"backend": settings.alias, "is_healthy": report.is_healthy, **asdict(report)}
+            if options["repair"]:
+                report = repair(operator, most_rows=most_rows)
+            else:
+                report = examine(operator.settings, most_rows=most_rows)
+        plain = {"backend": operator.alias, "is_healthy": report.is_healthy, **asdict(report)}
         lines = [
             line
             for finding in report.findings

@@ -11,6 +11,7 @@ from . import (
     queues,
     schedules,
     steps,
+    store,
     waiting_jobs,
     workflows,
 )
@@ -27,6 +28,7 @@ OPERATIONS = {
         workflows,
         steps,
         clusters,
+        store,
         bulk,
     )
     for operation in module.OPERATIONS

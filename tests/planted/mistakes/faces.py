@@ -95,6 +95,12 @@ MISTAKES = (
         database="postgres",
     ),
     Mistake(
+        "a repair of the store is not in the audit",
+        [Change("operations.store:repair", drop("REPAIR.record(...)"))],
+        "tests/integration/test_doctor.py",
+        "audit",
+    ),
+    Mistake(
         "the doctor makes lost jobs ready twice",
         [
             Change(
