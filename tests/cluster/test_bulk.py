@@ -14,10 +14,10 @@ from stoker.models import BulkItem, BulkOperation, DeadLetter, Job, Ready, Reque
 from stoker.operations import bulk, steps, waiting_jobs
 from stoker.operations.dead_letters import REQUEUE
 from stoker.operations.operation import Operator
+from stoker.testing import drain
 
 from tests.app import frail, payments
 from tests.cluster.clusters import running_cluster, wait_for
-from tests.integration.letters import dead
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,10 +58,12 @@ def test_cluster_goes_on_with_an_operation(tmp_path: Path) -> None:
 
 
 def test_killed_scheduler_leaves_each_dead_letter_requeued_once(tmp_path: Path) -> None:
-    """The next one goes on where it was. The jobs wait in a queue that nobody serves."""
-    for number in range(60):
-        dead(frail.charge, f"order {number}")
+    """Four batches of 100 letters. Their jobs wait in a queue that nobody serves."""
+    frail.broken.add("order")
+    frail.charge.enqueue_many([(("order",), {})] * 400)
+    drain()
     frail.broken.clear()
+    assert DeadLetter.objects.count() == 400
     DeadLetter.objects.update(queue="elsewhere")
     row = bulk.start(Operator(settings_for()), REQUEUE, {"task": frail.charge.module_path})
 
@@ -71,11 +73,11 @@ def test_killed_scheduler_leaves_each_dead_letter_requeued_once(tmp_path: Path) 
     with running_cluster(tmp_path, "--queues", "mail") as cluster:
         for kills in range(3):
             before = done()
-            wait_for(lambda before=before: done() > before or done() == 60)
+            wait_for(lambda before=before: done() > before or done() == 400)
             cluster.kill("scheduler", kills)
         wait_for(lambda: bulk.get(settings_for(), row.pk).state == "done")
-    assert Requeue.objects.count() == BulkItem.objects.count() == done() == 60
-    assert Ready.objects.filter(queue="elsewhere").count() == 60
+    assert Requeue.objects.count() == BulkItem.objects.count() == done() == 400
+    assert Ready.objects.filter(queue="elsewhere").count() == 400
 
 
 def test_killed_scheduler_leaves_each_step_of_a_workflow_retried_once(tmp_path: Path) -> None:

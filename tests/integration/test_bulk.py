@@ -10,6 +10,7 @@ from django.db import connections
 
 from stoker import chain, dead_letters
 from stoker.conf import settings_for
+from stoker.dead_letters import requeueing
 from stoker.exceptions import BulkOperationNotFound
 from stoker.models import BulkItem, BulkOperation, DeadLetter, Deferred, Job, Ready, Requeue
 from stoker.operations import bulk, bulk_walk, waiting_jobs
@@ -35,6 +36,7 @@ def alice(monkeypatch: pytest.MonkeyPatch) -> Operator:
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting_jobs, "AT_A_TIME", 2)
+    monkeypatch.setattr("stoker.operations.dead_letters.AT_A_TIME", 2)
     monkeypatch.setattr("stoker.inspect.jobs.WALKED", 3)
     monkeypatch.setattr("stoker.dead_letters.search.WALKED", 3)
     monkeypatch.setattr(bulk_walk, "COUNTED_READS", 5)
@@ -128,6 +130,7 @@ def test_operation_that_was_killed_goes_on_without_doubling(
     assert BulkItem.objects.count() == 7
     if kind == "letters":
         assert Requeue.objects.count() == Ready.objects.count() == 7
+        assert DeadLetter.objects.filter(state="requeued", requeued_count=1).count() == 7
     else:
         assert set(Ready.objects.values_list("queue", flat=True)) == {"slow"}
 
@@ -185,6 +188,53 @@ def test_dead_letter_that_fails_again_is_requeued_once(
     assert Requeue.objects.count() == 3
     assert {one.failure_count for one in DeadLetter.objects.all()} == {2}
     assert len(letters) == bulk.get(alice.settings, row.pk).done
+
+
+@pytest.mark.usefixtures("small_batches")
+def test_dead_letters_are_requeued_in_batches(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = [dead(frail.charge, f"order {number}") for number in range(4)]
+    dead_letters.discard(letters[2].pk)
+    really, batches = bulk_walk.requeue_together, []
+
+    def together(settings: Any, ids: list[UUID], wish: Any) -> Any:
+        batches.append(len(ids))
+        return really(settings, ids, wish)
+
+    monkeypatch.setattr(bulk_walk, "requeue_together", together)
+    gone = "01a1ffdb-f411-7482-86ed-55b43acb2507"
+    of_job = str(letters[3].job_id)
+    ids = [*(str(one.pk) for one in letters[:3]), of_job, gone]
+    row = whole(alice, REQUEUE, {"ids": ids})
+    assert batches == [2, 2, 1]
+    assert (row.done, row.refused) == (3, 2)
+    sent = dict(Requeue.objects.values_list("from_job_id", "by"))
+    assert sent == {letters[at].job_id: "alice" for at in (0, 1, 3)}
+    assert [one.refusal for one in bulk.refusals_of(alice.settings, row, 5)] == [
+        "Nothing was done: it is discarded.", "Nothing was done: there is no such dead letter."
+    ]  # fmt: skip
+    kept = BulkItem.objects.filter(refusal="").values_list("before", flat=True)
+    new = Requeue.objects.values_list("pk", flat=True)
+    assert sorted(one["job"] for one in kept) == sorted(map(str, new))
+
+
+def test_one_bad_dead_letter_does_not_hold_up_its_batch(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = [dead(frail.charge, f"order {number}") for number in range(4)]
+    really = requeueing._Requeue._newcomer
+
+    def newcomer(self: Any, seen: DeadLetter) -> Any:
+        if seen.pk == letters[1].pk:
+            raise RuntimeError("unexpected")
+        return really(self, seen)
+
+    monkeypatch.setattr(requeueing._Requeue, "_newcomer", newcomer)
+    row = whole(alice, REQUEUE, {"task": frail.charge.module_path})
+    assert (row.done, row.refused) == (3, 1)
+    assert bulk.refusals_of(alice.settings, row, 5)[0].refusal == "RuntimeError: unexpected"
+    assert Requeue.objects.count() == Ready.objects.count() == 3
 
 
 def test_one_bad_target_does_not_hold_up_the_others(

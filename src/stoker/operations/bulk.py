@@ -255,8 +255,9 @@ def undo_at_once(operator: Operator, bulk_id: str) -> Done:
 
 def _first_part(operator: Operator, row: BulkOperation) -> Done:
     settings = operator.settings
-    # The last batch goes over the time, and one of a retry takes a fraction of a second.
-    seconds = AT_ONCE_SECONDS / (2 if row.operation == steps.RETRY.name else 1)
+    # The last batch goes over the time, and one of new jobs takes a fraction of a second.
+    is_slow = row.operation in (steps.RETRY.name, dead_letters.REQUEUE.name)
+    seconds = AT_ONCE_SECONDS / (2 if is_slow else 1)
     go_on(settings, seconds, only=row.pk)
     row = get(settings, row.pk)
     if row.state == State.RUNNING and row.is_counted and row.done + row.refused >= row.matched:

@@ -24,7 +24,7 @@ from django.utils import timezone
 
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
-from stoker.dead_letters.requeueing import Wish
+from stoker.dead_letters.requeueing import Wish, requeue_together
 from stoker.dead_letters.search import Filter, Search
 from stoker.exceptions import BrokerUnavailable, StokerError, UnknownTask
 from stoker.inspect.jobs import JobSearch
@@ -238,9 +238,15 @@ def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[
 
 def _batch_size(row: BulkOperation) -> int:
     """Return how many targets are changed in one transaction."""
-    if BY_NAME[row.operation] is steps.RETRY and row.undoes is None:
+    operation = BY_NAME[row.operation]
+    if operation in waiting_jobs.OPERATIONS:
+        return waiting_jobs.AT_A_TIME
+    if row.undoes is not None:
+        return 1
+    if operation is steps.RETRY:
         return control.AT_A_TIME
-    return waiting_jobs.AT_A_TIME if BY_NAME[row.operation] in waiting_jobs.OPERATIONS else 1
+    has_same_wish = operation is dead_letters.REQUEUE and not row.options.get("arguments")
+    return dead_letters.AT_A_TIME if has_same_wish else 1
 
 
 def _rows(settings: Settings, row: BulkOperation) -> Any:
@@ -351,7 +357,19 @@ def _act(settings: Settings, row: BulkOperation, batch: Sequence[Target]) -> lis
             TargetOutcome(one.refusal, waiting_jobs.before_of(operation, one))
             for one in change(settings, ids, wanted)
         ]
+    if operation is dead_letters.REQUEUE and not row.options.get("arguments"):
+        return _requeue(operator, ids)
     return [_perform(operator, operation, one, row.options) for one in ids]
+
+
+def _requeue(operator: Operator, ids: Sequence[UUID]) -> list[TargetOutcome]:
+    # A chosen id may be that of the job that failed last, as in ``dead_letters.requeue``.
+    letters = DeadLetter.objects.using(operator.settings.database).filter(job_id__in=ids)
+    letter_of = dict(letters.values_list("job_id", "pk"))
+    wish = Wish(operator.by, operator.because)
+    wanted = [letter_of.get(one, one) for one in ids]
+    answers = requeue_together(operator.settings, wanted, wish)
+    return [_outcome_of(dead_letters.answered(one)) for one in answers]
 
 
 def _retry(settings: Settings, row: BulkOperation, ids: Sequence[UUID]) -> list[TargetOutcome]:
@@ -385,6 +403,10 @@ def _perform(
         raise
     except (*NOT_FOUND, StokerError, InvalidTask, ValueError, TypeError) as error:
         return TargetOutcome(first_line_of(error))
+    return _outcome_of(done)
+
+
+def _outcome_of(done: Done) -> TargetOutcome:
     new_job = getattr(done.value, "job_id", None)
     return TargetOutcome(
         "" if done.is_good else done.sentence, {"job": str(new_job)} if new_job else {}

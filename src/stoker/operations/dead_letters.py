@@ -34,6 +34,8 @@ ATTEMPT = (
     "exception_class", "traceback", "exit_code", "signal",
 )  # fmt: skip
 REQUEUED = ("job_id", "from_job_id", "kind", "by", "because", "requeued_at")
+AT_A_TIME = 100
+"""Maximum number of dead letters to requeue in one transaction."""
 SUCCESSES = (Fate.REQUEUED, Fate.TAKEN_BACK, Fate.DISCARDED)
 
 
@@ -140,22 +142,22 @@ def attempt_text(attempt: Attempt) -> str:
 
 def _requeue(operator: Operator, letter_id: str | UUID, **options: Any) -> Done:
     """Requeue a dead letter. The options are those of ``dead_letters.requeue``."""
-    return _answered(dead_letters.requeue(letter_id, **operator.signed, **options))
+    return answered(dead_letters.requeue(letter_id, **operator.signed, **options))
 
 
 def _undo(operator: Operator, letter_id: str | UUID) -> Done:
-    return _answered(dead_letters.undo_requeue(letter_id, **operator.signed))
+    return answered(dead_letters.undo_requeue(letter_id, **operator.signed))
 
 
 def _discard(operator: Operator, letter_id: str | UUID) -> Done:
     letter = dead_letters.get(letter_id, backend=operator.alias).letter
     if dead_letters.discard(letter.pk, **operator.signed):
-        return _answered(Answer(letter.pk, Fate.DISCARDED))
+        return answered(Answer(letter.pk, Fate.DISCARDED))
     letter = dead_letters.get(letter.pk, backend=operator.alias).letter
     if letter.successor_id is not None:
         because = f"job {letter.successor_id} continues it: cancel that job first"
-        return _answered(Answer(letter.pk, Fate.UNDER_WAY, letter.successor_id, because))
-    return _answered(Answer(letter.pk, Fate.CLOSED, None, f"it is {letter.state}"))
+        return answered(Answer(letter.pk, Fate.UNDER_WAY, letter.successor_id, because))
+    return answered(Answer(letter.pk, Fate.CLOSED, None, f"it is {letter.state}"))
 
 
 def _purge(
@@ -178,7 +180,8 @@ def purge(
     return bulk
 
 
-def _answered(answer: Answer) -> Done:
+def answered(answer: Answer) -> Done:
+    """Return the answer to an operation on one dead letter."""
     letter_id = str(answer.dead_letter_id)
     if answer.fate is Fate.REQUEUED:
         sentence = f"Requeued as job {answer.job_id}. This can be undone until that job begins."
