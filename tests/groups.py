@@ -7,6 +7,7 @@ pytest 9.2: each process then starts every cluster. So our scheduler finds the g
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 SHARED_BY_FOLDER = {"browser", "reporters"}
 """The tests of these folders share one cluster, one site or one receiver."""
@@ -29,6 +30,31 @@ class GroupScheduling(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return group_of(nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Return the test that a process was running when it died; None if it ended in good order.
+
+        Its other tests go to other processes. pytest-xdist 3.8 would also hand out the test that
+        killed it, and the groups that have ended, on which a process hangs (its issues 1323 and
+        1371).
+        """
+        if self.collection is None:  # it died before the tests were handed out
+            self.registered_collections.pop(node, None)
+        groups = self.assigned_work.pop(node)
+        left = [
+            (name, one) for name in groups for one, is_over in groups[name].items() if not is_over
+        ]
+        for name, nodeid in left[1:]:
+            self.workqueue.setdefault(name, {})[nodeid] = False
+        for other in self.nodes if left else ():
+            self._reschedule(other)
+        return left[0][1] if left else None
+
+    def _reschedule(self, node: WorkerController) -> None:
+        # A process that replaces a dead one has to collect its tests first. pytest-xdist 3.8 ends
+        # with a KeyError if another process dies meanwhile (its issues 1189 and 1362).
+        if node in self.registered_collections:
+            super()._reschedule(node)
 
 
 @pytest.hookimpl(optionalhook=True)  # `-p no:xdist` is allowed
