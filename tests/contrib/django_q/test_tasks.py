@@ -29,6 +29,7 @@ from stoker.contrib.django_q.tasks import (
 from stoker.exceptions import JobFailed, NotSerializable, UnknownTask
 from stoker.models import Job
 from stoker.operations.details import opened_call
+from stoker.signals import pre_enqueue as stoker_pre_enqueue
 from stoker.testing import drain
 
 from tests.contrib.django_q import functions
@@ -253,12 +254,14 @@ def test_pre_enqueue_signal_has_the_task_id() -> None:
     def note(sender: Any, task: dict[str, Any], **_: Any) -> None:
         told.append((sender, task))
 
+    before = list(stoker_pre_enqueue.receivers)
     pre_enqueue.connect(note)
     try:
         task_id = async_task(f"{HERE}.add", 1, two=2, task_name="sum", group="g")
         inline = async_task(f"{HERE}.add", 1, sync=True)
     finally:
         pre_enqueue.disconnect(note)
+    assert stoker_pre_enqueue.receivers == before, "it listens only while it has receivers"
     assert [task["id"] for _, task in told] == [task_id, inline]
     sender, task = told[0]
     assert sender == "django_q"

@@ -164,7 +164,8 @@ def test_failing_hook_is_reported_once_and_its_metadata_stays(
     with with_reporters([f"{HERE}.Diary"]):
         for _ in range(3):
             metadata: dict[str, str] = {}
-            signals.pre_enqueue.send(None, task=tasks.add, job_id=uuid4(), metadata=metadata)
+            call = {"task": tasks.add, "args": (1, 2), "kwargs": {}, "job_id": uuid4()}
+            signals.pre_enqueue.send(None, **call, metadata=metadata)
             assert metadata == {"trace": "abc"}
     (line,) = [line for line in told(caplog) if "no ink" in line]
     assert "on_enqueue" in line

@@ -21,12 +21,20 @@ SENDER = "django_q"
 
 
 class _BeforeEnqueue(Signal):
-    """Forwards Stoker's ``pre_enqueue``, when the id of the job is known. It connects to that
-    signal when it gets its first receiver."""
+    """Forwards Stoker's ``pre_enqueue``, when the id of the job is known. It is connected to that
+    signal while it has receivers."""
+
+    _own_id = f"{__name__}.pre_enqueue"
 
     def connect(self, *args: Any, **kwargs: Any) -> None:
         super().connect(*args, **kwargs)
-        before_enqueue.connect(_relay, dispatch_uid=f"{__name__}.pre_enqueue")
+        before_enqueue.connect(_relay, dispatch_uid=self._own_id)
+
+    def disconnect(self, *args: Any, **kwargs: Any) -> bool:
+        was_connected = super().disconnect(*args, **kwargs)
+        if not self.receivers:
+            before_enqueue.disconnect(dispatch_uid=self._own_id)
+        return was_connected
 
 
 def _relay(task: Any, args: tuple[Any, ...], job_id: Any, **_: Any) -> None:
