@@ -7,6 +7,7 @@ from uuid import UUID
 
 import pytest
 from django.db import connections
+from django.test import override_settings
 
 from stoker import chain, dead_letters
 from stoker.conf import settings_for
@@ -277,7 +278,6 @@ def test_pause_holds_an_operation_between_two_batches(alice: Operator) -> None:
 
 
 @pytest.mark.usefixtures("small_batches")
-@pytest.mark.usefixtures("small_batches")
 def test_request_without_time_left_sees_that_all_is_done(
     alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +344,29 @@ def places() -> list[Any]:
     ]
     later = Deferred.objects.values_list("pk", "queue", "rank", "due_us")
     return sorted([*ready, *((pk, queue, rank, due // 10) for pk, queue, rank, due in later)])
+
+
+PICKLES = {
+    "BACKEND": "stoker.backend.StokerBackend", "QUEUES": [], "OPTIONS": {"SERIALIZER": "pickle"}
+}  # fmt: skip
+
+
+@override_settings(TASKS={"default": PICKLES})
+def test_undo_of_an_edit_leaves_a_newer_edit_of_pickled_arguments() -> None:
+    """No JSON can tell whether such arguments are the same."""
+    alice = Operator(settings_for(), "alice")
+    job: Any = frail.keep.enqueue(1j, note="old")
+    ids = {"ids": [job.id]}
+    first, second = (
+        whole(alice, waiting_jobs.EDIT, ids, {"arguments": {"note": note}}) for note in "ab"
+    )
+    whole(alice, waiting_jobs.MOVE, ids, {"queue": "slow"})
+    undo = undone(alice, first)
+    assert (undo.done, undo.refused) == (0, 1)
+    assert "changed again" in bulk.refusals_of(alice.settings, undo, 1)[0].refusal
+    assert frail.keep.get_result(job.id).args == [1j, "b"]
+    assert undone(alice, second).done == 1, "its place in the queue does not matter"
+    assert frail.keep.get_result(job.id).args == [1j, "a"]
 
 
 def test_undo_of_a_requeue_leaves_what_has_started(alice: Operator) -> None:

@@ -447,6 +447,14 @@ def test_pages_unpickle_neither_packages_nor_values() -> None:
         PICKLE.open_value(value)
 
 
+def test_pickled_arguments_are_compared_without_unpickling_them() -> None:
+    trapped = PICKLE.seal(replace(PACKAGE, args=(Trap(),)))
+    moved = PICKLE.seal(replace(PACKAGE, args=(Trap(),), queue="elsewhere"))
+    assert PICKLE.pickled_arguments(trapped) == PICKLE.pickled_arguments(moved) != b""
+    assert PICKLE.pickled_arguments(trapped) != PICKLE.pickled_arguments(PICKLE.seal(PACKAGE))
+    assert PICKLE.pickled_arguments(VERSION_2) == b""
+
+
 def test_pickle_serializer_opens_json_packages() -> None:
     """So SERIALIZER can be changed while jobs wait."""
     assert PICKLE.open(VERSION_2) == PACKAGE

@@ -34,7 +34,7 @@ from stoker.tasks.arguments import changed_call, restored
 from stoker.tasks.registry import task_of
 from stoker.values import codec
 
-from .package import Package, sealer_for
+from .package import Package, Sealer, sealer_for
 from .sealing import refuse_wrong_arguments
 
 HELD_UNTIL = datetime(9000, 1, 1, tzinfo=UTC)
@@ -194,7 +194,7 @@ def _new_job(
     """
     sealer = sealer_for(settings)
     old = sealer.open(bytes(job.package))
-    if wanted.only_over and wanted.only_over != _digest_of(old):
+    if wanted.only_over and wanted.only_over != _digest_of(sealer, old, bytes(job.package)):
         raise ValueError("its arguments have been changed again since that edit")
     args, kwargs = _call(settings, old, wanted)
     package = replace(
@@ -225,16 +225,21 @@ def _new_job(
         needs=own,
     )
     is_edited = any(one is not None for one in (wanted.args, wanted.kwargs, wanted.arguments))
-    return message, _digest_of(package) if is_edited else ""
+    return message, _digest_of(sealer, package, message.package) if is_edited else ""
 
 
-def _digest_of(package: Package) -> str:
-    """Return a digest of the arguments, or "" if they are pickled, because pickles of equal values
-    may differ. The digest depends on SECRET_KEY, so that it does not reveal short hidden values."""
+def _digest_of(sealer: Sealer, package: Package, data: bytes) -> str:
+    """Return a digest of the arguments. It depends on SECRET_KEY, so that it does not reveal short
+    hidden values.
+
+    Args:
+        data: the sealed package. Arguments that cannot be written as JSON are compared as they are
+            pickled there. The pickles of equal values may differ, for example of sets.
+    """
     try:
         written = codec.write(codec.encode([list(package.args), package.kwargs]))
     except codec.NotEncodable:
-        return ""
+        written = sealer.pickled_arguments(data)
     return salted_hmac("stoker.jobs.change", written, algorithm="sha256").hexdigest()
 
 

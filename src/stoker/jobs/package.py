@@ -36,6 +36,7 @@ from stoker.values import codec
 from stoker.values.codec import job_as_json, value_as_json
 from stoker.values.ids import id_of
 from stoker.values.pickles import (
+    arguments_of_pickle,
     head_from_pickle,
     job_as_pickle,
     job_from_pickle,
@@ -335,6 +336,14 @@ class Sealer:
             return _package([*head, (), {}, {}])
         except Exception as error:
             raise UnreadablePackage(_unreadable(error)) from error
+
+    def pickled_arguments(self, data: bytes) -> bytes:
+        """Return the arguments as they are pickled in a package; b"" = it is not pickled.
+
+        Raises the same errors as ``open``.
+        """
+        _, is_pickled, body = self._envelope.open(data, JOB)
+        return arguments_of_pickle(body) if is_pickled else b""
 
     def seal_value(self, value: Any) -> bytes:
         """Return a return value as bytes. Only pickled values are signed, because reading JSON runs
