@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from django.db import transaction
+
 from stoker.brokers.contract import Delivery, Return
 from stoker.brokers.dispatch import Dispatch
-from stoker.models import Attempt, Claimed, DeadLetter, Job
+from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Job
 
 from tests.app import chaos, tasks
 from tests.cluster.clusters import WAIT_SECONDS, ProcessCluster, wait_for
@@ -89,15 +91,27 @@ class Line:
 
 
 def put_behind_long_jobs(
-    cluster: ProcessCluster, may_end: Path, seconds: float = 0.0, **options: Any
+    cluster: ProcessCluster,
+    may_end: Path,
+    seconds: float = 0.0,
+    *,
+    cancelled: str = "",
+    **options: Any,
 ) -> Line:
     """Let the two workers of a cluster run a long job each while it holds short ones, which take
-    that many seconds. Those that it cannot start it releases after half a second."""
+    that many seconds. Those that it cannot start it releases after half a second.
+
+    Args:
+        cancelled: the reason of requests to cancel the short ones, which are stored with the jobs.
+    """
     beats = may_end.with_name("beats")
     task = chaos.beat.using(**options)
     let_it_prefetch(cluster, task, (str(beats), seconds), SHORT + timedelta(seconds=seconds))
     long = ((str(beats), 10 * WAIT_SECONDS, str(may_end)), {})
-    results = task.enqueue_many([long, long, *[((str(beats), seconds), {})] * 60])
+    with transaction.atomic():
+        results = task.enqueue_many([long, long, *[((str(beats), seconds), {})] * 60])
+        if cancelled:
+            Cancellation.objects.ask_all([UUID(one.id) for one in results[2:]], cancelled)
     line = Line(beats, results[:2], results[2:])
     wait_for(lambda: {one.id for one in line.long} <= set(spans(beats)), cluster.tail)
     return line

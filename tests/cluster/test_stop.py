@@ -35,6 +35,22 @@ def test_prefetched_jobs_are_released_at_once_with_their_attempt(tmp_path: Path)
     assert not Cluster.objects.exists()
 
 
+def test_prefetched_jobs_that_were_cancelled_end_instead_of_being_released(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, UPKEEP_SECONDS=3600) as cluster:
+        cluster.wait_for_crew()
+        may_end = tmp_path / "may end"
+        line = put_behind_long_jobs(cluster, may_end, cancelled="ordered twice")
+        unstarted = Attempt.objects.filter(kind="cancelled", started_at=None)
+        wait_for(unstarted.exists, cluster.tail)
+        may_end.touch()
+        cluster.stop()
+    ended = Job.objects.filter(pk__in=unstarted.values("job_id"))
+    assert set(ended.values_list("status", "reason")) == {("CANCELLED", "ordered twice")}
+    assert {str(pk) for pk in ended.values_list("pk", flat=True)}.isdisjoint(
+        one.id for one in line.started
+    )
+
+
 @pytest.mark.parametrize("how", ["deadline", "second signal"])
 def test_jobs_still_running_at_the_end_are_interrupted_and_released(
     how: str, tmp_path: Path

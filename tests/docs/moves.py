@@ -257,7 +257,7 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
             running(tasks.ask_for_retry, 0),
             fail_as_told,
         ),
-        ("READY", "it was released after a request to cancel it, and upkeep finds the request"): (
+        ("READY", "a request to cancel it is stored, and upkeep finds the request"): (
             told_in_vain,
             see_to_requests,
         ),

@@ -20,7 +20,7 @@ from stoker.conf import Settings
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import lock_by_key
-from stoker.store.transactions import is_in_transaction
+from stoker.store.transactions import after_commit, is_in_transaction
 from stoker.values.ids import is_step
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
@@ -54,6 +54,8 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
             place = broker.states([unstored.pk]).get(unstored.pk)
             if place == "running":
                 Cancellation.objects.using(settings.database).ask(unstored.pk, reason)
+                # Its cluster may have released it just before it could see the request.
+                after_commit(settings.database, partial(cancel_waiting, settings, unstored, reason))
                 return True
             if place is None and (has_asked_outboxes or _is_stored(settings, unstored)):
                 return False

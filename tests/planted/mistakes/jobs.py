@@ -459,6 +459,23 @@ MISTAKES = (
         "running_job_is_asked_to_stop",
     ),
     Mistake(
+        "a job that is released while its cancellation is requested goes on waiting",
+        [Change("jobs.cancel:cancel", drop("after_commit(...)"))],
+        "tests/lifecycle/test_cancelled_before_start.py",
+        "released_before_its_request_is_seen",
+    ),
+    Mistake(
+        "a cluster releases a job whose cancellation was requested",
+        [
+            Change(
+                "cluster.pusher.requests:Cancels.end_unstarted",
+                replace("one.delivery.job_id in reasons and _is_known(one)", "False"),
+            )
+        ],
+        "tests/lifecycle/test_cancelled_before_start.py",
+        "released_job_whose_cancellation_was_requested",
+    ),
+    Mistake(
         "a cancelled job goes on waiting in the broker",
         [Change("jobs.cancel:cancel_waiting", replace("broker.withdraw([unstored.pk])", "True"))],
         "tests/integration/test_results.py",

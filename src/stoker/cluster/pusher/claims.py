@@ -77,6 +77,8 @@ class Claims:
         self._had_no_slot = False
         """Whether rate limits are in use and the last claim had to skip jobs with a rate limit."""
         self._look_ahead: Callable[[], float | None] | None = None
+        self.without_cancelled: Callable[[list[Flight]], list[Flight]] = lambda flights: flights
+        """Ends cancelled jobs before they are released, see ``Cancels``."""
         self.found_nothing = False
         """Whether the last claim, made while nothing was in flight, found nothing."""
 
@@ -152,7 +154,8 @@ class Claims:
         if self._locked and time.monotonic() >= self._look_at_locked:
             self._locked = frozenset()
         flights = [one for one in flights if one.delivery.job_id not in self._locked]
-        flights = flights[:RELEASED_AT_ONCE]
+        if flights:
+            flights = self.without_cancelled(flights[:RELEASED_AT_ONCE])
         if not flights:
             return
         returns = [

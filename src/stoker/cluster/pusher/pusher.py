@@ -68,10 +68,11 @@ class Pusher:
         self.adoption = Adoption(self.flights, self.roster, self.recall, self.board)
         self.requests = Requests(self.plan, self._say, self.recall.recall_all)
         self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster, self.requests)
-        self.cancels = Cancels(self.settings, self.flights, self._say)
         self.wake = self.broker.open_wake()
         self.selector = selectors.DefaultSelector()
         self.monitor = MonitorLine(self.selector, self.roster, self.settings.lease_seconds)
+        self.cancels = Cancels(self.settings, self.flights, self._say, self.monitor.pass_on)
+        self.claims.without_cancelled = partial(self.cancels.end_unstarted, self.patience)
         self.is_stopping = self.is_over = False
         self._has_said_stopped = self._has_said_drained = False
         self._wake_descriptor: int | None = None

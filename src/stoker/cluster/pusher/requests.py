@@ -4,12 +4,14 @@ change the workers, to end a job, or to pause a queue."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.pusher.roster import Recall
+from stoker.cluster.wire import Report
 from stoker.conf import Settings
+from stoker.jobs.outcomes import Cancelled, pack_outcome
 from stoker.models import Cancellation, Cluster, PausedQueue
 from stoker.signals import tell
 from stoker.store.engines.sessions import Patience
@@ -83,20 +85,30 @@ class Requests:
 
 
 CANCELS_SECONDS = 0.5
+NO_WORKER = -1
+"""Stands for the worker of a job that ends without one."""
 
 
 class Cancels:
-    """Ends running jobs of this cluster that were cancelled.
+    """Ends jobs of this cluster that were cancelled, while they run or before they are released.
 
     Args:
         say: tells the sentinel.
+        record: sends flights that have a report to the monitor.
     """
 
-    def __init__(self, settings: Settings, flights: Flights, say: Callable[..., None]) -> None:
-        requests = Cancellation.objects.using(settings.database)
-        self._requests = Compiled(requests.values_list("job_id", "reason"))
+    def __init__(
+        self,
+        settings: Settings,
+        flights: Flights,
+        say: Callable[..., None],
+        record: Callable[[Sequence[Flight]], None],
+    ) -> None:
+        self._all = Cancellation.objects.using(settings.database)
+        self._requests = Compiled(self._all.values_list("job_id", "reason"))
         self._flights = flights
         self._say = say
+        self._record = record
         self._look_at = 0.0
 
     def next_look(self) -> float:
@@ -124,6 +136,34 @@ class Cancels:
         if is_running and flight.cancelled_as != flight.number:
             flight.cancelled_as = flight.number
             self._say("cancel", flight.worker, flight.number, reason)
+
+    def end_unstarted(self, patience: Patience, flights: Sequence[Flight]) -> list[Flight]:
+        """End the jobs, of those to be released, whose cancellation was requested: another cluster
+        might start them at once. Return the others; none if the requests cannot be read."""
+        job_ids = [flight.delivery.job_id for flight in flights]
+        answer = patience.call(lambda: self._all.reasons_of(job_ids))
+        if answer is None:
+            return []
+        reasons = answer.value
+        asked = [one for one in flights if one.delivery.job_id in reasons and _is_known(one)]
+        if asked:
+            self._flights.forget_released(asked)
+            reports = [self._end(one, reasons[one.delivery.job_id]) for one in asked]
+            self._record(self._flights.report_all(NO_WORKER, reports))
+        return [flight for flight in flights if flight.is_open]
+
+    def _end(self, flight: Flight, reason: str) -> Report:
+        """Return the report of a cancelled job that no worker has. Its lease is held until that is
+        recorded."""
+        number = self._flights.last_number + 1
+        self._flights.adopt(number, flight.delivery, NO_WORKER, flight.leased_at)
+        return (number, None, time.time(), "", pack_outcome(Cancelled(reason)), "", None)
+
+
+def _is_known(flight: Flight) -> bool:
+    """Return whether the end of the job can be recorded: the store has its row, or its package is
+    here."""
+    return isinstance(flight.delivery.lease_id, int) or bool(flight.delivery.package)
 
 
 PAUSES_SECONDS = 0.5
