@@ -87,7 +87,7 @@ def test_place_in_a_sequence_is_given_back_as_the_same_need(stand: Stand) -> Non
     passed = Need.objects.get(pk=need_ids(second, 2)[1])
     Need.objects.filter(job_id=first).delete()
     with transaction.atomic():
-        halt_again("default", [passed], first)
+        halt_again("default", [passed], {second: first})
     assert Need.objects.get(job_id=first).pk == need_ids(first, 2)[1]
 
 

@@ -20,7 +20,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings, settings_for
-from stoker.dead_letters import Fate, requeueing
+from stoker.dead_letters import Fate, undoing
 from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.jobs import cancel as cancelling
 from stoker.jobs.cancel import sweep_requests
@@ -386,7 +386,7 @@ class TestUndoneRequeues:
         letter = dead(frail.charge, "order 1")
         sent = dead_letters.requeue(letter.pk)
         with monkeypatch.context() as patch:
-            patch.setattr(requeueing, "record_taken_back", _lose_connection)
+            patch.setattr(undoing, "record_taken_back", _lose_connection)
             with pytest.raises((OperationalError, BrokerUnavailable)):
                 dead_letters.undo_requeue(letter.pk)
         _assert_carried_out(letter, sent.job_id)

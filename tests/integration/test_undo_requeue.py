@@ -5,17 +5,30 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.utils import timezone
 
 from stoker import chain, dead_letters
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.dead_letters import Fate
+from stoker.dead_letters import Fate, undoing
+from stoker.dead_letters.undoing import take_back_together
 from stoker.jobs import outcomes
 from stoker.jobs.faults import plain_fault
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.record import finish
 from stoker.jobs.states import JobState
-from stoker.models import DeadLetter, Job, Need, Ready, Requeue, Step, UniqueKey, Workflow
+from stoker.models import (
+    Attempt,
+    DeadLetter,
+    Job,
+    Need,
+    Ready,
+    Requeue,
+    Step,
+    UniqueKey,
+    Workflow,
+)
+from stoker.values.ids import new_job_id
 
 from tests.app import frail, tasks
 from tests.integration.letters import at_once, dead
@@ -144,6 +157,58 @@ def test_undo_fails_the_workflow_again() -> None:
     dead_letters.requeue(letter.pk)
     assert [work_off(), work_off(), work_off()] == [1, 1, 0]
     assert Workflow.objects.get().state == "SUCCESSFUL"
+
+
+def test_each_of_many_undone_requeues_has_its_own_answer() -> None:
+    plain, keyed = dead(frail.charge, "order 1"), dead(frail.fetch_hourly, "news")
+    halting, automatic = dead(frail.book, "account 1", "entry 1"), dead(frail.pay, "order 2")
+    begun, closed, idle = (dead(frail.charge, f"order {number}") for number in (3, 4, 5))
+    letters = [plain, keyed, halting, automatic]
+    before = [fields_of(one) for one in letters]
+    needs = list(Need.objects.order_by("pk").values())
+    sent = dead_letters.requeue(begun.pk)
+    assert [one.job_id for one in claim()] == [sent.job_id]
+    for one in letters:
+        dead_letters.requeue(one.pk, by="alice", because=f"{one.task} is mended")
+    dead_letters.discard(closed.pk)
+    gone = new_job_id()
+    ids = [begun.pk, plain.pk, keyed.pk, gone, halting.pk, automatic.pk, closed.pk, idle.pk]
+    answers = take_back_together(settings_for(), ids, "bob", "it is not")
+    assert [one.dead_letter_id for one in answers] == ids
+    assert [one.fate.name for one in answers] == [
+        "UNDER_WAY", "TAKEN_BACK", "TAKEN_BACK", "GONE", "TAKEN_BACK", "TAKEN_BACK", "CLOSED",
+        "NOT_REQUEUED",
+    ]  # fmt: skip
+    for one, fields in zip(letters, before, strict=True):
+        restored = fields_of(one)
+        assert (restored.pop("requeue_due_us") is None) is (fields.pop("requeue_due_us") is None)
+        assert restored == fields
+    assert list(Need.objects.order_by("pk").values()) == needs
+    assert UniqueKey.objects.get().job_id == keyed.job_id
+    reason = "requeued, and undone by bob: it is not"
+    notes = dict(Requeue.objects.exclude(pk=sent.job_id).values_list("from_job_id", "because"))
+    assert notes == {one.job_id: f"{one.task} is mended ({reason})" for one in letters}
+    assert not Ready.objects.exists()
+
+
+def test_job_run_and_put_back_meanwhile_is_not_undone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first attempt is recorded between the look at the attempts and the withdrawal."""
+    letters = [dead(frail.charge, f"order {number}") for number in range(2)]
+    sent = [dead_letters.requeue(one.pk) for one in letters]
+    really = undoing.halts_of
+
+    def halts_of(alias: str, job_ids: Any) -> Any:
+        monkeypatch.setattr(undoing, "halts_of", really)
+        Attempt.objects.create(
+            job_id=sent[0].job_id, number=1, kind="failed", finished_at=timezone.now()
+        )
+        return really(alias, job_ids)
+
+    monkeypatch.setattr(undoing, "halts_of", halts_of)
+    answers = take_back_together(settings_for(), [one.pk for one in letters], "", "")
+    # The attempt was recorded in the transaction that was rolled back.
+    assert [one.fate for one in answers] == [Fate.TAKEN_BACK] * 2
+    assert not Ready.objects.exists()
 
 
 def test_undo_schedules_the_automatic_requeue_again() -> None:

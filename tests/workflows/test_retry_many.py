@@ -14,6 +14,7 @@ from stoker import WorkflowResult, chain, group
 from stoker.conf import settings_for
 from stoker.dead_letters import requeueing
 from stoker.dead_letters.requeueing import Wish
+from stoker.dead_letters.undoing import take_back_together
 from stoker.exceptions import WorkflowNotFound
 from stoker.models import BulkOperation, DeadLetter, Ready, Requeue, Step
 from stoker.operations import bulk, bulk_walk, steps
@@ -241,6 +242,47 @@ def test_undo_of_a_bulk_retry_leaves_what_has_begun(alice: Operator) -> None:
     workflow.refresh()
     assert workflow.status == "FAILED"
     assert DeadLetter.objects.filter(state="open").count() == 4
+
+
+def test_undo_that_was_killed_goes_on_and_restores_each_step(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workflow = failed_group(7)
+    steps_before = list(Step.objects.filter(workflow_id=workflow.id).order_by("pk").values())
+    row = bulk.start(alice, steps.RETRY, {"workflow": workflow.id})
+    bulk_walk.go_on(alice.settings, LONG)
+    undo = bulk.UNDO.attempt(alice, str(row.pk)).value
+    assert walk_despite_kills(alice.settings, undo, monkeypatch) == 3, "four batches"
+    undo.refresh_from_db()
+    assert (undo.done, undo.refused) == (7, 0)
+    assert not Ready.objects.exists()
+    workflow.refresh()
+    assert workflow.status == "FAILED"
+    assert (
+        list(Step.objects.filter(workflow_id=workflow.id).order_by("pk").values()) == steps_before
+    )
+    letters = DeadLetter.objects.values_list("state", "requeued_count", "successor_id")
+    assert set(letters) == {("open", 0, None)}
+
+
+def test_statements_of_an_undo_do_not_grow_with_its_steps() -> None:
+    names = [f"m{number}" for number in range(64)]
+    FAILING.update(names)
+    workflow = group(note.si(name) for name in names).enqueue()
+    drain()
+    FAILING.clear()
+    assert workflow.retry() == 64
+    letters = list(DeadLetter.objects.values_list("pk", flat=True))
+    counts = []
+    for part in (letters[:4], letters[4:54], letters[54:]):  # the last one ends the workflow, too
+        with CaptureQueriesContext(connection) as captured:
+            answers = take_back_together(settings_for(), part, "anna", "too early")
+        assert {one.fate.name for one in answers} == {"TAKEN_BACK"}
+        counts.append(len(captured))
+    assert counts[1] <= counts[0] <= 40
+    workflow.refresh()
+    assert workflow.status == "FAILED"
+    assert DeadLetter.objects.filter(state="open").count() == 64
 
 
 def test_workflow_that_is_cancelled_meanwhile_is_not_revived(alice: Operator) -> None:

@@ -13,34 +13,33 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from django.db import OperationalError, connections, transaction
+from django.db import OperationalError, connections
 
 from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask, task_backends, task_signals
 from stoker.conf import Settings
 from stoker.exceptions import (
     BrokerUnavailable,
-    PackageError,
     StokerError,
     UnknownTask,
     UnreadablePackage,
 )
-from stoker.guards.keys import UniqueClaim, unique_of
-from stoker.guards.sequences import halt_again, halts_of, pass_on
+from stoker.guards.keys import UniqueClaim
+from stoker.guards.sequences import pass_on
 from stoker.guards.sweep import look_after
 from stoker.jobs.intake import Newcomers
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.results import Commitment, Result
 from stoker.jobs.sealing import Newcomer, Sealing
 from stoker.jobs.states import package_of, progress_of_one
-from stoker.models import Attempt, DeadLetter, Job, Note, Requeue, UniqueKey
+from stoker.models import DeadLetter, Job, Note, Requeue, UniqueKey
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import with_keys
@@ -48,14 +47,12 @@ from stoker.store.transactions import after_commit, is_conflict
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import following_job_id
 from stoker.values.text import first_line_of, stored_text
-from stoker.workflows.follow import record_taken_back, reopen, transaction_for
+from stoker.workflows.follow import reopen, transaction_for
 
 from .entries import key_of
-from .policy import cooldowns_us, policy_of
+from .policy import policy_of
 
 TRIES = 10
-UNDONE = "requeued, and undone"
-"""The beginning of the reason of a job that was withdrawn because its requeue was undone."""
 RETRY_SECONDS = 0.05
 
 
@@ -107,8 +104,8 @@ class Wish:
     run_after: datetime | timedelta | float | None = None
 
 
-class _Changed(Exception):
-    """The dead letter has changed since it was read."""
+class LetterChanged(Exception):
+    """A dead letter has changed since it was read."""
 
 
 def requeue(settings: Settings, dead_letter_id: UUID, wish: Wish) -> LetterAnswer:
@@ -125,12 +122,27 @@ def requeue_together(
     Returns:
         The answers in the order of the ids.
     """
-    alias = settings.database
-    is_ours = not connections[alias].in_atomic_block
+    return repeated(
+        settings, dead_letter_ids, lambda: _Requeue(settings, dead_letter_ids, wish).run()
+    )
+
+
+def repeated(
+    settings: Settings, dead_letter_ids: Sequence[UUID], attempt: Callable[[], list[LetterAnswer]]
+) -> list[LetterAnswer]:
+    """Repeat an operation on dead letters until they do not change meanwhile.
+
+    Args:
+        attempt: makes one transaction, and raises LetterChanged to undo it.
+
+    Raises:
+        BrokerUnavailable: the store is unreachable, or the dead letters change too often.
+    """
+    is_ours = not connections[settings.database].in_atomic_block
     for tries_left in reversed(range(TRIES)):
         try:
-            return _Requeue(settings, dead_letter_ids, wish).run()
-        except _Changed:
+            return attempt()
+        except LetterChanged:
             if not tries_left:
                 which = ", ".join(map(str, dead_letter_ids[:3]))
                 raise BrokerUnavailable(
@@ -304,7 +316,7 @@ class _Requeue:
         wish = self._wish
         requeued = [seen for seen, _ in newcomers if seen.job_id in jobs]
         if not self._letters.note_requeues(requeued, jobs, wish.by, wish.because):
-            raise _Changed
+            raise LetterChanged
         reopen(self._alias, jobs)
         return answers, [result for result in stored if not result.was_duplicate]
 
@@ -349,102 +361,6 @@ def _claim_of(identity: str) -> UniqueClaim | None:
         return None
     key_id = UUID(identity.rpartition(" ")[2])
     return UniqueClaim(key_id, name, "finished", 0, "keep", 0, None, blocks_overlap=False)
-
-
-def take_back(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> LetterAnswer:
-    """Undo a requeue by withdrawing its job, if that has not started.
-
-    Raises:
-        BrokerUnavailable: the store is unreachable, or the dead letter changes too often.
-    """
-    is_ours = not connections[settings.database].in_atomic_block
-    for tries_left in reversed(range(TRIES)):
-        try:
-            answer = _take_back(settings, dead_letter_id, by, because)
-        except (BrokerUnavailable, OperationalError) as error:
-            if not (tries_left and is_ours and is_conflict(error)):
-                raise
-        else:
-            if answer is not None:
-                return answer
-    raise BrokerUnavailable(
-        f"The dead letter {dead_letter_id} changes faster than it can be looked at: try again."
-    )
-
-
-def _take_back(
-    settings: Settings, dead_letter_id: UUID, by: str, because: str
-) -> LetterAnswer | None:
-    """Try once to undo a requeue. Return None if the dead letter has changed since it was read."""
-    alias = settings.database
-    seen = DeadLetter.objects.using(alias).filter(pk=dead_letter_id).first()
-    if seen is None:
-        return LetterAnswer(dead_letter_id, LetterFate.GONE, None, "there is no such dead letter")
-    if seen.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
-        return LetterAnswer(seen.pk, LetterFate.CLOSED, None, f"it is {seen.state}")
-    job_id = seen.successor_id
-    if job_id is None or not is_alive(alias, job_id):
-        return LetterAnswer(
-            seen.pk, LetterFate.NOT_REQUEUED, None, "no unfinished job continues it"
-        )
-    told = f"{UNDONE}{f' by {by}' if by else ''}"
-    reason = stored_text(f"{told}: {because}" if because else told, 255)
-    with transaction_for(alias, [job_id]):
-        halts = halts_of(alias, job_id)
-        # The new job waits in the store on every broker. Others cannot undo a withdrawal.
-        broker = broker_for(settings)
-        was_waiting = (broker.store or broker).withdraw([job_id])
-        if not was_waiting or Attempt.objects.using(alias).filter(job_id=job_id).exists():
-            transaction.set_rollback(True, using=alias)
-            sentence = f"job {job_id} has begun: cancel that, or wait for its end"
-            return LetterAnswer(seen.pk, LetterFate.UNDER_WAY, job_id, sentence)
-        halt_again(alias, halts, seen.job_id)
-        _hand_key_back(settings, seen, job_id)
-        record_taken_back(settings, job_id, seen.job_id, reason)
-        _note(alias, job_id, reason)
-        if _reopen(settings, seen, job_id):
-            return LetterAnswer(seen.pk, LetterFate.TAKEN_BACK, job_id)
-        transaction.set_rollback(True, using=alias)
-    return None
-
-
-def _hand_key_back(settings: Settings, seen: DeadLetter, job_id: UUID) -> None:
-    """Give the unique key back to the failed job."""
-    key_ids = {UUID(seen.identity.rpartition(" ")[2])} if key_of(seen.identity) else set()
-    row = Job.objects.using(settings.database).filter(pk=job_id).first()
-    if row is not None:
-        try:
-            package = sealer_for(settings).open(bytes(row.package))
-            claim = unique_of(task_of(package), package.args, package.kwargs)
-            key_ids |= {claim.key_id} if claim is not None else set()
-        except (PackageError, StokerError):  # then no other key is known
-            pass
-    keys = UniqueKey.objects.using(settings.database)
-    for key_id in sorted(key_ids):
-        keys.return_to(key_id, job_id, seen.job_id)
-
-
-def _note(alias: str, job_id: UUID, reason: str) -> None:
-    """Record in the dead letter's history that the requeue was undone."""
-    rows = Requeue.objects.using(alias).filter(pk=job_id)
-    for because in rows.values_list("because", flat=True):
-        told = f"{because} ({reason})" if because else reason
-        rows.update(because=stored_text(told, 255))
-
-
-def _reopen(settings: Settings, seen: DeadLetter, job_id: UUID) -> bool:
-    """Reopen the dead letter with its earlier count, and start a new cool-down.
-
-    Returns False if the dead letter has changed since it was read.
-    """
-    alias = settings.database
-    history = Requeue.objects.using(alias).filter(identity=seen.identity).exclude(pk=job_id)
-    sent = history.exclude(kind=Requeue.By.SUCCESSOR).order_by("-requeued_at", "-pk").first()
-    policy = policy_of(settings, seen)
-    cooldown_us = None
-    if policy is not None and policy.allows(seen.requeued_count - 1):
-        cooldown_us = cooldowns_us(settings, [seen]).get(seen.identity)
-    return DeadLetter.objects.using(alias).take_back(seen, sent, cooldown_us)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,10 @@ from stoker.values.ids import parse_job_id
 
 from .closing import Bulk, each, purge_past
 from .closing import discard as discard_one
-from .requeueing import LetterAnswer, LetterFate, Wish, take_back
+from .requeueing import LetterAnswer, LetterFate, Wish
 from .requeueing import requeue as requeue_one
 from .search import DeadLetterPage, Filter, LetterFilters, Search, Stats
+from .undoing import take_back
 
 Answer = LetterAnswer
 Fate = LetterFate

@@ -64,18 +64,23 @@ def resume_after(alias: str, job_ids: Collection[UUID]) -> set[str]:
     return queues
 
 
-def halts_of(alias: str, job_id: UUID) -> list[Need]:
-    """Return the needs with which a waiting job holds its failed predecessor's place in a
-    sequence."""
-    return [need for need in _halting(alias, [job_id]) if need.holds is not None]
+def halts_of(alias: str, job_ids: Collection[UUID]) -> list[Need]:
+    """Return the needs with which waiting jobs hold the places of their failed predecessors in
+    sequences."""
+    return [need for need in _halting(alias, job_ids) if need.holds is not None]
 
 
-def halt_again(alias: str, passed: Collection[Need], job_id: UUID) -> None:
-    """Give the place in a sequence back to the failed job, after its requeue was withdrawn in this
-    transaction."""
+def halt_again(alias: str, passed: Collection[Need], jobs: Mapping[UUID, UUID]) -> None:
+    """Give places in sequences back to the failed jobs, after their requeues were withdrawn in this
+    transaction.
+
+    Args:
+        passed: the needs of the new jobs.
+        jobs: new job -> the failed job that it continued.
+    """
     GuardKey.objects.using(alias).lock({need.key_id for need in passed})
     for need in passed:
-        number = need.pk.int - need.job_id.int
+        number, job_id = need.pk.int - need.job_id.int, jobs[need.job_id]
         need.pk, need.job_id = UUID(int=job_id.int + number), job_id
     Need.objects.using(alias).bulk_create(passed)
 

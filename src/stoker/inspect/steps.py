@@ -30,7 +30,7 @@ from django.db.models.lookups import LessThanOrEqual
 from django.utils import timezone
 
 from stoker.conf import Settings
-from stoker.dead_letters.requeueing import UNDONE
+from stoker.dead_letters.undoing import UNDONE
 from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Job, Step
 from stoker.models.cluster import Seat
 from stoker.store.engines.sessions import explained

@@ -71,11 +71,9 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         Args:
             jobs: failed job -> its new job.
         """
-        read = {one.pk: [getattr(one, name) for name in SEEN] for one in seen}
-        locked = lock_by_key(self, read, "pk", *SEEN)
-        if read != {row.pk: [getattr(row, name) for name in SEEN] for row in locked}:
+        if not self._lock_as_seen(seen):
             return False
-        with_keys(self, read).update(
+        with_keys(self, [one.pk for one in seen]).update(
             state=DeadLetter.State.REQUEUED,
             requeued_count=F("requeued_count") + 1,
             last_requeued_at=Now(),
@@ -103,24 +101,38 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         changed = self._as_seen(seen).update(state=DeadLetter.State.OPEN, successor_id=None)
         return bool(changed)
 
-    def take_back(self, seen: DeadLetter, sent: Requeue | None, cooldown_us: int | None) -> bool:
-        """Open the dead letter again, as if it had not been requeued. Return False if the row has
-        changed since it was read.
+    def take_back(
+        self,
+        seen: Collection[DeadLetter],
+        sent: Mapping[str, Requeue],
+        cooldowns_us: Mapping[str, int],
+    ) -> bool:
+        """Open dead letters again, as if they had not been requeued. Return False, and change
+        nothing, if one of them has changed since it was read.
 
         Args:
-            sent: the requeue before the undone one; None = there was none.
-            cooldown_us: delay before the automatic requeue; None = none.
+            sent: identity -> the requeue before the undone one, if there was one.
+            cooldowns_us: identity -> delay before the automatic requeue, if there is one.
         """
-        changed = self._as_seen(seen).update(
+        if not self._lock_as_seen(seen):
+            return False
+        with_keys(self, [one.pk for one in seen]).update(
             state=DeadLetter.State.OPEN,
             successor_id=None,
             requeued_count=F("requeued_count") - 1,
-            last_requeued_at=sent.requeued_at if sent else None,
-            last_requeued_by=sent.by if sent else "",
-            last_requeued_because=sent.because if sent else "",
-            requeue_due_us=None if cooldown_us is None else DatabaseNow() + cooldown_us,
         )
-        return bool(changed)
+        rows = []
+        for one in seen:
+            row = DeadLetter(pk=one.pk)
+            if (before := sent.get(one.identity)) is not None:
+                row.last_requeued_at = before.requeued_at
+                row.last_requeued_by = before.by
+                row.last_requeued_because = before.because
+            if (delay_us := cooldowns_us.get(one.identity)) is not None:
+                row.requeue_due_us = DatabaseNow() + delay_us
+            rows.append(row)
+        self.bulk_update(rows, LAST_REQUEUED)
+        return True
 
     def put_off(self, seen: DeadLetter) -> bool:
         """Cancel the automatic requeue of this dead letter."""
@@ -134,7 +146,14 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
     def _as_seen(self, seen: DeadLetter) -> DeadLetterQuerySet:
         return self.filter(pk=seen.pk, **{name: getattr(seen, name) for name in SEEN})
 
+    def _lock_as_seen(self, seen: Collection[DeadLetter]) -> bool:
+        """Lock dead letters. Return whether none of them has changed since it was read."""
+        read = {one.pk: [getattr(one, name) for name in SEEN] for one in seen}
+        locked = lock_by_key(self, read, "pk", *SEEN)
+        return read == {row.pk: [getattr(row, name) for name in SEEN] for row in locked}
 
+
+LAST_REQUEUED = ("last_requeued_at", "last_requeued_by", "last_requeued_because", "requeue_due_us")
 SEEN = ("state", "job_id", "attempts", "successor_id")
 """The fields that are as they were read if nothing has happened to a dead letter."""
 

@@ -6,7 +6,6 @@ processed twice.
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -241,12 +240,10 @@ def _batch_size(row: BulkOperation) -> int:
     operation = BY_NAME[row.operation]
     if operation in waiting_jobs.OPERATIONS:
         return waiting_jobs.AT_A_TIME
-    if row.undoes is not None:
-        return 1
     if operation is steps.RETRY:
         return control.AT_A_TIME
-    has_same_wish = operation is dead_letters.REQUEUE and not row.options.get("arguments")
-    return dead_letters.AT_A_TIME if has_same_wish else 1
+    is_one_wish = operation is dead_letters.REQUEUE and not row.options.get("arguments")
+    return dead_letters.AT_A_TIME if is_one_wish else 1
 
 
 def _rows(settings: Settings, row: BulkOperation) -> Any:
@@ -388,12 +385,9 @@ def _retry(settings: Settings, row: BulkOperation, ids: Sequence[UUID]) -> list[
 
 
 def _perform(
-    operator: Operator,
-    operation: Operation,
-    target: UUID,
-    options: Mapping[str, Any],
-    **given: Any,
+    operator: Operator, operation: Operation, target: UUID, options: Mapping[str, Any]
 ) -> TargetOutcome:
+    given: Mapping[str, Any] = {}
     try:
         if options.get("arguments"):
             letter = DeadLetter.objects.using(operator.settings.database).get(pk=target)
@@ -434,38 +428,15 @@ def _undo(
 ) -> list[TargetOutcome]:
     items = BulkItem.objects.using(operator.settings.database).filter(bulk_id=bulk_id)
     before = dict(items.filter(target__in=ids).values_list("target", "before"))
+    jobs = {pk: UUID(one["job"]) for pk, one in before.items() if "job" in one}
     if operation is dead_letters.REQUEUE:
-        return [_undo_requeue(operator, one, before[one]) for one in ids]
-    if operation is steps.RETRY:
-        return [_undo_retry(operator, one, before[one]) for one in ids]
-    alike: dict[str, list[UUID]] = {}
-    for one in ids:
-        alike.setdefault(json.dumps(before[one], sort_keys=True), []).append(one)
-    changed = {
-        outcome.job_id: TargetOutcome(outcome.refusal)
-        for some in alike.values()
-        for outcome in change(
-            operator.settings, some, waiting_jobs.back_of(operator.settings, before[some[0]])
-        )
-    }
-    return [changed[one] for one in ids]
-
-
-def _undo_requeue(operator: Operator, letter_id: UUID, before: Mapping[str, Any]) -> TargetOutcome:
-    letters = DeadLetter.objects.using(operator.settings.database).filter(pk=letter_id)
-    if not letters.filter(successor_id=UUID(before["job"])).exists():
-        return TargetOutcome("its job has ended, or it was requeued again")
-    return _perform(operator, dead_letters.UNDO, letter_id, {})
-
-
-def _undo_retry(operator: Operator, step_id: UUID, before: Mapping[str, Any]) -> TargetOutcome:
-    if "job" not in before:
-        return TargetOutcome("it had no dead letter: cancel its job instead")
-    of_step = Step.objects.using(operator.settings.database).filter(pk=step_id)
-    workflow_id = of_step.filter(job_id=UUID(before["job"])).values_list("workflow_id", flat=True)
-    if (found := workflow_id.first()) is None:
-        return TargetOutcome("it was retried again")
-    return _perform(operator, steps.UNDO, step_id, {}, workflow=str(found))
+        refusals = dead_letters.undo_together(operator, jobs)
+    elif operation is steps.RETRY:
+        refusals = steps.undo_together(operator, jobs)
+    else:
+        refusals = waiting_jobs.put_back(operator.settings, before)
+    no_letter = "it had no dead letter: cancel its job instead"
+    return [TargetOutcome(refusals.get(one, no_letter)) for one in ids]
 
 
 def forget_old(settings: Settings) -> int:

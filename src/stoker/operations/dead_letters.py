@@ -13,6 +13,7 @@ from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.closing import Bulk
 from stoker.dead_letters.search import DeadLetterPage, Faults, Filter, Search
 from stoker.dead_letters.service import Answer, Fate
+from stoker.dead_letters.undoing import take_back_together
 from stoker.models import Attempt, DeadLetter, Requeue
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall
@@ -35,7 +36,7 @@ ATTEMPT = (
 )  # fmt: skip
 REQUEUED = ("job_id", "from_job_id", "kind", "by", "because", "requeued_at")
 AT_A_TIME = 100
-"""Maximum number of dead letters to requeue in one transaction."""
+"""Maximum number of dead letters to requeue, or of requeues to undo, in one transaction."""
 SUCCESSES = (Fate.REQUEUED, Fate.TAKEN_BACK, Fate.DISCARDED)
 
 
@@ -158,6 +159,27 @@ def _discard(operator: Operator, letter_id: str | UUID) -> Done:
         because = f"job {letter.successor_id} continues it: cancel that job first"
         return answered(Answer(letter.pk, Fate.UNDER_WAY, letter.successor_id, because))
     return answered(Answer(letter.pk, Fate.CLOSED, None, f"it is {letter.state}"))
+
+
+def undo_together(operator: Operator, jobs: Mapping[UUID, UUID]) -> dict[UUID, str]:
+    """Undo requeues in one transaction, except those whose jobs have begun.
+
+    Args:
+        jobs: dead letter -> the job that it was requeued as.
+
+    Returns:
+        Dead letter -> why its requeue was not undone; "" = it was.
+    """
+    rows = DeadLetter.objects.using(operator.settings.database).filter(pk__in=list(jobs))
+    successors = dict(rows.values_list("pk", "successor_id"))
+    refusals = dict.fromkeys(jobs, "its job has ended, or it was requeued again")
+    letter_ids = [pk for pk, job_id in jobs.items() if successors.get(pk) == job_id]
+    if letter_ids:
+        signed = (operator.by, operator.because)
+        for answer in take_back_together(operator.settings, letter_ids, *signed):
+            done = answered(answer)
+            refusals[answer.dead_letter_id] = "" if done.is_good else done.sentence
+    return refusals
 
 
 def _purge(

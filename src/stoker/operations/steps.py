@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from uuid import UUID
 
 from django.db.models import Q
@@ -11,6 +12,7 @@ from stoker.models import DeadLetter, Requeue, Step
 from stoker.values.ids import parse_job_id
 from stoker.workflows.results import WorkflowResult, get_workflow
 
+from . import dead_letters
 from .operation import Done, Operation, Operator
 
 
@@ -53,6 +55,30 @@ def _undo(operator: Operator, step_id: str, workflow: str) -> Done:
         return Done("The retry is undone: the step has failed again.", value=flow)
     because = (answer.because or answer.fate.value).rstrip(".")
     return Done(f"Nothing was done: {because}.", is_good=False, value=flow)
+
+
+def undo_together(operator: Operator, jobs: Mapping[UUID, UUID]) -> dict[UUID, str]:
+    """Undo retries of steps in one transaction, except those whose jobs have begun.
+
+    Args:
+        jobs: step -> the job that it was retried as.
+
+    Returns:
+        Step -> why its retry was not undone; "" = it was.
+    """
+    alias = operator.settings.database
+    rows = Step.objects.using(alias).filter(pk__in=list(jobs)).values_list("pk", "job_id")
+    step_of = {job_id: pk for pk, job_id in rows if job_id is not None and job_id == jobs[pk]}
+    refusals = dict.fromkeys(jobs, "it was retried again")
+    sent = Requeue.objects.using(alias).filter(pk__in=list(step_of))
+    identities = list(sent.values_list("identity", flat=True))
+    found = DeadLetter.objects.using(alias).filter(identity__in=identities)
+    letters = {
+        pk: job_id for pk, job_id in found.values_list("pk", "successor_id") if job_id in step_of
+    }
+    refusals |= dict.fromkeys(step_of.values(), "its job has ended, or it was requeued again")
+    undone = dead_letters.undo_together(operator, letters)
+    return refusals | {step_of[letters[pk]]: refusal for pk, refusal in undone.items()}
 
 
 def _step_of(operator: Operator, step_id: str, workflow: WorkflowResult) -> Step | None:

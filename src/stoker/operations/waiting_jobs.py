@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from django.utils import timezone
 
@@ -95,6 +97,25 @@ def back_of(settings: Settings, before: Mapping[str, Any]) -> Change:
         priority=before.get("priority"),
         run_after=due if due in (AT_ONCE, AS_IT_IS) else datetime.fromisoformat(due),
     )
+
+
+def put_back(settings: Settings, before: Mapping[UUID, Mapping[str, Any]]) -> dict[UUID, str]:
+    """Undo operations on jobs.
+
+    Args:
+        before: job -> its previous values, as ``before_of`` returned them.
+
+    Returns:
+        Job -> why it was not changed; "" = it was.
+    """
+    alike: dict[str, list[UUID]] = {}
+    for pk, one in before.items():
+        alike.setdefault(json.dumps(one, sort_keys=True), []).append(pk)
+    return {
+        outcome.job_id: outcome.refusal
+        for some in alike.values()
+        for outcome in change(settings, some, back_of(settings, before[some[0]]))
+    }
 
 
 def _act(

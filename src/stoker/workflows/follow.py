@@ -58,13 +58,21 @@ def reopen(alias: str, jobs: Mapping[UUID, UUID]) -> set[UUID]:
     return set(found)
 
 
-def reassign(alias: str, job_id: UUID, failed_job_id: UUID) -> None:
-    """Assign a step back to the failed job after its new job was withdrawn, in a locked
-    workflow."""
+def reassign(alias: str, jobs: Mapping[UUID, UUID]) -> None:
+    """Assign steps back to the failed jobs after their new jobs were withdrawn, in locked
+    workflows.
+
+    Args:
+        jobs: new job -> the failed job that it continued.
+    """
     steps = Step.objects.using(alias)
-    for step in steps.of_jobs([job_id]).only("workflow_id"):
-        steps.filter(pk=step.pk).update(job_id=failed_job_id)
-        steps.filter(workflow_id=step.workflow_id, cause=job_id).update(cause=failed_job_id)
+    rows = list(steps.of_jobs(jobs).only("workflow_id", "job_id"))
+    workflow_ids = {step.workflow_id for step in rows}
+    caused = steps.filter(workflow_id__in=workflow_ids, cause__in=list(jobs)).only("cause")
+    ends = [Step(pk=step.pk, cause=jobs[step.cause]) for step in caused if step.cause is not None]
+    again = [Step(pk=step.pk, job_id=jobs[step.job_id]) for step in rows if step.job_id is not None]
+    steps.bulk_update(again, ["job_id"])
+    steps.bulk_update(ends, ["cause"])
 
 
 def open_above(alias: str, steps: Sequence[Step], *, is_next: bool = False) -> None:
@@ -167,17 +175,23 @@ def record_cancelled(settings: Settings, job_ids: Collection[UUID], reason: str)
     follow(settings, [Ended(one, status, count, None, "", reason) for one, count in attempts])
 
 
-def record_taken_back(settings: Settings, job_id: UUID, failed_job_id: UUID, reason: str) -> None:
-    """Record that the requeue of a failed job was withdrawn before it ran, in the open transaction.
+def record_taken_back(settings: Settings, jobs: Mapping[UUID, UUID], reason: str) -> None:
+    """Record that requeues of failed jobs were withdrawn before they ran, in the open transaction.
 
-    The workflow returns to the state after the failure. Hooks are not called again.
+    Their workflows return to the state after the failures. Hooks are not called again.
+
+    Args:
+        jobs: new job -> the failed job that it continued.
     """
     alias = settings.database
-    engine_of(alias).finish_jobs(_endings(alias, [job_id], reason))()
-    if not is_step(job_id):
+    engine_of(alias).finish_jobs(_endings(alias, list(jobs), reason))()
+    ours = {job_id: failed for job_id, failed in jobs.items() if is_step(job_id)}
+    if not ours:
         return
-    stopped = Advance(settings).record({job_id: Ended(job_id, Job.Status.FAILED, 0)})
-    reassign(alias, job_id, failed_job_id)
+    stopped = Advance(settings).record(
+        {job_id: Ended(job_id, Job.Status.FAILED, 0) for job_id in ours}
+    )
+    reassign(alias, ours)
     if stopped:
         withdraw = partial(end_waiting, settings, stopped[:AT_ONCE], REASON)
         transaction.on_commit(withdraw, using=alias, robust=True)

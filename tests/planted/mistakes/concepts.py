@@ -106,7 +106,7 @@ MISTAKES = (
         [
             Change(
                 "workflows.follow:record_taken_back",
-                drop("reassign(alias, job_id, failed_job_id)"),
+                drop("reassign(alias, ours)"),
             )
         ],
         "tests/integration/test_undo_requeue.py",

@@ -189,7 +189,8 @@ MISTAKES = (
         "a requeue that is taken back lets a halted sequence go on",
         [
             Change(
-                "dead_letters.requeueing:_take_back", drop("halt_again(alias, halts, seen.job_id)")
+                "dead_letters.undoing:_Undo._withdraw",
+                drop("halt_again(self._alias, _, failed)"),
             )
         ],
         "tests/integration/test_undo_requeue.py",
@@ -199,11 +200,8 @@ MISTAKES = (
         "a job that has been tried is withdrawn with its requeue",
         [
             Change(
-                "dead_letters.requeueing:_take_back",
-                drop_operand(
-                    "not was_waiting or _",
-                    "_.exists()",
-                ),
+                "dead_letters.undoing:_Undo._withdraw",
+                replace("[job_id for job_id in letters if job_id not in tried]", "list(letters)"),
             )
         ],
         "tests/integration/test_undo_requeue.py",
