@@ -1,4 +1,4 @@
-"""Jobs in the admin: a list along an index, and a page for each job."""
+"""Jobs in the admin: a list that an index orders, and a page for each job."""
 
 from __future__ import annotations
 

@@ -245,7 +245,7 @@ class Broker(ABC):
         return them."""
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Return the leased jobs that had not started when this attempt is their last. A broker
+        """Return the leased jobs in their last attempt that no worker has received. A broker
         without this information returns an empty set."""
         return set()
 
@@ -357,7 +357,7 @@ class Broker(ABC):
         """Return the seconds until the next deferred job is due, or None if none is known.
 
         Args:
-            rated: whether jobs that wait for their rate count, too.
+            rated: whether to include jobs that wait for a rate.
         """
         return None
 

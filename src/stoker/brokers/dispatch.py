@@ -332,7 +332,7 @@ class Dispatch:
             place.note_handed_out(theirs)
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Return the leased jobs that had not started if this is their last attempt."""
+        """Return the leased jobs in their last attempt that no worker has received."""
         return {job_id for place in self._lessors for job_id in place.kept(job_ids)}
 
     def settle(

@@ -224,7 +224,7 @@ class Sentinel:
             self.reload_requested = False
 
     def reload(self, why: str) -> None:
-        """Stop gracefully; ``run`` then returns that the cluster is to be started again."""
+        """Stop gracefully. The caller of ``run`` then starts the cluster again."""
         if self.stop_at is None:
             tell("cluster_reloading", why=why)
             self.reload_requested = True
@@ -256,7 +256,8 @@ class ServiceManager:
         self._watchdog_at = 0.0
 
     def begin(self) -> None:
-        """Send that all processes have started."""
+        """Note the heartbeats of the started processes. The cluster is ready when all have
+        changed."""
         self._first_beats = {role: self._board[beat] for role, beat in self._watch.beats.items()}
 
     def turn(self) -> None:

@@ -50,7 +50,7 @@ def pass_on(alias: str, jobs: Mapping[UUID, UUID]) -> set[str]:
 
 
 def resume_after(alias: str, job_ids: Collection[UUID]) -> set[str]:
-    """Let the sequences go on that were halted because these jobs failed.
+    """Resume the sequences that were halted because these jobs failed.
 
     Returns:
         The queues that have more ready jobs now.

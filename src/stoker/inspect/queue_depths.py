@@ -138,7 +138,7 @@ def _by_queue(alias: str, with_ready: Sequence[str]) -> dict[str, Shares]:
 def _ready(
     counted: Mapping[str, int], limit: int, total: int, weights: Mapping[str, int]
 ) -> Shares:
-    """Return the number of ready jobs per queue, of which some are too large to be counted.
+    """Return the number of ready jobs per queue. Estimate queues that are too large to count.
 
     The planner's estimate for a single queue may be outdated, but its estimate for the whole table
     is good. So that number is distributed over the large queues.

@@ -91,7 +91,7 @@ class WaitBefore:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The time that a job has waited before all its attempts."""
+    """The times that a job has waited before its attempts, and their total."""
 
     before: Sequence[WaitBefore]
     """One for each attempt whose start is known, in order."""

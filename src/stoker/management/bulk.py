@@ -39,7 +39,7 @@ FILTERS = (
 
 
 def as_plain(row: BulkOperation) -> dict[str, Any]:
-    """Return a bulk operation for JSON."""
+    """Return a bulk operation as a dictionary for JSON."""
     return {name: getattr(row, name) for name in COLUMNS}
 
 

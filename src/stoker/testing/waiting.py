@@ -92,5 +92,5 @@ def opened(settings: Settings, messages: Iterable[Message]) -> list[Enqueued]:
 
 
 def path_of(task: Any) -> str:
-    """Return the dotted path of a task, in the form that packages contain."""
+    """Return the dotted path of a task, as packages contain it."""
     return task if isinstance(task, str) else str(task.module_path)

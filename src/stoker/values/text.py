@@ -14,8 +14,8 @@ SHOWN = re.compile(r'(<textarea\b[^>]*>[^<]*)|>[^<]+|\b(?:title|aria-label)="[^"
 
 
 def shown_text(text: str) -> str:
-    """Replace control characters and bidirectional formatting characters by escapes, so that a text
-    cannot change how the text around it is displayed. Tabs and line feeds are kept."""
+    """Replace control characters and bidirectional formatting characters with escapes, so that a
+    text cannot change how the text around it is displayed. Tabs and line feeds are kept."""
     if text.isprintable():
         return text
     return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)

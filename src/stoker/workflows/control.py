@@ -196,8 +196,7 @@ def _blocking(
 ) -> tuple[list[UUID], UUID | None]:
     """Return failed and cancelled tasks, and the last one that was read if there may be more.
 
-    Undone and optional steps, callbacks, and steps of chains that went on without them are left
-    out.
+    Omit undone and optional steps, callbacks, and steps of chains that continued without them.
     """
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id, kind=Step.Kind.TASK)
     ended = steps.filter(role=Step.Role.STEP, state__in=ENDED_BADLY, is_optional=False)

@@ -275,7 +275,7 @@ class GuardedSearch:
 
     @property
     def seconds(self) -> float:
-        """Return for how long it has been going on."""
+        """Return the time since it began."""
         return 0.0 if self.began is None else time.monotonic() - self.began
 
     @property

@@ -24,11 +24,11 @@ HEADER = struct.Struct(">hhdddII")
 """Priority, attempts, times of enqueue, start and end (NaN = unknown), and the lengths of the names
 and the package."""
 NUL = "\0"
-"""Between the names, none of which contains it: task, queue and worker."""
+"""Separates the names of task, queue and worker, because no name contains it."""
 
 
 def limits(kept: Retention, *, are_kept: bool) -> tuple[int, int]:
-    """Return for how many microseconds results are kept (-1: not at all), and how many."""
+    """Return how long results are kept, in microseconds (-1 = not at all), and how many at most."""
     seconds = kept.successful_seconds
     keep_us = microseconds(FOREVER_SECONDS if seconds is None else seconds)
     return keep_us if are_kept else -1, kept.successful_count or MOST_RESULTS

@@ -258,7 +258,7 @@ def slots_in(url: str) -> int:
     """Return the number of slots that a URL asks for.
 
     Raises:
-        ConfigurationError: it is no number from 1 to ``MOST_SLOTS``.
+        ConfigurationError: it is not a number from 1 to ``MOST_SLOTS``.
     """
     given = parse_qs(urlsplit(url).query).get("slots", ["1"])[0]
     if not given.isdecimal() or not 1 <= int(given) <= MOST_SLOTS:

@@ -47,7 +47,7 @@ def main(child: Child) -> None:
 
 
 class Pusher:
-    """One cluster's pusher."""
+    """The loop of a cluster's pusher, and its connections to the other processes."""
 
     def __init__(self, child: Child) -> None:
         self.child = child

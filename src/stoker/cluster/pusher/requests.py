@@ -71,7 +71,7 @@ class Requests:
 
     @property
     def standing(self) -> str:
-        """Return the open request, to write it again if the cluster's row has to be recreated."""
+        """Return the open request, so that it is kept if the cluster's row has to be recreated."""
         if self._has_said_stop:
             return Cluster.Request.STOP
         return Cluster.Request.QUIET if self.is_quiet else Cluster.Request.NONE

@@ -102,7 +102,8 @@ def fetch_group(
 ) -> Any:
     """Return the finished Tasks of a group: a query set, or a list from the cache.
 
-    Arguments as for ``result_group``. None = there are none, or fewer than ``count``.
+    Takes the arguments of ``result_group``. None = there are no such Tasks, or fewer than
+    ``count``.
     """
     is_cached = _is_cached(cached)
 

@@ -131,8 +131,8 @@ def _progress(row: Workflow, counts: dict[str, int]) -> dict[str, Any]:
 def _steps_to_draw(
     visit: DashboardContext, workflow: Workflow
 ) -> tuple[list[Step], dict[UUID, dict[str, int]]]:
-    """Return the steps to draw, and the numbers of members of groups of which not all are drawn:
-    group -> state -> number.
+    """Return the steps to draw, and the numbers of members of groups that are drawn partly: group
+    -> state -> number.
 
     A small workflow is read with one query. A large one is read from the outermost step inwards,
     with one query for each level, and of a large group only the members to draw.

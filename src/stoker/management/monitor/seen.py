@@ -1,4 +1,4 @@
-"""What the monitor reads: clusters, queues, the last minute, dead letters, failures."""
+"""The data that the monitor reads: clusters, queues, the last minute, dead letters, failures."""
 
 from __future__ import annotations
 
