@@ -10,6 +10,7 @@ import pytest
 from django.db import connections
 
 from stoker.brokers.contract import Delivery, Return
+from stoker.guards.admission import ALREADY_RUNNING
 from stoker.guards.sweep import forget_needs, sweep_keys
 from stoker.models import Blocked, Claimed, GuardKey, Job, Need, Ready
 from stoker.models.need import NewNeed
@@ -102,6 +103,20 @@ def test_job_starts_when_all_its_guards_are_free(stand: Stand) -> None:
     assert claim_ids(stand) == []
     stand.broker.settle([running[second].lease])
     assert claim_ids(stand) == [both]
+
+
+def test_turn_of_a_job_that_is_skipped_goes_to_the_next(stand: Stand) -> None:
+    """It had waited for one key, and leaves because another is busy."""
+    put(stand, need("a"))
+    (holder_of_a,) = stand.claim()
+    (both,) = put(stand, need("a"), need("b", on_busy="skip"))
+    (last,) = put(stand, need("a"))
+    assert claim_ids(stand) == []
+    put(stand, need("b"))
+    stand.claim()
+    stand.broker.settle([holder_of_a.lease])
+    claimed = {one.job_id: one.refused for one in stand.claim() + stand.claim()}
+    assert claimed == {both: ALREADY_RUNNING, last: ""}
 
 
 def test_turn_of_a_job_that_lacks_another_guard_goes_to_the_next(stand: Stand) -> None:

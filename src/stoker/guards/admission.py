@@ -192,9 +192,11 @@ class _Admission:
                     if self._keys[turn].has_line:
                         self._led.add(turn)
             elif refusal.on_busy == "skip":
+                self._pass_over(needed, refusal)
                 admitted.append(Admitted(place, refused=ALREADY_RUNNING))
             else:
-                self._turn_away(place, needed, refusal)
+                self._pass_over(needed, refusal)
+                self._turn_away(place, refusal)
         if self._kept_out:
             later_us = self._look_again_us()
             self._deferred += [(place, later_us) for place in self._kept_out]
@@ -344,9 +346,12 @@ class _Admission:
             self._next_fence[need.key_id] = fence + 1
         return fence
 
-    def _turn_away(self, place: Place, needed: Iterable[StatedNeed], refusal: StatedNeed) -> None:
+    def _pass_over(self, needed: Iterable[StatedNeed], refusal: StatedNeed) -> None:
+        """Note that the job does not take its turn under its other keys."""
         for key_id in {need.key_id for need in needed} - {refusal.key_id}:
             self._passed_over[key_id] = self._passed_over.get(key_id, 0) + 1
+
+    def _turn_away(self, place: Place, refusal: StatedNeed) -> None:
         if refusal.on_busy == "retry":
             self._deferred.append((place, self._now_us + refusal.retry_us))
             waits_for = (refusal.kind, refusal.name, self._now_us, refusal.retry_us)
