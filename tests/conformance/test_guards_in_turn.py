@@ -80,6 +80,24 @@ def test_no_job_overtakes_the_line_of_its_lock(stand: OrmStand) -> None:
     assert order == jobs
 
 
+@pytest.mark.parametrize("needs", [(LOCK,), (LOCK, need("other"))], ids=["one lock", "two locks"])
+def test_jobs_that_keep_coming_do_not_keep_out_one_that_cannot_follow(
+    needs: Any, stand: OrmStand
+) -> None:
+    """Another cluster serves its queue, or it has another guard, so it waits for a free key."""
+    put(stand, LOCK, count=TURNS)
+    held = claim(stand)
+    (waiting,) = put(stand, *needs, queue="other")
+    holder = stand.holder if len(needs) > 1 else uuid.uuid4()
+    for _ in range(3 * TURNS):
+        put(stand, LOCK)
+        stand.broker.settle([held.pop(0).lease])
+        if waiting in ids(stand.claim(1, "other", holder=holder)):
+            return
+        held += claim(stand, *held)
+    pytest.fail("it starves")
+
+
 def test_claim_calls_the_line_of_a_lock_behind_its_new_job(stand: OrmStand) -> None:
     jobs = put(stand, LOCK, count=2 * TURNS)
     (running,) = stand.claim()

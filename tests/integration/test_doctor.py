@@ -290,6 +290,20 @@ def test_jobs_of_one_cluster_may_hold_a_lock_together() -> None:
     assert findings() == {}
 
 
+def test_lock_of_a_job_that_was_just_taken_over_is_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other jobs of its cluster hold the lock until their leases have ended, too."""
+    locks_held_twice()
+    rescued = Claimed.objects.exclude(holder=HOLDER)
+
+    def release(_seconds: float) -> None:
+        Need.objects.filter(job_id__in=rescued.values("pk")).update(holds=None)
+
+    monkeypatch.setattr(guards.time, "sleep", release)
+    assert "locks_held_twice" not in findings()
+
+
 @pytest.mark.parametrize("plant", [*MENDED, *NAMED], ids=lambda plant: plant.__name__)
 def test_each_fault_is_found(plant: Plant) -> None:
     wrong = plant()

@@ -76,15 +76,17 @@ def test_no_more_jobs_run_at_once_than_guards_allow(seed: int, tmp_path: Path) -
 
 
 def _enqueue(chance: random.Random, path: Path) -> list[str]:
-    """Enqueue jobs of all three kinds in mixed order, most of them short."""
+    """Enqueue jobs of all three kinds in mixed order, most of them short. Those with a lock are so
+    short that a cluster leases several together."""
     keys = [f"{kind}-{number}" for kind, (_, _, count) in TASKS.items() for number in range(count)]
     job_ids: list[str] = []
     for _ in range(20):
         calls = defaultdict(list)
         for _ in range(JOBS // 20):
             key = chance.choice(keys)
-            call = ((str(path), key, chance.random() ** 6 * 0.2), {})
-            calls[key.partition("-")[0]].append(call)
+            kind = key.partition("-")[0]
+            seconds = chance.random() ** (40 if kind == "alone" else 6) * 0.2
+            calls[kind].append(((str(path), key, seconds), {}))
         for kind, those in calls.items():
             results = TASKS[kind][0].using(**TRIES).enqueue_many(those)
             job_ids += [result.id for result in results]

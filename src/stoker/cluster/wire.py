@@ -18,10 +18,9 @@
     monitor -> pusher    ("recorded", [number, ...])
 
 A job has the fields of its ``Delivery`` in their order, with its id as bytes and without its turn,
-which only the pusher needs. The permit is the
-latest start of a job with a rate, in nanoseconds on the lease clock, which all processes of a host
-share; 0 = while its lease lasts. The monitor gets in its place the moment until which the lease is
-known to be valid, on the same clock; 0 = not known.
+which only the pusher needs. The permit is the latest start of a job with a rate, in nanoseconds on
+the lease clock, which all processes of a host share; 0 = while its lease lasts. The monitor gets in
+its place the moment until which the lease is known to be valid, on the same clock; 0 = not known.
 """
 
 from __future__ import annotations

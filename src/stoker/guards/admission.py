@@ -148,8 +148,8 @@ class _Admission:
         self._holders: dict[UUID, set[UUID]] = {key_id: set() for key_id in self._keys}
         self._firsts: dict[UUID, UUID | None] = {}
         """Key of a sequence -> its oldest job."""
-        self._heads: dict[tuple[UUID, str], tuple[int, UUID]] = {}
-        """Key and queue -> rank and id of the first job in that line."""
+        self._heads: dict[UUID, dict[str, tuple[int, UUID]]] = {}
+        """Key -> queue -> rank and id of the first job in that line."""
         self._now_us = 0
         self._waited_seconds = time.monotonic() - terms.asked_at
         self._look()
@@ -189,7 +189,7 @@ class _Admission:
                 admitted.append(Admitted(place, fence, permit_seconds, turn=turn))
                 if turn is not None:
                     self._ahead.add(place.job_id)
-                    if self._keys[turn].has_line:
+                    if self._keys[turn].has_line and not self._has_other_lines(turn, place):
                         self._led.add(turn)
             elif refusal.on_busy == "skip":
                 self._pass_over(needed, refusal)
@@ -215,6 +215,9 @@ class _Admission:
             for need in self._needs[place.job_id]
             if self._keys[need.key_id].has_line and need.kind != Need.Kind.SEQUENCE
         }
+        if self._terms.turns > 1:
+            locks = {line.key_id for line in lines if kinds[line.key_id] == Need.Kind.LOCK}
+            lines |= {BlockedLine(*line) for line in engine_of(self._alias).lines_of(list(locks))}
         state = engine_of(self._alias).guard_state(
             [key_id for key_id, kind in kinds.items() if kind != Need.Kind.RATE],
             [key_id for key_id, kind in kinds.items() if kind == Need.Kind.SEQUENCE],
@@ -230,7 +233,7 @@ class _Admission:
             elif what == FIRST:
                 self._firsts[key_id] = job_id
             elif what == HEAD:
-                self._heads[key_id, queue] = (number, job_id)
+                self._heads.setdefault(key_id, {})[queue] = (number, job_id)
 
     def _held_ahead(self, holder: UUID) -> set[UUID]:
         """Return the jobs that others may follow: those that hold a key and are still leased to
@@ -289,8 +292,9 @@ class _Admission:
     def _may_follow(self, need: StatedNeed, place: Place) -> bool:
         """Return whether the cluster can start this job after those that hold its key."""
         holders = self._holders[need.key_id]
-        has_turn = self._turn_of(place, [need]) is not None
-        return has_turn and len(holders) < self._terms.turns and holders <= self._ahead
+        if self._turn_of(place, [need]) is None or len(holders) >= self._terms.turns:
+            return False
+        return holders <= self._ahead and not self._has_other_lines(need.key_id, place)
 
     def _turn_of(self, place: Place, needed: Sequence[StatedNeed]) -> UUID | None:
         """Return the key under which the cluster may start this job and others one after another:
@@ -314,8 +318,13 @@ class _Admission:
 
     def _is_another_ahead(self, key: LockedKey, place: Place) -> bool:
         """Return whether another job of this queue is blocked by the key and comes first."""
-        head = self._heads.get((key.pk, place.queue))
+        head = self._heads.get(key.pk, {}).get(place.queue)
         return head is not None and head < (place.rank, place.job_id)
+
+    def _has_other_lines(self, key_id: UUID, place: Place) -> bool:
+        """Return whether the key blocks jobs of other queues. They may need it to become free,
+        because another cluster serves them, or they have further guards."""
+        return any(queue != place.queue for queue in self._heads.get(key_id, ()))
 
     # -- what follows -----------------------------------------------------------------------------
 
@@ -363,9 +372,8 @@ class _Admission:
         if not key.has_line:
             key.has_line = True
             self._changed[key.pk] = key
-        line, turn = (key.pk, place.queue), (place.rank, place.job_id)
-        head = self._heads.get(line)
-        self._heads[line] = turn if head is None else min(head, turn)
+        heads, turn = self._heads.setdefault(key.pk, {}), (place.rank, place.job_id)
+        heads[place.queue] = min(heads.get(place.queue, turn), turn)
 
     def _carry_out(self, admitted: Sequence[Admitted], leasing: Leasing) -> list[Claim]:
         for key_id, number in self._next_fence.items():

@@ -155,8 +155,8 @@ MISTAKES = (
         "jobs of one lock are sent to workers together",
         [
             Change(
-                "cluster.pusher.flights:Turns.begin",
-                replace("self._first.setdefault(key_id, flight) is flight", "True"),
+                "cluster.pusher.turns:Turns.begin",
+                replace("line.first is None", "True"),
             )
         ],
         "tests/unit/cluster/test_flights.py",
@@ -167,6 +167,28 @@ MISTAKES = (
             Change(
                 "cluster.pusher.flights:Flights.remove",
                 replace("self.turns.leave(flight)", "filter(None, [self.turns.end(flight)])"),
+            )
+        ],
+        "tests/unit/cluster/test_flights.py",
+    ),
+    Mistake(
+        "a lock never becomes free while jobs with it arrive",
+        [
+            Change(
+                "guards.admission:_Admission._may_follow",
+                replace("self._has_other_lines(need.key_id, place)", "False"),
+            )
+        ],
+        "tests/conformance/test_guards_in_turn.py",
+    ),
+    Mistake(
+        "followers of many jobs keep idle workers from other jobs",
+        [
+            Change(
+                "cluster.pusher.turns:LineOfFlights.held_up_at",
+                replace(
+                    "min(self.first.came_at, self.followers[-1].came_at)", "self.first.came_at"
+                ),
             )
         ],
         "tests/unit/cluster/test_flights.py",

@@ -6,12 +6,12 @@ from uuid import uuid4
 import pytest
 
 from stoker.brokers.contract import Delivery
-from stoker.cluster.pusher.flights import (
+from stoker.cluster.pusher.flights import Flight, Flights
+from stoker.cluster.pusher.turns import (
     FOLLOW_SECONDS,
+    FOLLOWER_SECONDS,
     HELD_UP_SECONDS,
     KEEP_SECONDS,
-    Flight,
-    Flights,
 )
 from stoker.cluster.wire import Report
 
@@ -178,6 +178,7 @@ def test_jobs_of_a_lock_are_sent_one_after_another(flights: Flights, locked: Mak
         assert running(flights) == [delivery]
         end(flights, delivery)
     assert running(flights) == []
+    flights.remove(*(flight.number for flight in flights.reported()))
     assert not flights.turns
 
 
@@ -276,6 +277,58 @@ def test_followers_of_a_long_job_do_not_count_as_starting_soon(
     clock.turn(HELD_UP_SECONDS + 0.01)
     assert flights.turns.moving == 0
     assert flights.turns.moving_until == float("inf")
+
+
+def test_line_that_goes_slower_than_expected_leaves_room_for_others(
+    flights: Flights, locked: Make, clock: Clock
+) -> None:
+    """Each job ends in time, but there are many."""
+    claimed = locked(4)
+    flights.add(claimed, 1.0)
+    for delivery in claimed[:2]:
+        assert flights.turns.moving > 0
+        assert flights.turns.moving_until <= clock.now + HELD_UP_SECONDS
+        clock.turn(0.6 * HELD_UP_SECONDS)
+        running(flights)
+        end(flights, delivery)
+    assert flights.turns.moving == 0
+    assert flights.turns.moving_until == float("inf")
+    flights.add(locked(1), 1.0)
+    assert flights.turns.moving == 2
+
+
+def test_followers_of_many_jobs_are_released_after_a_while(
+    flights: Flights, locked: Make, clock: Clock
+) -> None:
+    claimed, seconds = locked(10), 0.9 * KEEP_SECONDS
+    flights.add(claimed, 1.0)
+    came_at = clock.now
+    for delivery in claimed[:4]:
+        flights.release_unstarted()
+        assert flights.to_release() == []
+        running(flights)
+        clock.turn(seconds)
+        end(flights, delivery)
+    assert flights.keep_until() == pytest.approx(came_at + FOLLOWER_SECONDS)
+    clock.turn(came_at + FOLLOWER_SECONDS - clock.now + 0.001)
+    flights.release_unstarted()
+    assert [flight.delivery for flight in flights.to_release()] == claimed[5:]
+    assert running(flights) == claimed[4:5]
+
+
+def test_job_claimed_again_after_its_lease_was_lost_follows_itself(
+    flights: Flights, locked: Make
+) -> None:
+    """The loss of the first lease is not noticed before its end."""
+    first, second = locked(2)
+    again = first._replace(lease_id=first.lease_id + 1)
+    flights.add([first, second, again], 1.0)
+    for delivery in (first, second, again):
+        assert running(flights) == [delivery]
+        end(flights, delivery)
+    flights.remove(*(flight.number for flight in flights.reported()))
+    assert not flights.turns
+    assert first.job_id not in flights.turns
 
 
 def test_others_are_claimed_behind_an_ended_job_until_it_is_recorded(

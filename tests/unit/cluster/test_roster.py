@@ -3,7 +3,7 @@
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -113,6 +113,26 @@ def test_longer_jobs_mean_fewer_prefetched_jobs(
             roster.reported(0, [make_report(flight.number, seconds)])
             roster.recorded([flight.number])
         assert roster.room() == room
+
+
+def test_slow_jobs_of_locks_take_no_turns_though_others_are_short(
+    roster: Roster, flights: Flights, deliveries: Make, arrive: Callable[[int], Stream]
+) -> None:
+    def end(seconds: float, lock: UUID | None) -> None:
+        flights.add([one._replace(turn=lock) for one in deliveries(1)], 1.0)
+        (flight,) = flights.send(0, 1)
+        roster.reported(0, [make_report(flight.number, seconds)])
+        roster.recorded([flight.number])
+
+    arrive(0)
+    assert roster.turns() == 1
+    end(0.004, None)
+    assert roster.turns() == 12
+    for _ in range(10):
+        end(0.06, uuid4())
+        for _ in range(30):
+            end(0.001, None)
+    assert roster.turns() == 1
 
 
 def test_suspended_worker_gets_no_jobs_until_it_is_heard_of(

@@ -12,14 +12,7 @@ from stoker.cluster.board import lease_clock
 from stoker.cluster.wire import Report, is_over
 
 from .run_times import PREFETCH_SECONDS
-
-FOLLOW_SECONDS = 0.25
-"""How long after the start of a turn other jobs may be leased behind it."""
-HELD_UP_SECONDS = 0.1
-"""How long after the start of a turn its followers count as jobs that will soon start. Jobs of
-other keys are then claimed in their place."""
-KEEP_SECONDS = 0.5
-"""How long an unstarted job is kept while no worker here has room for it."""
+from .turns import KEEP_SECONDS, Turns
 
 
 class Flight:
@@ -242,9 +235,9 @@ class Flights:
 
     def release_unstarted(self) -> None:
         """Release flights that wait too long: for a worker, as other clusters may have a free one,
-        or for the flight before them. These then wait in the line of their key."""
+        or for the flights before them. These then wait in the line of their key."""
         before = time.monotonic() - KEEP_SECONDS
-        for flight in self.turns.followers(began_before=before):
+        for flight in self.turns.late():
             self.release(flight)
         for flight in [one for one in self.waiting if one.came_at <= before]:
             self.waiting.remove(flight)
@@ -254,10 +247,11 @@ class Flights:
     def keep_until(self) -> float:
         """Return when to release the first waiting flight, in monotonic seconds. The oldest
         flight is the first in the queue, or the last one if it was taken back from a worker."""
-        times = [self.turns.first_began]
+        times = [self.turns.keep_until]
         if self.waiting:
-            times += self.waiting[0].came_at, self.waiting[-1].came_at
-        return min(times) + KEEP_SECONDS
+            oldest = min(self.waiting[0].came_at, self.waiting[-1].came_at)
+            times.append(oldest + KEEP_SECONDS)
+        return min(times)
 
     def permits_end_at(self) -> float:
         """Return when the first permit of a waiting flight runs out, in monotonic seconds."""
@@ -345,121 +339,6 @@ class Flights:
             if self.with_worker(flight.worker).pop(flight.number, None) is not None:
                 self._load_seconds[flight.worker] -= flight.expected_seconds
             flight.worker = None
-
-
-class Turns:
-    """The flights of jobs with a lock. One claim or several may lease many jobs of one key to this
-    cluster. One of them at a time waits for a worker or is at one: it has the turn. The others
-    follow it. All of them hold the key, so no other cluster can start a job under it.
-
-    A turn begins when its flight ``came_at``.
-    """
-
-    def __init__(self) -> None:
-        self._first: dict[UUID, Flight] = {}
-        """Key -> the flight that has the turn."""
-        self._followers: dict[UUID, deque[Flight]] = {}
-        """Key -> the flights that follow it; only keys with such."""
-        self._key_of: dict[UUID, UUID] = {}
-        """Job -> its key, for all of these flights."""
-        self._ended: set[UUID] = set()
-        """Jobs that have ended and hold the key until their outcome is recorded."""
-
-    def __len__(self) -> int:
-        return len(self._first)
-
-    def __contains__(self, job_id: object) -> bool:
-        """Return whether others may be leased behind this job, because it has ended or its line
-        moves."""
-        key_id = self._key_of.get(job_id) if isinstance(job_id, UUID) else None
-        if key_id is None:
-            return job_id in self._ended
-        return self._first[key_id].came_at >= time.monotonic() - FOLLOW_SECONDS
-
-    def begin(self, flight: Flight) -> bool:
-        """Return whether the flight may wait for a worker. If not, it follows another."""
-        key_id = flight.delivery.turn
-        if key_id is None:
-            return True
-        self._key_of[flight.delivery.job_id] = key_id
-        if self._first.setdefault(key_id, flight) is flight:
-            return True
-        self._followers.setdefault(key_id, deque()).append(flight)
-        return False
-
-    def end(self, flight: Flight) -> Flight | None:
-        """End the turn of a flight whose job has ended. Return the flight whose turn begins."""
-        key_id = flight.delivery.turn
-        if key_id is None or self._first.get(key_id) is not flight:
-            return None
-        del self._first[key_id], self._key_of[flight.delivery.job_id]
-        self._ended.add(flight.delivery.job_id)
-        followers = self._followers.get(key_id)
-        if followers is None:
-            return None
-        following = self._first[key_id] = followers.popleft()
-        following.came_at = time.monotonic()
-        if not followers:
-            del self._followers[key_id]
-        return following
-
-    def leave(self, flight: Flight) -> list[Flight]:
-        """Remove a flight. If it had the turn, return its followers, which are removed with it: its
-        job may still hold the key elsewhere."""
-        job_id, key_id = flight.delivery.job_id, flight.delivery.turn
-        self._ended.discard(job_id)
-        if key_id is None or job_id not in self._key_of:
-            return []
-        if self._first[key_id] is flight:
-            del self._first[key_id]
-            gone = list(self._followers.pop(key_id, ()))
-            for one in (flight, *gone):
-                del self._key_of[one.delivery.job_id]
-            return gone
-        followers = self._followers.get(key_id, deque())
-        if flight in followers:
-            followers.remove(flight)
-            del self._key_of[job_id]
-            if not followers:
-                del self._followers[key_id]
-        return []
-
-    def followers(self, *, began_before: float = float("inf")) -> list[Flight]:
-        """Return the flights without the turn.
-
-        Args:
-            began_before: only those that follow a flight which has had the turn since before this
-                time, in monotonic seconds.
-        """
-        return [
-            flight
-            for key_id, flights in self._followers.items()
-            if self._first[key_id].came_at <= began_before
-            for flight in flights
-        ]
-
-    @property
-    def first_began(self) -> float:
-        """When the oldest turn with followers began, in monotonic seconds."""
-        return min((self._first[one].came_at for one in self._followers), default=float("inf"))
-
-    @property
-    def moving(self) -> int:
-        """The number of followers that will soon start, as the turn before them began a moment
-        ago."""
-        since = time.monotonic() - HELD_UP_SECONDS
-        return sum(
-            len(flights)
-            for key_id, flights in self._followers.items()
-            if self._first[key_id].came_at >= since
-        )
-
-    @property
-    def moving_until(self) -> float:
-        """When the first of these lines counts as held up, in monotonic seconds."""
-        now = time.monotonic()
-        times = [self._first[key_id].came_at + HELD_UP_SECONDS for key_id in self._followers]
-        return min((one for one in times if one >= now), default=float("inf"))
 
 
 SHORTEST_PERMIT_SECONDS = 0.02

@@ -95,7 +95,8 @@ class Roster:
     def turns(self) -> int:
         """Return how many jobs under one lock to claim together: as many as are expected to end
         soon, one after another."""
-        return max(1, min(int(PREFETCH_SECONDS / self.times.mean_seconds), MOST_TURNS))
+        seconds = max(self.times.mean_seconds, self.times.turn_seconds)
+        return max(1, min(int(PREFETCH_SECONDS / seconds), MOST_TURNS))
 
     def prompt_room(self) -> int:
         """Return how many more jobs can start at once or nearly so. Every worker that will soon be
@@ -202,7 +203,12 @@ class Roster:
             if known := [number for number in numbers if self._flights.get(number) is None]:
                 self.confirm(worker, known)
         if flights:
-            self.times.note(reports)
+            of_turns = [
+                flight.report
+                for flight in flights
+                if flight.delivery.turn is not None and flight.report is not None
+            ]
+            self.times.note(reports, of_turns)
         return flights
 
     @property

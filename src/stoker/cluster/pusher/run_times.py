@@ -45,6 +45,8 @@ class RunTimes:
         self.mean_seconds = LONGEST_SECONDS
         """The average over all tasks. It determines how many jobs to claim."""
         self._has_mean = False
+        self.turn_seconds = 0.0
+        """The average over the jobs that take turns under a lock; 0 = unknown."""
         self._last: tuple[bytes, bytes, tuple[float, bool]] = NONE_YET
         """Cache for the next job like the last one: the common parts of their packages, and the
         estimate for a first try."""
@@ -75,8 +77,13 @@ class RunTimes:
             self._last = call, b",[%d,%d," % (max_attempts, max_crashes), answer
         return answer
 
-    def note(self, reports: Iterable[Report]) -> None:
-        """Update the averages with reports. Ignore jobs that were refused before they began."""
+    def note(self, reports: Iterable[Report], of_turns: Iterable[Report] = ()) -> None:
+        """Update the averages with reports. Ignore jobs that were refused before they began.
+
+        Args:
+            reports: of all jobs that have ended.
+            of_turns: those of jobs that take turns under a lock.
+        """
         seconds: dict[str, list[float]] = {}
         for _, began, ended, _, _, task, _ in reports:
             if began is not None:
@@ -91,6 +98,11 @@ class RunTimes:
         if self._has_mean:
             mean_seconds = _moved(self.mean_seconds, mean_seconds)
         self.mean_seconds, self._has_mean = mean_seconds, True
+        if some := [ended - began for _, began, ended, *_ in of_turns if began is not None]:
+            turn_seconds = _clipped(sum(some) / len(some))
+            if self.turn_seconds:
+                turn_seconds = _moved(self.turn_seconds, turn_seconds)
+            self.turn_seconds = turn_seconds
 
     def _learn(self, name: bytes, seconds: float) -> None:
         if name in self._seconds:

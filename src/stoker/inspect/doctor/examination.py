@@ -99,7 +99,12 @@ class Needs(Look):
                 if row[4] is not None and row[1] in alive and row[2] != Need.Kind.SEQUENCE
             }
             yield UNUSED, self._unused(holding)
-        yield OVERFULL, self._overfull()
+        overfull = self._overfull()
+        if overfull:  # one of the jobs was just taken over, and is about to be released
+            time.sleep(A_MOMENT_SECONDS)
+            still = set(self._overfull())
+            overfull = [one for one in overfull if one in still]
+        yield OVERFULL, overfull
 
     def _overfull(self) -> list[UUID | None]:
         """Return keys with too many holders. A lock may have several in one cluster, which starts
