@@ -95,14 +95,14 @@ class StokerBackend(BaseTaskBackend):
         if self.queues and task.queue_name not in self.queues:
             raise InvalidTask(
                 f"Queue '{task.queue_name}' is not valid for backend. The QUEUES of "
-                f"TASKS['{self.alias}'] are: {', '.join(sorted(self.queues))}; an empty list takes "
-                "any name."
+                f"TASKS['{self.alias}'] are: {', '.join(sorted(self.queues))}; an empty list "
+                "allows any name."
             )
         super().validate_task(task)
         if getattr(task, "atomic", False) and iscoroutinefunction(task.func):
             raise InvalidTaskOption(
-                f"{task.module_path} is async, where there are no transactions: atomic=True is for "
-                "def only."
+                f"{task.module_path} is async, and Django has no transactions in async code: use "
+                "atomic=True only with def."
             )
         if len(task.module_path) > LONGEST_NAME:
             raise InvalidTask(

@@ -66,7 +66,7 @@ def check_broker(settings: Settings) -> Iterator[CheckMessage]:
     if scheme not in ADAPTERS:
         known = ", ".join(f"{name}://..." for name in ADAPTERS)
         yield Error(
-            f"{where} is {settings.broker!r}, but there is no such kind of broker.",
+            f"{where} is {settings.broker!r}, which is not a known kind of broker.",
             hint=f"Write one of {known}.",
             id="stoker.E002",
         )
@@ -74,7 +74,7 @@ def check_broker(settings: Settings) -> Iterator[CheckMessage]:
         if not settings.broker.startswith("orm:"):
             where = f'TASKS["{settings.alias}"]["OPTIONS"]["DATABASE"]'
         yield Error(
-            f"{where} names a database that DATABASES has not: {settings.database!r}.",
+            f"{where} names a database that is not in DATABASES: {settings.database!r}.",
             hint=f"Name one of {', '.join(connections)}, or add {settings.database!r}.",
             id="stoker.E003",
         )
@@ -202,7 +202,10 @@ def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
             declared = find_declared(backend.settings)
         except Exception as error:  # noqa: BLE001 - the project's modules may raise anything
             sentence = f"The modules of tasks cannot be imported: {type(error).__name__}: {error}"
-            hint = "Until they can, clusters leave the schedules of code and settings as they are."
+            hint = (
+                "Fix the import. Until then, clusters do not update the schedules of code and "
+                "settings."
+            )
             found.append(Warning(sentence, hint=hint, id="stoker.W008"))
             continue
         found += [
@@ -221,7 +224,7 @@ def check_tasks(**_: Any) -> list[CheckMessage]:
     return [
         Warning(
             f"{path} has {names}, but only one attempt: nothing is retried.",
-            hint="Give it max_attempts=2 or more, or leave them out.",
+            hint="Set max_attempts to 2 or more, or remove these options.",
             id="stoker.W011",
         )
         for alias, backend in own_backends().items()
@@ -246,7 +249,8 @@ def _installed() -> Iterator[CheckMessage]:
         )
     if TASKS_APP == "django_tasks" and not apps.is_installed("django_tasks"):
         yield Warning(
-            "'django_tasks', which gives this Django its tasks, is not in INSTALLED_APPS.",
+            "'django_tasks', which provides the tasks of this Django version, is not in "
+            "INSTALLED_APPS.",
             hint="Add 'django_tasks' to INSTALLED_APPS.",
             id="stoker.W002",
         )
@@ -260,16 +264,17 @@ def _database(settings: Settings) -> Iterator[CheckMessage]:
     if not engine_of(alias).is_supported:
         yield Error(
             f"Stoker cannot keep jobs in the database {alias!r}: it is {connection.display_name}.",
-            hint="Keep them in PostgreSQL, MySQL, MariaDB or SQLite 3.35: BROKER = 'orm://ALIAS'.",
+            hint="Keep them in PostgreSQL, MySQL, MariaDB or SQLite 3.35 or later: BROKER = 'orm://ALIAS'.",
             id="stoker.E005",
         )
     elif apps.is_installed("stoker") and not router.allow_migrate_model(
         alias, apps.get_model("stoker", "Job")
     ):
         yield Error(
-            f"DATABASE_ROUTERS keep Stoker's tables out of the database {alias!r}, where BROKER "
-            "wants them.",
-            hint=f"Let allow_migrate({alias!r}, 'stoker') be True, or name another in BROKER.",
+            f"DATABASE_ROUTERS keep Stoker's tables out of the database {alias!r}, which BROKER "
+            "names.",
+            hint=f"Let allow_migrate({alias!r}, 'stoker') return True, or name another database in "
+            "BROKER.",
             id="stoker.E006",
         )
     yield from _isolation(alias)
@@ -284,8 +289,9 @@ def _isolation(alias: str) -> Iterator[CheckMessage]:
     if name not in ("read committed", "read uncommitted"):
         yield Warning(
             f'DATABASES["{alias}"] isolates transactions as {name!r}: clusters would often have to '
-            "begin again, and result.wait() sees no end inside a transaction.",
-            hint="Leave 'isolation_level' out of its OPTIONS, or give Stoker an alias of its own.",
+            "repeat transactions, and result.wait() inside a transaction would not see the end of "
+            "the job.",
+            hint="Remove 'isolation_level' from its OPTIONS, or give Stoker its own alias.",
             id="stoker.W007",
         )
 
@@ -303,7 +309,8 @@ def _neighbours(settings: Settings) -> Iterator[CheckMessage]:
         if _share_queues(settings, other) and other.cluster != settings.cluster:
             yield Error(
                 f'TASKS["{alias}"] and TASKS["{settings.alias}"] have queues in common on '
-                f"{settings.broker}, but not the same CLUSTER: neither opens the other's packages.",
+                f"{settings.broker}, but not the same CLUSTER: neither can open the other's "
+                "packages.",
                 hint="Give both the same CLUSTER, or QUEUES that differ.",
                 id="stoker.E007",
             )
@@ -320,8 +327,8 @@ def _times(settings: Settings) -> Iterator[CheckMessage]:
     if settings.lease_seconds < HEARTBEATS_PER_LEASE * settings.heartbeat_seconds:
         yield Warning(
             f"{where}: LEASE_SECONDS ({settings.lease_seconds:g}) is less than "
-            f"{HEARTBEATS_PER_LEASE} times HEARTBEAT_SECONDS ({settings.heartbeat_seconds:g}): one "
-            "late heartbeat may cost a cluster its jobs.",
+            f"{HEARTBEATS_PER_LEASE} times HEARTBEAT_SECONDS ({settings.heartbeat_seconds:g}): a "
+            "single late heartbeat may cost a cluster its jobs.",
             hint="Make leases longer, or heartbeats more frequent.",
             id="stoker.W003",
         )
@@ -340,7 +347,7 @@ def _serializer(settings: Settings) -> Iterator[CheckMessage]:
         yield Warning(
             f'TASKS["{settings.alias}"]["OPTIONS"]["SERIALIZER"] is "pickle": anyone with '
             "SECRET_KEY and write access to the queue can run any code in the workers.",
-            hint='Pass plain values and keep "json", or silence this warning.',
+            hint='Pass plain values and use "json", or silence this warning.',
             id="stoker.W005",
         )
 
@@ -352,7 +359,7 @@ def _sqlite(settings: Settings) -> Iterator[CheckMessage]:
     if engine_of(alias).needs_tuning(connections[alias].settings_dict["OPTIONS"]):
         yield Warning(
             f'DATABASES["{alias}"] is SQLite without journal_mode or without transaction_mode, and '
-            "SQLITE_TUNING is off: several processes will meet 'database is locked'.",
+            "SQLITE_TUNING is off: several processes will fail with 'database is locked'.",
             hint="Set SQLITE_TUNING to True, or both in the OPTIONS of the database.",
             id="stoker.W006",
         )
@@ -362,7 +369,7 @@ def _migrated(alias: str) -> Iterator[CheckMessage]:
     try:
         unapplied = unapplied_migrations(alias)
     except DatabaseError as error:
-        yield _not_ready(alias, f"could not be asked for its tables ({error})")
+        yield _not_ready(alias, f"could not be queried for its tables ({error})")
         return
     if unapplied:
         yield _not_ready(alias, "does not have all of Stoker's tables yet")
@@ -389,7 +396,8 @@ def _results(settings: Settings) -> Iterator[CheckMessage]:
     if name is not None and (reason := why_not(name)):
         yield Error(
             f'{where} is "cache:{name}", but {reason}.',
-            hint="Name a cache that every process shares, as Redis or memcached; or 'database'.",
+            hint="Name a cache that every process shares, such as Redis or memcached; or "
+            "'database'.",
             id="stoker.E011",
         )
 

@@ -71,13 +71,13 @@ class Settings:
     )  # fmt: skip
     store: str = option(
         "DATABASE", "default", text,
-        "The database of `DATABASES` that results, guards, schedules and dead letters are in when "
-        "`BROKER` is outside the database; with `orm://ALIAS` they are in that one.",
+        "The database of `DATABASES` for results, guards, schedules and dead letters if `BROKER` "
+        "is outside the database; with `orm://ALIAS` they are in that one.",
     )  # fmt: skip
     cluster: str = option(
         "CLUSTER", "stoker", text,
-        "The cluster's name; part of the signature, so packages of one name do not open "
-        "under another.",
+        "The cluster's name. Packages are signed with it, so a cluster cannot open packages of "
+        "another name.",
     )  # fmt: skip
     workers: int = option(
         "WORKERS", os.cpu_count() or 1, whole(1, 1024),
@@ -99,14 +99,13 @@ class Settings:
     )  # fmt: skip
     timeout_grace_seconds: float = option(
         "TIMEOUT_GRACE_SECONDS", 5.0, seconds(0),
-        "Seconds after the time-out until the worker process is killed, if the task goes on "
-        "regardless.",
+        "Seconds after the time-out until the worker process is killed, if the task does not end.",
     )  # fmt: skip
     lease_seconds: float = option(
         "LEASE_SECONDS", 60.0, seconds(1),
-        "How long a claimed job belongs to its cluster without a heartbeat. Extended as long as "
-        "the job runs, so it limits no task; it only decides how soon another "
-        "cluster takes over.",
+        "How long a claimed job belongs to its cluster without a heartbeat. The cluster extends "
+        "the lease while the job runs, so it does not limit the run time; it only decides how "
+        "soon another cluster takes over.",
     )  # fmt: skip
     max_attempts: int = option(
         "MAX_ATTEMPTS", 3, whole(1, 10_000),
@@ -115,7 +114,7 @@ class Settings:
     max_crashes: int = option(
         "MAX_CRASHES", 3, whole(1, 10_000),
         "How often a job may crash its worker process before it becomes a dead letter, "
-        "whatever attempts it has left.",
+        "even if it has attempts left.",
     )  # fmt: skip
     backoff: Any = option(
         "BACKOFF", None, optional(backoff),
@@ -137,7 +136,7 @@ class Settings:
     )  # fmt: skip
     keep_results: Retention = option(
         "KEEP_RESULTS", Retention(), retention,
-        "How long and how many: a dict of `successful_seconds` (default 7 days), "
+        "How long and how many results are kept: a dict of `successful_seconds` (default 7 days), "
         "`successful_count`, `failed_seconds` (default 90 days), `failed_count`; True = for "
         "ever; False = no successes.",
     )  # fmt: skip
@@ -150,18 +149,18 @@ class Settings:
     dead_letters: tuple[tuple[str, DeadLetters], ...] = option(
         "DEAD_LETTERS", (), letter_policies,
         "When dead letters are requeued automatically: a `DeadLetters`, or a dict of queue and "
-        "`DeadLetters`. A task's own `dead_letters` comes first. Default: they are not.",
+        "`DeadLetters`. A task's own `dead_letters` takes precedence. Default: never.",
     )  # fmt: skip
     keep_dead_letters: LetterRetention = option(
         "KEEP_DEAD_LETTERS", LetterRetention(), letter_retention,
-        "How long dead letters are kept: a dict of `closed_seconds`, counted from when they "
-        "were resolved or discarded, and `open_seconds`, counted from their last failure; None = "
-        "for ever. Default: closed ones 30 days, open ones for ever.",
+        "How long dead letters are kept: a dict of `closed_seconds`, since they were resolved or "
+        "discarded, and `open_seconds`, since their last failure; None = for ever. Default: closed "
+        "ones 30 days, open ones for ever.",
     )  # fmt: skip
     schedules: tuple[tuple[str, str, Scheduled], ...] = option(
         "SCHEDULES", (), schedules_by_name,
         "Schedules by name: each a dict of `task` (its dotted path) and `schedule`: `Cron(...)`, "
-        "`every(...)` or `once(...)`. Tasks can also have their own, and rows can be added.",
+        "`every(...)` or `once(...)`. Tasks can also declare schedules, and users can add some.",
     )  # fmt: skip
     keep_ticks: int = option(
         "KEEP_TICKS", 1000, whole(10, 1_000_000),
@@ -169,8 +168,8 @@ class Settings:
     )  # fmt: skip
     keep_metrics_seconds: float = option(
         "KEEP_METRICS", 30 * 86400.0, seconds(0),
-        "How long the history of metrics is kept that the dashboard and `stoker monitor` show: "
-        "seconds or a timedelta; 0 = none is written.",
+        "How long to keep the history of metrics, which the dashboard and `stoker monitor` show: "
+        "seconds or a timedelta; 0 = write no history.",
     )  # fmt: skip
     logs: LogKeeping | None = option(
         "LOGS", None, optional(log_keeping),
@@ -181,8 +180,8 @@ class Settings:
     scheduler: bool = option("SCHEDULER", True, flag, "Whether clusters fire schedules.")
     prefetch: int = option(
         "PREFETCH", 250, whole(0, 10_000),
-        "Jobs that may wait inside one worker at most, for short tasks. Jobs of long "
-        "or unknown tasks are sent to idle workers only.",
+        "Maximum number of jobs of short tasks that wait inside one worker. Jobs of long or "
+        "unknown tasks are sent to idle workers only.",
     )  # fmt: skip
     poll_seconds: float = option(
         "POLL_SECONDS", 1.0, seconds(0.01),
@@ -190,7 +189,7 @@ class Settings:
     )  # fmt: skip
     shutdown_seconds: float = option(
         "SHUTDOWN_SECONDS", 25.0, seconds(0),
-        "How long running jobs may go on after SIGTERM before they are interrupted and "
+        "How long running jobs may continue after SIGTERM before they are interrupted and "
         "released.",
     )  # fmt: skip
     recycle_jobs: int | None = option(
@@ -211,21 +210,21 @@ class Settings:
     )  # fmt: skip
     upkeep_seconds: float = option(
         "UPKEEP_SECONDS", 10.0, seconds(0.1),
-        "How often upkeep rescues, prunes and cleans. Pruning that found nothing is left out five "
-        "times. Hot tables are vacuumed more often, under load.",
+        "How often upkeep rescues, prunes and cleans. If pruning finds nothing, upkeep skips it "
+        "the next five times. Under load, hot tables are vacuumed more often.",
     )  # fmt: skip
     unknown_task_grace_seconds: float = option(
         "UNKNOWN_TASK_GRACE_SECONDS", 600.0, seconds(0),
-        "A cluster that does not know the task of a job puts the job back for a newer cluster, as "
+        "A cluster that does not know the task of a job releases the job for a newer cluster, as "
         "in a rolling deploy. This long after its enqueue, the job becomes a dead letter instead.",
     )  # fmt: skip
     database_seconds: float = option(
         "DATABASE_SECONDS", 15.0, seconds(1),
         "The deadline of every call that the cluster's own processes make to the database. The "
         "server applies it, too; if PostgreSQL does not answer, the process closes the connection "
-        "a second later. The processes wait for a locked row for a quarter of it, at most a "
-        "second; the server ends a transaction of theirs that is idle for so long, or for a third "
-        "of a lease.",
+        "a second later. The processes wait for a locked row for a quarter of this time, at most a "
+        "second. The server ends their transactions that are idle for this time, or for a third of "
+        "a lease.",
     )  # fmt: skip
     reporters: tuple[NamedReporter, ...] = option(
         "REPORTERS", (), reporters,
@@ -244,7 +243,7 @@ class Settings:
     sqlite_tuning: bool = option(
         "SQLITE_TUNING", True, flag,
         "On SQLite, open the queue's database in WAL mode with `BEGIN IMMEDIATE` and a busy "
-        "time-out, unless `DATABASES` says otherwise: without these, several processes meet "
+        "time-out, unless `DATABASES` says otherwise: without these, several processes fail with "
         "'database is locked'.",
     )  # fmt: skip
 
@@ -349,8 +348,8 @@ def problems_of(
             found.append(f"{entry} has no key {key!r}.{suggestion(str(key), ENTRY_KEYS)}")
     if not are_queue_names(params.get("QUEUES", [])):
         found.append(
-            f'TASKS["{alias}"]["QUEUES"] must be a list of names of up to 100 characters; '
-            "an empty one takes any name."
+            f'TASKS["{alias}"]["QUEUES"] must be a list of names of up to 100 characters; an empty '
+            "one allows any name."
         )
     if not isinstance(options, Mapping):
         return [*found, f"{where} must be a dict of options."]

@@ -61,4 +61,4 @@ def _as_text(value: Any) -> str:
     try:
         return str(value)
     except Exception as error:  # noqa: BLE001 - a value's __str__ may raise anything
-        return f"<its text could not be had: {type(error).__name__}>"
+        return f"<its text could not be read: {type(error).__name__}>"

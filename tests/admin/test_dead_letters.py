@@ -196,7 +196,7 @@ def test_bulk_action_applies_to_ticked_dead_letters_after_confirmation(anna: Vis
     assert DeadLetter.objects.filter(state="discarded", closed_by="anna").count() == 2
     told = anna.post("deadletter/together/", verb="discard", ids=ids, confirmed="1")
     assert "0 of 2 dead letters" in told
-    assert "tick dead letters" in anna.post("deadletter/together/", verb="discard")
+    assert "select dead letters" in anna.post("deadletter/together/", verb="discard")
     gone = [str(uuid.uuid4()), ids[0]]
     told = anna.post("deadletter/together/", verb="requeue", ids=gone, confirmed="1")
     assert "There is no dead letter" in told
@@ -217,7 +217,7 @@ def test_bulk_action_applies_to_all_filtered_dead_letters(anna: Visitor) -> None
     other.refresh_from_db()
     assert other.state == "open"
     told = anna.post("deadletter/together/", verb="undo", all="1", confirmed="1")
-    assert "tick dead letters" in told
+    assert "select dead letters" in told
     odd = {"all": "1", "filter-reason": "bad luck"}
     assert "bad luck" in anna.post("deadletter/together/", verb="requeue", **odd)
     ids = [str(one.pk) for one in DeadLetter.objects.filter(state="requeued")]

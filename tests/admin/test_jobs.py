@@ -95,7 +95,7 @@ def test_search_finds_a_job_by_its_unique_key(anna: Visitor) -> None:
     asked = {"q": "key:feed:news", "task": "tests.app.frail.fetch"}
     assert anna.client.get("/admin/stoker/job/", asked).headers["Location"] == address
     del asked["task"]
-    assert anna.client.get("/admin/stoker/job/", asked).status_code == 200, "the task is not known"
+    assert anna.client.get("/admin/stoker/job/", asked).status_code == 200, "does not know its task"
     now = int(Job.objects.get().enqueued_at.timestamp())
     Tally.objects.create(start=now, seconds=10, queue="default", task="tests.app.frail.fetch")
     assert anna.client.get("/admin/stoker/job/", asked).headers["Location"] == address
@@ -148,7 +148,7 @@ def test_pages_unpickle_nothing(anna: Visitor, settings: Any) -> None:
     result = tasks.add.using(queue_name="mail").enqueue(Trap(), 2)
     for page in ("change", "why"):
         assert str(result.id) in anna.get(f"job/{result.id}/{page}/"), page
-    assert "pages unpickle nothing" in anna.get(f"job/{result.id}/change/")
+    assert "pages do not unpickle" in anna.get(f"job/{result.id}/change/")
     assert not TRAPPED
 
 
@@ -193,6 +193,6 @@ def test_bulk_cancel_applies_to_ticked_jobs_after_confirmation(anna: Visitor) ->
     assert "2 of 2 jobs" in told
     assert [str(pk) for pk in Ready.objects.values_list("pk", flat=True)] == ids[2:]
     assert "1 of 3 jobs" in anna.post("job/together/", verb="cancel", ids=ids, confirmed="1")
-    assert "Tick jobs" in anna.post("job/together/", verb="cancel")
+    assert "Select jobs" in anna.post("job/together/", verb="cancel")
     gone = [str(uuid.uuid4())]
     assert "0 of 1 jobs" in anna.post("job/together/", verb="cancel", ids=gone, confirmed="1")

@@ -90,7 +90,7 @@ def test_cluster_is_asked_to_be_quiet_to_resume_and_to_stop(
     assert request() == ""
     anna.post(f"cluster/{cluster.pk}/stop/")
     assert request() == "stop"
-    assert "asked to stop before" in anna.post(f"cluster/{cluster.pk}/quiet/")
+    assert "is stopping already" in anna.post(f"cluster/{cluster.pk}/quiet/")
 
 
 # -- schedules ------------------------------------------------------------------------------------

@@ -175,7 +175,7 @@ def test_backend_can_be_chosen(anna: Caller, settings: Any) -> None:
     for nowhere in ("nowhere", "dummy"):
         response = anna.client.get("/stoker/queues", {"backend": nowhere})
         assert response.status_code == 404, nowhere
-        assert "There is: default, slow" in response.json()["detail"]
+        assert "Known: default, slow" in response.json()["detail"]
     made = anna.client.post(
         "/stoker/jobs?backend=slow",
         {"task": "numbers.add", "args": [1], "queue": "slow"},

@@ -50,7 +50,7 @@ def test_failed_job_is_found_edited_and_requeued(alice: Window, cluster: Process
     alice.go("/admin/")
     page.get_by_role("link", name="Jobs", exact=True).first.click()
     page.locator(".stoker-tabs").get_by_role("link", name="failed").click()
-    page.get_by_label("Tick all of this page").check()
+    page.get_by_label("Select all on this page").check()
     assert page.locator("input[name=ids]:not(:checked)").count() == 0
     page.locator(f'a[href="/admin/stoker/job/{letter.job_id}/change/"]').click()
     expect(page.locator("#content")).to_contain_text("NoSuchPhoto")

@@ -1,4 +1,4 @@
-"""``manage.py stoker bulk``, and clusters that go on with operations on many."""
+"""``manage.py stoker bulk``, and clusters that continue bulk operations."""
 
 import json
 from io import StringIO
@@ -42,7 +42,7 @@ def test_command_starts_waits_lists_and_undoes() -> None:
     output = StringIO()
     call_command("stoker", "bulk", "show", row["id"], stdout=output, no_color=True)
     assert "3 of 3 jobs moved." in output.getvalue()
-    with pytest.raises(CommandError, match="Name a filter, or --all"):
+    with pytest.raises(CommandError, match="Give at least one filter, or --all"):
         plain("start", "hold-job")
     with pytest.raises(CommandError, match="a priority"):
         plain("start", "prioritise-job", "--all")

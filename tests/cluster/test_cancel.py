@@ -87,7 +87,7 @@ def test_task_that_does_not_listen_is_killed(cluster: ProcessCluster, began: Pat
     killed = kills(cluster)
     assert_cancelled(end_of(cancelled(cancelling.do_not_listen, began, cluster), cluster))
     assert kills(cluster) == killed + 1
-    assert "went on after it was cancelled" in cluster.text()
+    assert "continued after it was cancelled" in cluster.text()
 
 
 @pytest.mark.postgres

@@ -43,7 +43,7 @@ def test_list_searches_arguments_and_times() -> None:
     assert not plain("jobs", "list", "--search", payments.IBAN)["jobs"]
     assert not plain("jobs", "list", "--until", "2h", "--node", "alpha")["jobs"]
     assert len(plain("jobs", "list", "--text", "payments.pay")["jobs"]) == 1
-    with pytest.raises(CommandError, match="is no moment: write 2h"):
+    with pytest.raises(CommandError, match="is not a time: write 2h"):
         told("jobs", "list", "--since", "soon")
 
 
@@ -82,7 +82,7 @@ def test_show_tells_call_result_life_and_errors() -> None:
     assert (error["number"], error["exception_class"]) == (1, "builtins.KeyError")
     with pytest.raises(CommandError, match="There is no job"):
         told("jobs", "show", str(uuid4()))
-    with pytest.raises(CommandError, match="is not an id of a job"):
+    with pytest.raises(CommandError, match="is not a job id"):
         told("jobs", "show", "seven")
 
 
@@ -202,7 +202,7 @@ def test_logs_shows_pages_of_lines() -> None:
     drain()
     followed = told("jobs", "logs", result.id, "--follow", "--json").splitlines()
     assert [json.loads(one)["text"] for one in followed] == ["line 0", "line 1", "line 2"]
-    with pytest.raises(CommandError, match="--after: 'x' is not where"):
+    with pytest.raises(CommandError, match="--after: 'x' is not the mark"):
         told("jobs", "logs", result.id, "--after", "x")
     with pytest.raises(CommandError, match="There is no job"):
         told("jobs", "logs", str(uuid4()))

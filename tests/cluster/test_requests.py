@@ -129,7 +129,7 @@ def test_resized_cluster_starts_workers_and_lets_the_last_ones_finish(tmp_path: 
         assert len(cluster.crew()["worker"]) == 4
         wait_for(lambda: leaving_by_heartbeat(cluster) == {1, 2, 3}, cluster.tail)
         assert "4 workers (3 leaving)" in run_command("stoker", "clusters", "list").stdout
-        with pytest.raises(ValueError, match="Worker 3 is leaving already"):
+        with pytest.raises(ValueError, match="Worker 3 is already leaving"):
             clusters.recycle(cluster_id, 3)
         may_end.touch()
         wait_for(lambda: workers_of(cluster) == {"0.1"}, cluster.tail)

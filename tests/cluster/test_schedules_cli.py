@@ -46,7 +46,7 @@ def test_list_shows_unreadable_schedules() -> None:
     schedules.create("broken", nothing, every(minutes=5))
     Schedule.objects.update(unit="eons", package=b"rubbish", problem="it is broken")
     assert "it is broken" in told("list")
-    assert "'eons' is no unit" in told("show", "broken")
+    assert "'eons' is not a unit" in told("show", "broken")
     assert plain("show", "broken")["schedule"]["args"] is None
 
 

@@ -313,7 +313,7 @@ def test_cluster_is_resized_and_its_worker_recycled(anna: Client) -> None:
     text = anna.get("/stoker/clusters/").content.decode()
     assert ">leaving</span>" in text, "it is the worker with number 1"
     assert "Recycle worker 1" not in text
-    assert "leaving already" in done(anna, "recycle-cluster", **own, worker="1")
+    assert "already leaving" in done(anna, "recycle-cluster", **own, worker="1")
     done(anna, "resize-cluster", **own, workers="3")
     assert "asked to recycle worker 1" in done(anna, "recycle-cluster", **own, worker="1")
     assert "leaving</span>" in anna.get("/stoker/clusters/").content.decode()
@@ -335,7 +335,7 @@ def test_cluster_is_resized_and_its_worker_recycled(anna: Client) -> None:
 def test_recycle_before_the_first_heartbeat_of_workers_says_what_to_do(anna: Client) -> None:
     cluster = make_cluster(most_workers=4, workers=[])
     answer = done(anna, "recycle-cluster", cluster=str(cluster.pk), worker="")
-    assert "names none, as just after a start" in answer
+    assert "names none, which is normal just after a start" in answer
     assert "Try again after the next heartbeat" in answer
 
 

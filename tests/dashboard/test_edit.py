@@ -58,7 +58,7 @@ def test_undo_of_an_edit_refuses_to_overwrite_a_newer_edit(anna: Client) -> None
     assert answers == [
         (refusal, [7, 8]),
         ("1 of 1 jobs put back.", [5, 6]),
-        ("This bulk operation cannot be undone, or was undone.", [5, 6]),
+        ("This bulk operation cannot be undone, or was undone already.", [5, 6]),
     ]
 
 
@@ -66,7 +66,7 @@ def test_job_that_has_ended_is_not_edited(anna: Client) -> None:
     job = tasks.add.enqueue(1, 2)
     drain()
     page = anna.post(f"{PREFIX}jobs/{job.id}/edit/", {"args": "[5, 6]", "kwargs": "{}"})
-    assert "does not wait" in page.content.decode()
+    assert "is not waiting" in page.content.decode()
     assert not BulkOperation.objects.exists()
 
 

@@ -77,7 +77,7 @@ def test_limit_is_changed_and_changed_back(anna: Client) -> None:
     done(anna, "limit-guard", guard=str(one.pk), places="0")
     response = anna.post(f"{PREFIX}guards/limit/", {"guard": one.pk, "places": ""}, follow=True)
     notice = response.context["notice"]
-    assert notice["text"] == "The limit tenant:7 is again what its tasks define."
+    assert notice["text"] == "The limit tenant:7 is again the one that its tasks define."
     assert key_named(one.name).places_set is None
     done(anna, notice["undo"], **dict(notice["fields"]))
     assert key_named(one.name).places_set == 0

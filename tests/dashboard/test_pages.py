@@ -297,7 +297,7 @@ def test_unreachable_store_gives_503(anna: Client, settings: Any) -> None:
     }
     response = anna.get(f"{PREFIX}queues/")
     assert response.status_code == 503
-    assert b"Out of reach" in response.content
+    assert b"Unreachable" in response.content
 
 
 def test_unreachable_users_database_gives_503(anna: Client, settings: Any) -> None:
@@ -319,7 +319,7 @@ def test_unreachable_users_database_gives_503(anna: Client, settings: Any) -> No
 
 def test_missing_authentication_middleware_raises(anna: Client, settings: Any) -> None:
     settings.MIDDLEWARE = ["django.middleware.csrf.CsrfViewMiddleware"]
-    with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware in MIDDLEWARE"):
+    with pytest.raises(ImproperlyConfigured, match="AuthenticationMiddleware to MIDDLEWARE"):
         anna.get(PREFIX)
 
 
@@ -328,7 +328,7 @@ def test_pages_unpickle_nothing(anna: Client, settings: Any) -> None:
     settings.TASKS = {"default": {**settings.TASKS["default"], **pickles}}
     result = tasks.add.enqueue(Trap(), 2)
     response = anna.get(f"{PREFIX}jobs/{result.id}/")
-    assert b"pages unpickle nothing" in response.content
+    assert b"pages do not unpickle" in response.content
     assert not TRAPPED
 
 

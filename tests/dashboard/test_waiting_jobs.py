@@ -216,7 +216,7 @@ def test_running_ended_and_unknown_jobs_are_left_alone(alice: Operator) -> None:
     for job_id in (running, ended.id, str(UUID(int=1))):
         done = operations.MOVE.attempt(alice, job_id, queue="slow")
         assert not done.is_good
-        assert "does not wait" in done.sentence
+        assert "is not waiting" in done.sentence
     waiting = tasks.add.enqueue(1, 2)
     ids = [running, waiting.id, ended.id]
     done = bulk.perform(alice, operations.MOVE, {"ids": ids}, {"queue": "slow"})

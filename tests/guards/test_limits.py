@@ -90,7 +90,7 @@ def test_limit_without_a_key_is_set_by_task() -> None:
 def test_broker_without_guards_refuses_set_limit(settings: Any) -> None:
     entry = {**settings.TASKS["default"], "OPTIONS": {"BROKER": "memory://"}}
     settings.TASKS = {**settings.TASKS, "memory": entry}
-    with pytest.raises(ConfigurationError, match="keeps no guards"):
+    with pytest.raises(ConfigurationError, match="does not support guards"):
         set_limit("tenant:7", 1, backend="memory")
 
 
@@ -98,8 +98,8 @@ def test_broker_without_guards_refuses_set_limit(settings: Any) -> None:
     ("key", "n", "sentence"),
     [
         (7, 1, "this is of type int"),
-        ("", 1, "what the key comes to"),
-        ("tenant:{tenant_id}", 1, "what the key comes to"),
+        ("", 1, "the value of the"),
+        ("tenant:{tenant_id}", 1, "the value of the"),
         ("k", -1, "whole number"),
         ("k", True, "whole"),
     ],

@@ -507,7 +507,7 @@ def test_duplicates_are_not_announced(announced: list[str]) -> None:
 def test_broker_without_guards_refuses_unique(settings: Any) -> None:
     backend = {**settings.TASKS["default"], "OPTIONS": {"BROKER": "memory://"}}
     settings.TASKS = {**settings.TASKS, "memory": backend}
-    with pytest.raises(InvalidTask, match=r"memory:// keeps none: let BROKER be the database"):
+    with pytest.raises(InvalidTask, match=r"memory:// does not support guards: set BROKER"):
         add.using(backend="memory", unique=unique()).enqueue(1, 1)
     add.using(backend="memory").enqueue(1, 1)
 

@@ -284,7 +284,7 @@ def test_key_that_always_looks_free_but_is_taken_raises(
     monkeypatch.setattr(
         UniqueKeyQuerySet, "look", lambda rows, key_ids: (look(rows, key_ids)[0], {})
     )
-    with pytest.raises(BrokerUnavailable, match=r"'unique sum of 1' changes hands .* try again"):
+    with pytest.raises(BrokerUnavailable, match=r"'unique sum of 1' changes faster .* try again"):
         call(20)()
     assert len(alive()) == 1
 

@@ -105,7 +105,7 @@ def test_only_chosen_targets_are_changed(alice: Operator) -> None:
     gone = "01a1ffdb-f411-7482-86ed-55b43acb2507"
     row = whole(alice, waiting_jobs.HOLD, {"ids": [jobs[1].id, gone, jobs[3].id]})
     assert (row.done, row.refused) == (2, 1)
-    assert "does not wait" in bulk.refusals_of(alice.settings, row, 5)[0].refusal
+    assert "is not waiting" in bulk.refusals_of(alice.settings, row, 5)[0].refusal
     assert set(Deferred.objects.values_list("pk", flat=True)) == {
         UUID(jobs[1].id),
         UUID(jobs[3].id),
@@ -453,7 +453,7 @@ def test_template_is_refused_for_calls_that_are_not_complete(alice: Operator) ->
     row = whole(alice, REQUEUE, {}, {"arguments": {"more": "{order_id}"}})
     assert (row.done, row.refused) == (0, 2)
     refusals = BulkItem.objects.values_list("refusal", flat=True)
-    assert {"come from the step before" in one for one in refusals} == {True}
+    assert {"come from the previous step" in one for one in refusals} == {True}
 
 
 def test_template_copies_values_as_they_are(alice: Operator) -> None:

@@ -447,8 +447,8 @@ def test_invalid_limit_raises_value_error(limit: Any) -> None:
 @pytest.mark.parametrize(
     ("filters", "sentence"),
     [
-        ({"state": "nix"}, "state='nix': there is open, requeued"),
-        ({"reason": "nix"}, "reason='nix': there is error, timeout"),
+        ({"state": "nix"}, "state='nix': write one of open, requeued"),
+        ({"reason": "nix"}, "reason='nix': write one of error, timeout"),
         ({"failed_after": "2h"}, "failed_after='2h': give a datetime"),
         ({"failed_before": timedelta(1)}, "failed_before=.*: give a datetime"),
     ],
@@ -534,7 +534,7 @@ def test_each_filter_finds_the_matching_dead_letters() -> None:
     assert dead_letters.count() == dead_letters.count(state="discarded") == 1
     assert dead_letters.count(state="all") == 2
     for wrong in ({"state": "lost"}, {"reason": "bad luck"}):
-        with pytest.raises(ValueError, match="there is"):
+        with pytest.raises(ValueError, match="write one of"):
             dead_letters.count(**wrong)
 
 

@@ -180,7 +180,7 @@ def test_problems_names_duplicates_unknown_tasks_and_wrong_arguments() -> None:
         ],
     )
     assert len(found) == 3
-    assert "two schedules of the name 'twice'" in found[0]
+    assert "schedules have the name 'twice'" in found[0]
     assert "shop.tasks.nowhere" in found[1]
     assert "does not take these arguments" in found[2]
 

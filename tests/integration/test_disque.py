@@ -153,7 +153,7 @@ class TestOneNode:
             far.send([job])
             far.drop(far.receive(["default"], 1))
 
-        with pytest.raises(BrokerUnavailable, match="did not carry this out"):
+        with pytest.raises(BrokerUnavailable, match="could not process the request"):
             send_and_drop()
         assert proxy.lost.is_set()
         far.send([job])
@@ -193,11 +193,11 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("url", "what"),
         [
-            ("disque://", "no host"),
-            ("disque://a:b", "no port"),
-            ("disque://a,,b", "no host"),
+            ("disque://", "not a host"),
+            ("disque://a:b", "not a port"),
+            ("disque://a,,b", "not a host"),
             ("disque://a?copies=2", "only replicate"),
-            ("disque://a?replicate=0", "no number of copies"),
+            ("disque://a?replicate=0", "not a number of copies"),
         ],
     )
     def test_invalid_url_raises_with_explanation(self, url: str, what: str) -> None:
@@ -213,7 +213,7 @@ class TestSettings:
         transport = transport_at("disque://:secret@127.0.0.1:1", database_seconds=0.5)
         with pytest.raises(BrokerUnavailable) as caught:
             transport.ping()
-        assert str(caught.value).startswith("disque://127.0.0.1:1 did not carry this out: ")
+        assert str(caught.value).startswith("disque://127.0.0.1:1 could not process the request: ")
         assert "secret" not in str(caught.value)
 
     def test_single_node_is_reported_as_weakness(self) -> None:

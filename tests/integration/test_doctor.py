@@ -471,7 +471,7 @@ def test_command_exits_with_one_if_a_fault_is_left(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert run() == 0
-    assert "No promise is broken" in capsys.readouterr().out
+    assert "No guarantee is broken" in capsys.readouterr().out
     (lost, _) = lost_jobs()
     assert run() == 1
     out = capsys.readouterr().out

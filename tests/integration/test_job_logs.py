@@ -59,7 +59,7 @@ def test_page_after_a_line_begins_with_the_next_line() -> None:
     lines = log_page(settings_for(), job_id).lines
     assert lines[1].at.timestamp() == 1
     assert log_page(settings_for(), job_id, lines[1].mark).lines == [lines[2]]
-    with pytest.raises(ValueError, match="is not where a page"):
+    with pytest.raises(ValueError, match="is not the mark of a page"):
         log_page(settings_for(), job_id, "no mark")
 
 

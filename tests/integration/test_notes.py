@@ -29,7 +29,7 @@ class TestOutsideOfAJob:
     def test_job_attributes_raise_not_in_job(self) -> None:
         assert not job.is_running
         for use in (lambda: job.id, lambda: job.last_checkpoint, lambda: job.progress(1)):
-            with pytest.raises(NotInJob, match="No job runs here"):
+            with pytest.raises(NotInJob, match="No job is running here"):
                 use()
 
 

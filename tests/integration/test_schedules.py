@@ -212,7 +212,7 @@ def test_schedule_fires_with_a_broker_outside_the_database() -> None:
         assert fired is not None
         assert fire("elsewhere", moment) is None
         assert [job.id for job in enqueued()] == [str(fired.job_id)]
-        with pytest.raises(InvalidSchedule, match="does not say whether a job has ended"):
+        with pytest.raises(InvalidSchedule, match="cannot tell whether a job has ended"):
             schedules.create("overlaps", nothing, every(hours=1, overlap="skip"))
 
 
@@ -312,7 +312,7 @@ def test_update_changes_the_given_fields() -> None:
     assert schedules.update("changes", when=Cron("0 3 * * *", tz="UTC", args=[3])).words == (
         "at 03:00 every day, UTC"
     )
-    with pytest.raises(InvalidSchedule, match="no 'arguments'"):
+    with pytest.raises(InvalidSchedule, match="no option 'arguments'"):
         schedules.update("changes", arguments=[1])
     with pytest.raises(ScheduleNotFound):
         schedules.update("other", args=[2])
@@ -344,7 +344,7 @@ def test_forget_keeps_the_newest_ticks() -> None:
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", 5])
 def test_invalid_name_is_refused(name: Any) -> None:
-    with pytest.raises(InvalidSchedule, match="is no name"):
+    with pytest.raises(InvalidSchedule, match="is not a name"):
         schedules.create(name, nothing, every(hours=1))
 
 
@@ -368,11 +368,11 @@ def test_duplicate_name_is_refused() -> None:
         (nothing, lambda: every(hours=1, overlap="no"), InvalidSchedule, "overlap='no'"),
         (nothing, lambda: every(hours=1, repeats=0), InvalidSchedule, "repeats=0"),
         (nothing, lambda: every(hours=1, jitter="soon"), InvalidSchedule, "jitter='soon'"),
-        (nothing, lambda: every(hours=1, colour="red"), InvalidSchedule, "no 'colour'"),
+        (nothing, lambda: every(hours=1, colour="red"), InvalidSchedule, "no option 'colour'"),
         (nothing, lambda: every(hours=1, moment_as="at"), InvalidSchedule, "does not take"),
         (echo, lambda: every(hours=1, args=[{1}]), NotSerializable, "is a set"),
-        (echo, lambda: "0 3 * * *", InvalidSchedule, "is no schedule"),
-        (int, lambda: every(hours=1), InvalidSchedule, "is no task"),
+        (echo, lambda: "0 3 * * *", InvalidSchedule, "is not a schedule"),
+        (int, lambda: every(hours=1), InvalidSchedule, "is not a task"),
     ],
 )
 def test_invalid_schedule_is_refused_on_create(

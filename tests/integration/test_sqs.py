@@ -192,7 +192,7 @@ class TestQueues:
         assert stand.transport.counts() == {"default": 0}
 
     def test_missing_queue_raises_with_advice(self, stand: SqsStand) -> None:
-        with pytest.raises(BrokerUnavailable, match="leave create=false out"):
+        with pytest.raises(BrokerUnavailable, match="remove create=false"):
             beside(stand, create="false").send([message(queue="nobody-made-it")])
 
     def test_failed_receive_of_one_queue_keeps_messages_of_others(
@@ -229,7 +229,7 @@ class TestQueues:
     [
         ("sqs://key:secret@eu-west-1/shop", "credentials"),
         ("sqs://localhost:4566/shop", "endpoint="),
-        ("sqs://eu-west-1/shop.com", "is no prefix"),
+        ("sqs://eu-west-1/shop.com", "is not a prefix"),
         ("sqs://eu-west-1/shop?colour=red", "no option 'colour'"),
         ("sqs://eu-west-1/shop?fifo=yes", "not true or false"),
         ("sqs://eu-west-1/shop?groups=all", "not one of queue, task, job"),

@@ -288,7 +288,7 @@ def test_value_other_than_a_boolean_is_refused() -> None:
 
 
 def test_atomic_in_using_is_refused() -> None:
-    with pytest.raises(InvalidTaskOption, match="it belongs into @task"):
+    with pytest.raises(InvalidTaskOption, match="it belongs in @task"):
         tasks.add.using(atomic=True)  # type: ignore[call-arg] # as above
 
 
@@ -299,5 +299,5 @@ def test_broker_outside_the_database_is_refused(settings: Any) -> None:
             "OPTIONS": {"BROKER": "memory://"},
         }
     }
-    with pytest.raises(InvalidTask, match="let BROKER be the database"):
+    with pytest.raises(InvalidTask, match="set BROKER to a database"):
         atomic.add.enqueue(1)

@@ -141,7 +141,9 @@ class TestAssertEnqueued:
             assert_enqueued(others.add, args=[1, 2], count=2)
 
     def test_message_says_if_no_job_waits(self) -> None:
-        with pytest.raises(AssertionError, match=f"No job of {ADD} waits.\nThere is no other"):
+        with pytest.raises(
+            AssertionError, match=f"No job of {ADD} waits.\nThere are no other jobs"
+        ):
             assert_enqueued(others.add)
 
 

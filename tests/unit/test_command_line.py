@@ -135,7 +135,7 @@ def test_options_of_every_command_work_before_and_after_the_subcommand() -> None
         (["enqueue"], "the following arguments are required: TASK"),
         (["enqueue", "a.b", "--kwargs", "[]"], "is not an object"),
         (["nonsense"], "invalid choice"),
-        (["run", "--backend", "nonsense"], "TASKS has no backend 'nonsense'. There is: default."),
+        (["run", "--backend", "nonsense"], "TASKS has no backend 'nonsense'. Known: default."),
         (["run", "--drain", "--reload"], "choose one of them"),
         (["run", "--queues", "a,,b"], "has an empty name"),
         (["enqueue", "tests.app.tasks.nothing_such"], "There is no task 'tests.app.tasks.nothing"),
@@ -162,7 +162,7 @@ def test_foreign_backend_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     dummy = f"{TASKS_APP}.backends.dummy.DummyBackend"
     with override_settings(TASKS={"default": {"BACKEND": dummy}}):
         assert call("run") == ExitCode.REFUSED
-    assert "is DummyBackend, which has no cluster" in capsys.readouterr().err
+    assert "is DummyBackend, which has no clusters" in capsys.readouterr().err
 
 
 def test_invalid_setting_is_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -107,7 +107,9 @@ def test_lazy_objects_of_the_module_are_not_evaluated() -> None:
 
 
 def test_object_that_is_no_task_is_reported() -> None:
-    with pytest.raises(UnknownTask, match=r"is no task but a function\. Put @task on the function"):
+    with pytest.raises(
+        UnknownTask, match=r"is not a task but a function\. Put @task on the function"
+    ):
         find_task(f"{__name__}.no_task")
 
 

@@ -80,7 +80,7 @@ def test_exception_and_failing_str_are_written(lines: Lines) -> None:
         logging.getLogger("shop").exception("failed", extra={"rude": Rude()})
     told = lines.last()
     assert told["exception"].startswith("Traceback")
-    assert told["rude"] == "<its text could not be had: RuntimeError>"
+    assert told["rude"] == "<its text could not be read: RuntimeError>"
 
 
 def test_stoker_event_is_named(lines: Lines) -> None:

@@ -25,7 +25,7 @@ def test_mark_is_read_as_it_was_written(kinds: tuple[type, ...], key: tuple[obje
 def test_mark_of_another_list_is_refused(kinds: tuple[type, ...], key: tuple[object, ...]) -> None:
     for others, _ in KEYS:
         if others != kinds:
-            with pytest.raises(ValueError, match="is not where a page of this list begins"):
+            with pytest.raises(ValueError, match="is not the mark of a page of this list"):
                 key_of(mark_of(key), others)
 
 
@@ -40,5 +40,5 @@ def test_mark_of_another_list_is_refused(kinds: tuple[type, ...], key: tuple[obj
 )
 def test_mark_with_an_overflow_is_refused(mark: str) -> None:
     for kinds, _ in KEYS:
-        with pytest.raises(ValueError, match="is not where a page of this list begins"):
+        with pytest.raises(ValueError, match="is not the mark of a page of this list"):
             key_of(mark, kinds)

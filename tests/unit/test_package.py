@@ -239,7 +239,7 @@ def test_header_of_a_kind_has_its_magic_and_newest_version() -> None:
 
 def test_unsupported_old_version_is_reported() -> None:
     """The message says what to do."""
-    with pytest.raises(UnreadablePackage, match="version 0, which is not read any more"):
+    with pytest.raises(UnreadablePackage, match="version 0, which this Stoker cannot read"):
         JSON.open(b"\xf5J\x00" + VERSION_2[3:])
 
 
@@ -354,8 +354,8 @@ def test_garbage_is_refused_as_a_value_or_read_as_json(start: bytes, rest: bytes
 @pytest.mark.parametrize(
     ("data", "told"),
     [
-        (b"", "There is no package here, only 0 bytes"),
-        (b"\xf5J\x02", "There is no package here, only 3 bytes"),
+        (b"", "This is not a package: it has only 0 bytes"),
+        (b"\xf5J\x02", "This is not a package: it has only 3 bytes"),
         (b"gAAAAABk:1q2w3e", "These bytes are not a package of Stoker's"),
         (JSON.seal_value(1), "These bytes are not a package of Stoker's"),
         (VERSION_2[:30], "was changed or cut off"),
@@ -405,7 +405,7 @@ def test_unknown_flags_are_unreadable() -> None:
     """Flags say how to read the rest, so an unknown flag makes that impossible."""
     content = b"\xf5J\x02\x04" + VERSION_2[4:-32]
     key = hmac.digest(b"golden", b"stoker.package:shop", "sha256")
-    with pytest.raises(UnreadablePackage, match="flags 0x04 mean nothing"):
+    with pytest.raises(UnreadablePackage, match="flags 0x04 are unknown"):
         JSON.open(content + hmac.digest(key, content, "sha256"))
 
 
@@ -440,7 +440,7 @@ def test_pages_unpickle_neither_packages_nor_values() -> None:
     value = PICKLE.seal_value(Trap())
     with nothing_unpickled():
         for opening, data in ((PICKLE.open, trapped), (PICKLE.open_value, value)):
-            with pytest.raises(UnreadablePackage, match="pages unpickle nothing"):
+            with pytest.raises(UnreadablePackage, match="pages do not unpickle"):
                 opening(data)
         assert PICKLE.open(VERSION_2) == PACKAGE
     with pytest.raises(Opened):

@@ -111,7 +111,7 @@ def test_unknown_option_is_refused_with_a_suggestion() -> None:
         plain.using(queue="mail")
     with pytest.raises(InvalidTaskOption, match=r"'max_retrys'. Did you mean 'max_attempts'"):
         plain.using(max_retrys=5)
-    with pytest.raises(InvalidTaskOption, match=r"There are: .*max_attempts"):
+    with pytest.raises(InvalidTaskOption, match=r"Known: .*max_attempts"):
         plain.using(zzz=1)
 
 

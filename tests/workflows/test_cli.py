@@ -52,7 +52,7 @@ def test_list_filters_by_state_and_shows_pages() -> None:
     assert page["workflows"][0]["progress"]["enqueued"] == 1
     assert page["next"] is None
     assert stoker("list", "--state", "failed")[0] == "No such workflows.\n"
-    with pytest.raises(CommandError, match="where a page of this list"):
+    with pytest.raises(CommandError, match="not the mark of a page of this list"):
         stoker("list", "--after", "x")
 
 

@@ -81,7 +81,7 @@ def test_job_without_hooks_says_so_in_its_id(django_assert_num_queries: Any) -> 
     ("changes", "error", "sentence"),
     [
         ({"on_success": 1}, InvalidTaskOption, "write a task, or a call of one"),
-        ({"on_success": tell.s({1})}, NotSerializable, "is set, which cannot travel"),
+        ({"on_success": tell.s({1})}, NotSerializable, "is set, which cannot be stored"),
         ({"on_finish": double.si()}, TypeError, "does not take these arguments"),
     ],
 )

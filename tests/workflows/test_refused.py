@@ -64,13 +64,13 @@ def test_invalid_step_is_refused_with_its_position(
     ("make", "sentence"),
     [
         (chain, "needs a step"),
-        (lambda: chain(note.si("a"), "b"), "'b' is no step"),
-        (lambda: chain([note.si("a")]), r"^\[Sig.{50,56}\.\.\. is no step: write my_task"),
+        (lambda: chain(note.si("a"), "b"), "'b' is not a step"),
+        (lambda: chain([note.si("a")]), r"^\[Sig.{50,56}\.\.\. is not a step: write my_task"),
         (lambda: chain(note.si("a"), on_failure="wait"), "'stop', 'continue'"),
         (lambda: group(note.si("a"), on_failure="never"), "'wait', 'stop', 'continue'"),
         (lambda: group(note.si("a"), at_once=0), "above 0"),
-        (lambda: group(1), "nothing to go through"),
-        (lambda: double.map(3), "nothing to go through"),
+        (lambda: group(1), "pass an iterable"),
+        (lambda: double.map(3), "pass an iterable"),
         (lambda: double.map([1], chunk=0), "above 0"),
     ],
 )
@@ -98,7 +98,7 @@ def test_workflow_nested_too_deep_is_refused() -> None:
 def test_workflow_of_a_used_up_generator_is_refused() -> None:
     node = group(double.s(number) for number in range(3))
     node.enqueue()
-    with pytest.raises(InvalidTaskOption, match="used up"):
+    with pytest.raises(InvalidTaskOption, match="is exhausted"):
         node.enqueue()
 
 
@@ -127,7 +127,7 @@ def test_delay_of_a_step_counts_from_its_turn() -> None:
 
 
 def test_current_workflow_outside_a_workflow_raises() -> None:
-    with pytest.raises(NotInWorkflow, match="no step of a workflow"):
+    with pytest.raises(NotInWorkflow, match="not a step of a workflow"):
         current_workflow()
 
 

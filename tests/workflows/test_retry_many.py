@@ -179,7 +179,7 @@ def test_retry_of_a_large_workflow_continues_in_the_background(alice: Operator) 
     done = RETRY.perform(alice, workflow.id)
     row = bulk.get(alice.settings, done.value.pk)
     assert (row.state, row.matched, row.done) == ("running", 7, 2), "one batch in the request"
-    assert "2 of 7 steps retried so far. Clusters go on with it." in done.sentence
+    assert "2 of 7 steps retried so far. A cluster continues it." in done.sentence
     assert not RETRY.perform(alice, workflow.id).is_good, "it runs again"
     bulk_walk.go_on(alice.settings, LONG)
     row.refresh_from_db()

@@ -132,7 +132,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the s
 
         def inside(request: HttpRequest, **names: str) -> HttpResponseBase:
             if "\x00" in "".join((*names.values(), *request.GET.dict().values())):
-                raise Http404("Nothing in a store has a NUL character in its name.")
+                raise Http404("A name cannot contain a NUL character.")
             visit = AdminContext(request, self.admin_site.name)
             if permission:
                 visit.require(permission)

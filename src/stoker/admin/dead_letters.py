@@ -205,7 +205,7 @@ class DeadLetterAdmin(StoreAdmin):
         except ValueError as error:
             return self.done(visit, Done(first_line_of(error), False), back)
         if not number:
-            sentence = "No dead letter is chosen: tick dead letters, or choose all."
+            sentence = "No dead letter is chosen: select dead letters, or choose all."
             return self.done(visit, Done(sentence, False), back)
         if "confirmed" in post:
             return self.done(visit, chosen.attempt(visit, operation), back)

@@ -124,7 +124,7 @@ class JobAdmin(StoreAdmin):
         operation = next((one for one in self.operations if one.word == post.get("verb")), None)
         back = visit.at("job_changelist")
         if operation is None or not ids:
-            return self.done(visit, Done("Tick jobs and choose an operation.", False), back)
+            return self.done(visit, Done("Select jobs and choose an operation.", False), back)
         visit.require(operation.permission)
         if "confirmed" in post:
             if operation.name in BY_NAME:  # the rest of a long one continues in the background

@@ -77,7 +77,9 @@ def refuse_unreadable(request: HttpRequest) -> None:
     if "\x00" in request.path or any(
         "\x00" in text for name, values in request.GET.lists() for text in (name, *values)
     ):
-        raise CallRefused(400, "The address has a NUL character in it, which no store takes.")
+        raise CallRefused(
+            400, "The address contains a NUL character, which databases do not accept."
+        )
     if request.method in METHODS_WITHOUT_BODY:
         return
     length = request.META.get("CONTENT_LENGTH") or "0"
@@ -129,7 +131,9 @@ def _refuse_what_no_store_takes(value: Any) -> None:
             raise CallRefused(400, f"The body is nested deeper than {DEEPEST} levels.")
         if isinstance(one, str) and NO_TEXT.search(one):
             raise CallRefused(
-                400, "The body has a NUL character or half of one in it: no store takes that."
+                400,
+                "The body contains a NUL character or half of a surrogate pair, which databases do "
+                "not accept.",
             )
         if isinstance(one, dict):
             left += [(part, depth + 1) for part in (*one.keys(), *one.values())]

@@ -173,7 +173,7 @@ class DiscardingMany(ReasonBody):
         refuse_beyond_cap(self.limit)
         filters = self.filters.given()
         if not (filters or self.all or self.dry_run):
-            raise CallRefused(422, "filters: name at least one, or all: true.")
+            raise CallRefused(422, "filters: give at least one, or all: true.")
         if self.limit * self.pause_seconds > LONGEST_THROTTLE_SECONDS:
             raise CallRefused(
                 422,

@@ -108,12 +108,12 @@ STATUSES: dict[type[Exception], int] = {
 SENTENCES: dict[type[Exception], tuple[int, str]] = {
     Http404: (404, "There is nothing at this address."),
     RequestDataTooBig: (413, "The request is larger than this server reads."),
-    UnreadablePostError: (400, "The request ended before all of it was here."),
-    DataError: (422, "The store does not take one of these values."),
+    UnreadablePostError: (400, "The request ended before it was complete."),
+    DataError: (422, "The store does not accept one of these values."),
     NotMigrated: (503, "Stoker's tables are missing, or not up to date: run manage.py migrate."),
-    BrokerError: (503, "The store is out of reach: try again later."),
-    OperationalError: (503, "The store is out of reach: try again later."),
-    InterfaceError: (503, "The store is out of reach: try again later."),
+    BrokerError: (503, "The store is unreachable: try again later."),
+    OperationalError: (503, "The store is unreachable: try again later."),
+    InterfaceError: (503, "The store is unreachable: try again later."),
 }
 """Error class -> HTTP status and message, for errors whose own message is not sent."""
 

@@ -76,7 +76,7 @@ def show_document(request: HttpRequest) -> HttpResponse:
 def show_page(request: HttpRequest) -> HttpResponse:
     """Return the documentation page."""
     if not api_settings().docs:
-        return problem(404, "There is no page of documentation: see DOCS of STOKER_API.")
+        return problem(404, "The documentation page is turned off: see DOCS of STOKER_API.")
     refuse_strangers(request)
     settings = {**Swagger.default_settings, "url": "openapi.json"}
     page = format_html(
@@ -131,7 +131,7 @@ def _name_problems(answer: dict[str, Any]) -> None:
 api = NinjaAPI(
     title="Stoker",
     version=version("django-stoker"),
-    description="Background jobs: enqueue them, see them, and see to those that failed.",
+    description="Background jobs: enqueue them, inspect them, and handle those that failed.",
     openapi_url=None,
     docs_url=None,
     urls_namespace="stoker-api",

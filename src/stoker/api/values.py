@@ -23,7 +23,7 @@ SALT = "stoker.api.cursor"
 
 def _only_text(value: Any) -> Any:
     if not isinstance(value, str | datetime) or (isinstance(value, str) and value[4:5] != "-"):
-        raise ValueError("write a moment as 2030-01-31T06:00:00Z")
+        raise ValueError("write a time such as 2030-01-31T06:00:00Z")
     return value
 
 
@@ -61,7 +61,7 @@ def settings_of(backend: str | None) -> Settings:
         backend = unnamed_backend() or "default"
     if backend not in known:
         names = ", ".join(known) or "none"
-        raise CallRefused(404, f"There is no backend {backend!r} of Stoker's. There is: {names}.")
+        raise CallRefused(404, f"Stoker has no backend {backend!r}. Known: {names}.")
     try:
         settings: Settings = known[backend].settings
     except ConfigurationError as error:

@@ -190,7 +190,7 @@ class Service:
             return self._client
 
     def _explained(self, said: str, advice: str | None = None) -> BrokerUnavailable:
-        sentence = f"{self.shown} did not carry this out: {said.rstrip('.')}."
+        sentence = f"{self.shown} could not process the request: {said.rstrip('.')}."
         return BrokerUnavailable(f"{sentence} {advice}" if advice else sentence)
 
 
@@ -433,7 +433,7 @@ class IronmqTransport(Transport):
             if about.get("dead_letter"):
                 found.append(
                     f"IronMQ takes jobs of {self._named(line)} away that were reserved several "
-                    "times, also where only the database was down. Remove its dead_letter."
+                    "times, even if only the database was down. Remove its dead_letter."
                 )
         return found
 

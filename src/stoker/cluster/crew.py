@@ -465,11 +465,11 @@ def hang_seconds(settings: Settings) -> float:
 
 
 REASONS = {
-    "timeout": "its job went on after the time-out",
-    "cancel": "its job went on after it was cancelled",
+    "timeout": "its job continued after the time-out",
+    "cancel": "its job continued after it was cancelled",
     "lost": "the lease of its job is lost, another cluster has it",
     "fence": "the lease of its job could not be extended and is about to end",
-    "stop": "the time to finish after a stop was over",
+    "stop": "SHUTDOWN_SECONDS had passed after a stop",
     "exit": "it left on purpose",
 }
 

@@ -342,7 +342,7 @@ class Upkeep:
             head = outline(sealer_for(self._settings), delivery.package)
             options = JobOptions(head.max_attempts, head.max_crashes)
             if is_out_of_attempts(options, delivery.attempt, delivery.crashes + 1):
-                return Snoozed(0.0, "its cluster is gone, and no worker had got it")
+                return Snoozed(0.0, "its cluster is gone, and no worker had received it")
         return Crashed("its cluster is gone: the lease ended without a heartbeat")
 
     def _finish(self, attempted: Sequence[Attempted]) -> None:

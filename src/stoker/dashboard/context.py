@@ -78,7 +78,7 @@ class DashboardContext(RequestContext):
         if user is None or not user.is_authenticated or not user.is_active:
             return "Sign in first."
         if not any(self.may(section.permission) for section in SECTIONS):
-            return "You may see nothing here."
+            return "You have no permission to see anything here."
         return ""
 
     @property

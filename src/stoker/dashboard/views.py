@@ -147,7 +147,7 @@ def start_of(visit: DashboardContext) -> int:
     """Return the number of the first row of a page of a list whose order no index has."""
     after = visit.request.GET.get("after") or "0"
     if not (after.isdecimal() and after.isascii() and len(after) <= LONGEST_START):
-        raise PageRefused(400, f"{after[:50]!r} is not where a page of this list begins.")
+        raise PageRefused(400, f"{after[:50]!r} is not the mark of a page of this list.")
     return int(after)
 
 
@@ -254,7 +254,9 @@ def _refuse(visit: DashboardContext, methods: tuple[str, ...], permission: str) 
         raise PageRefused(405, f"This address takes {' and '.join(methods)}.")
     for given in (request.GET, request.POST):
         if any("\x00" in text for _, values in given.lists() for text in values):
-            raise PageRefused(400, "The request has a NUL character, which no store takes.")
+            raise PageRefused(
+                400, "The request contains a NUL character, which databases do not accept."
+            )
     if request.GET.get("backend", visit.alias) != visit.alias:
         raise PageRefused(404, f"There is no backend {request.GET['backend']!r}.")
     require(visit, permission)

@@ -146,8 +146,8 @@ def repeated(
             if not tries_left:
                 which = ", ".join(map(str, dead_letter_ids[:3]))
                 raise BrokerUnavailable(
-                    f"The dead letter {which} changes faster than it can be looked at, or "
-                    "the open transaction does not see what others have committed: try again."
+                    f"The dead letter {which} changes faster than it can be read, or the open "
+                    "transaction does not see what others have committed: try again."
                 ) from None
         except (BrokerUnavailable, OperationalError) as error:
             if not (tries_left and is_ours and is_conflict(error)):
@@ -274,7 +274,7 @@ class _Requeue:
             return sealer_for(self._settings).open(bytes(seen.package))
         except UnreadablePackage as error:
             if self._wish.args is None and self._wish.kwargs is None:
-                raise UnreadablePackage(f"{error} Say its arguments to send it again.") from error
+                raise UnreadablePackage(f"{error} Give its arguments to requeue it.") from error
             return Package(seen.job_id, seen.task, (), {}, seen.queue, seen.priority, 0.0)
 
     def _task(self, seen: DeadLetter, old: Package) -> Any:
@@ -386,7 +386,7 @@ def run_again(settings: Settings, job_id: UUID) -> Again:
     progress = progress_of_one(settings, job_id)
     job, package = progress.job, package_of(settings, progress.job)
     if job is None or package is None:
-        return Again(None, "Its package cannot be opened here, so it cannot be run again.")
+        return Again(None, "Its package cannot be opened here, so it cannot run again.")
     if job.status is None:
         return Again(None, "It has not ended.")
     with explained(settings.database):
@@ -394,7 +394,7 @@ def run_again(settings: Settings, job_id: UUID) -> Again:
         if letters.exists():
             return Again(None, "It has a dead letter: requeue that instead.")
     if package.options.receives or package.options.about:
-        because = "What it was given came from another step of its workflow: retry that."
+        because = "Its arguments came from another step of its workflow: retry that step."
         return Again(None, because)
     if package.options.each:
         return Again(None, "It makes several calls of a map: enqueue the map again.")
@@ -405,5 +405,5 @@ def run_again(settings: Settings, job_id: UUID) -> Again:
     task = task.using(queue_name=job.queue, priority=job.priority, backend=settings.alias)
     result = task.enqueue(*package.args, **package.kwargs)
     if result.was_duplicate:
-        return Again(result, "There is a job of the same unique key already: this one.")
+        return Again(result, "A job with the same unique key exists already: this one.")
     return Again(result)

@@ -336,7 +336,7 @@ def _condition(wanted: Filter) -> Q:
 def _refuse_unknown(name: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
         names = ", ".join(str(one) for one in known if one)
-        raise InvalidFilter(f"{name}={value!r}: there is {names}.")
+        raise InvalidFilter(f"{name}={value!r}: write one of {names}.")
 
 
 def _refuse_no_moment(name: str, value: Any) -> None:

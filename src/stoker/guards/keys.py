@@ -237,8 +237,8 @@ def _key(call: Arguments, option: str, key: Any) -> _GuardKey | None:
     if isinstance(value, tuple):
         return _values_key(call, option, value)
     raise InvalidTaskOption(
-        f"{option}: the key of {path} gave {value!r}. Let it give a str, an int, a UUID, a tuple "
-        "of such, or None for a job without this guard."
+        f"{option}: the key of {path} gave {value!r}. Return a str, an int, a UUID, a tuple of "
+        "these, or None for a job without this guard."
     )
 
 
@@ -373,8 +373,8 @@ def problem_of(refusal: NotEncodable) -> str:
         return refusal.problem
     kind = type(refusal.value).__qualname__
     return (
-        f"has a value of type {kind}, of which no key can be made: pass plain values, or give the "
-        "guard a key that does without it"
+        f"has a value of type {kind}, which cannot be part of a key: pass plain values, or give "
+        "the guard a key that does not use it"
     )
 
 

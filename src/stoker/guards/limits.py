@@ -42,8 +42,8 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
     settings = settings_for(backend)
     if not broker_for(settings).capabilities.guards:
         raise ConfigurationError(
-            f"The broker of {backend!r}, {settings.broker}, keeps no guards, so there is no limit "
-            "to set: name the backend whose jobs have it."
+            f"The broker of {backend!r}, {settings.broker}, does not support guards, so there is "
+            "no limit to set: name the backend whose jobs have it."
         )
     override_limit(settings, key_id, name, n)
 
@@ -82,11 +82,11 @@ def override_limit(settings: Settings, key_id: UUID, name: str, n: int | None) -
 def _key(key: Any) -> tuple[UUID, str]:
     if not isinstance(key, str | Task):
         raise TypeError(
-            f"key: write what the key of the limit comes to, as in set_limit('tenant:7', 3), or "
-            f"the task whose limit has no key; this is of type {type(key).__name__}."
+            "key: write the value of the limit's key, as in set_limit('tenant:7', 3), or the task "
+            f"whose limit has no key; this is of type {type(key).__name__}."
         )
     if isinstance(key, str) and (not key or "{" in key):
         raise ValueError(
-            f"key={key!r}: write what the key comes to for a job, as in set_limit('tenant:7', 3)."
+            f"key={key!r}: write the value of the key for a job, as in set_limit('tenant:7', 3)."
         )
     return id_and_name(Need.Kind.LIMIT.value, key)

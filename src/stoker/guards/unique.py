@@ -152,8 +152,8 @@ class WantedKeys:
                 return
         claim, _ = next(iter(self._open.values()))
         raise KeyInMotion(
-            f"The key {claim.name!r} changes hands faster than it can be looked at, or the open "
-            "transaction does not see what others have committed since it began: try again."
+            f"The key {claim.name!r} changes faster than it can be read, or the open transaction "
+            "does not see what others have committed since it began: try again."
         )
 
     def only_taking(self) -> tuple[Taking, Condition] | None:

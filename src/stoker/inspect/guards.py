@@ -202,7 +202,7 @@ def keys(
         BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     if state not in ("", *STATES):
-        raise InvalidFilter(f"state={state[:50]!r}: there is {', '.join(STATES)}.")
+        raise InvalidFilter(f"state={state[:50]!r}: write one of {', '.join(STATES)}.")
     alias = settings.database
     with explained(alias):
         rows = GuardKey.objects.using(alias)

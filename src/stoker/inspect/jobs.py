@@ -109,7 +109,7 @@ class JobSearch:
 
     def __init__(self, settings: Settings, wanted: JobFilter) -> None:
         if wanted.state not in ("", *STATES):
-            raise InvalidFilter(f"state={wanted.state!r}: there is {', '.join(STATES)}.")
+            raise InvalidFilter(f"state={wanted.state!r}: write one of {', '.join(STATES)}.")
         self._settings = settings
         self._alias = alias = settings.database
         self._wanted = wanted

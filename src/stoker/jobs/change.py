@@ -44,7 +44,7 @@ AT_ONCE = "at once"
 AS_IT_IS = "as it is"
 HIGHEST, LOWEST = 100, -100
 LONGEST_QUEUE = 100
-STARTED = "it does not wait (any more)"
+STARTED = "it is not waiting (any more)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +262,7 @@ def _needs_of_edited(old: Package, package: Package, own: Sequence[NewNeed]) -> 
         ValueError: the guards or the unique key come from ``using()`` and cannot be computed again.
     """
     if package.options.receives or package.options.each or package.options.about:
-        raise ValueError("Its arguments come from the step before it, or are calls of a map.")
+        raise ValueError("Its arguments come from the previous step, or are the calls of a map.")
     task = task_of(package)
     refuse_wrong_arguments(task, package.args, package.kwargs)
     before = unique_of(task, old.args, old.kwargs)

@@ -125,8 +125,8 @@ def _running() -> Running:
     running = current.get()
     if running is None:
         raise NotInJob(
-            "No job runs here: stoker.job is for the code of a task while a worker (or "
-            "stoker.testing) runs it."
+            "No job is running here: use stoker.job only while a worker (or stoker.testing) runs a "
+            "task."
         )
     return running
 
@@ -140,7 +140,7 @@ def _finite(name: str, value: Any) -> float:
         number = math.nan
     if not math.isfinite(number):
         shown = repr(value) if isinstance(value, float | str | None) else type(value).__name__
-        raise ValueError(f"job.progress: {name} is {shown[:40]}; give a number that is finite.")
+        raise ValueError(f"job.progress: {name} is {shown[:40]}; give a finite number.")
     return number
 
 

@@ -425,24 +425,24 @@ class _Intake:
     def _refuse_atomic(self) -> None:
         if getattr(self.task, "atomic", False) and not self.broker.capabilities.atomic:
             raise InvalidTask(
-                f"{self.task.module_path} has atomic=True, and the jobs of "
-                f"{self.broker.info()['broker']} have no transaction to be part of: let BROKER be "
-                "the database."
+                f"{self.task.module_path} has atomic=True, but jobs of "
+                f"{self.broker.info()['broker']} cannot be part of a transaction: set BROKER to a "
+                "database."
             )
 
     def _refuse_guards(self) -> None:
         if not self.broker.capabilities.guards and is_guarded(self.task):
             raise InvalidTask(
                 f"{self.task.module_path} has a guard (unique, lock, limit, rate or sequence), and "
-                f"{self.broker.info()['broker']} keeps none: let BROKER be the database."
+                f"{self.broker.info()['broker']} does not support guards: set BROKER to a database."
             )
         is_put_off = self._open_transaction not in (None, self._alias)
         if self._is_unique and is_put_off and self.task.unique.on_conflict == "raise":
             raise InvalidTask(
                 f"{self.task.module_path} cannot be enqueued inside a transaction of "
                 f"{self._open_transaction!r}: its jobs are stored when that is committed, too late "
-                'for Unique(on_conflict="raise") to be raised. Enqueue it outside, or in a '
-                f"transaction of {self._alias!r}."
+                'for Unique(on_conflict="raise") to raise. Enqueue it outside, or in a transaction '
+                f"of {self._alias!r}."
             )
 
 

@@ -139,7 +139,7 @@ def run_and_record(
     except Exception:
         if not is_committed:
             raise
-        logger.exception("A hook of on_commit failed; its job is done and recorded all the same.")
+        logger.exception("An on_commit hook failed; its job is done and recorded nevertheless.")
     return ran
 
 
@@ -151,8 +151,8 @@ def _inner_blocks_closed(alias: str) -> Iterator[None]:
     connection = connections[alias]
     depth = len(connection.atomic_blocks)
     error: BaseException = TransactionLeftOpen(
-        f"The task has not left a block of transaction.atomic() on the database {alias!r}. "
-        "It was rolled back with all that the task wrote there."
+        f"The task ended inside a block of transaction.atomic() on the database {alias!r}. It was "
+        "rolled back with all that the task wrote there."
     )
     is_refused = False
     try:

@@ -17,7 +17,7 @@ def fault_of(error: BaseException) -> Fault:
     try:
         message = str(error)
     except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise anything
-        message = f"<the error's text could not be had: {type(broken).__name__}>"
+        message = f"<the error's text could not be read: {type(broken).__name__}>"
     try:
         trace = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - formatting calls the user's __str__, too

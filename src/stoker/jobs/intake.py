@@ -120,7 +120,7 @@ class Newcomers:
                 )
             (result,) = self._results_of([refused]).values()
         raise DuplicateJob(
-            f"There is a job of the key {refused.claim.name!r} already: {result.id}.", result
+            f"A job with the key {refused.claim.name!r} already: {result.id}.", result
         )
 
     def _keys(self) -> WantedKeys:

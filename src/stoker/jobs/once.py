@@ -67,4 +67,4 @@ def _refusal(before: Begun | None) -> str:
     when = (
         f" at {before.begun_at:%Y-%m-%d %H:%M:%S %Z} in worker {before.worker_id}" if before else ""
     )
-    return f"The job began before{when}. Its task has at_most_once=True: it is not run again."
+    return f"The job has begun already{when}. Its task has at_most_once=True: it is not run again."

@@ -127,7 +127,9 @@ class Envelope:
         if kind.is_always_signed or flags & PICKLED:
             content = self._verified(data, kind)
         if flags & ~(PICKLED | COMPRESSED):
-            raise UnreadablePackage(f"The flags {flags:#04x} mean nothing to this Stoker.")
+            raise UnreadablePackage(
+                f"The flags {flags:#04x} are unknown to this version of Stoker."
+            )
         body = content[HEADER_BYTES:]
         if flags & COMPRESSED:
             body = self._inflate(body)
@@ -185,19 +187,20 @@ def _read_header(data: bytes, kind: ContentKind) -> tuple[int, int]:
     differently. Nothing of such a package is run.
     """
     if len(data) < HEADER_BYTES:
-        raise UnreadablePackage(f"There is no {kind.name} here, only {len(data)} bytes.")
+        raise UnreadablePackage(f"This is not a {kind.name}: it has only {len(data)} bytes.")
     if data[:2] != kind.magic:
         raise UnreadablePackage(f"These bytes are not a {kind.name} of Stoker's.")
     version = data[2]
     if version > kind.newest:
         raise NewerVersion(
-            f"The {kind.name} was written by a newer Stoker: it has version {version}, this one "
-            f"reads up to {kind.newest}. Update Stoker here, or let an updated cluster take it."
+            f"The {kind.name} was written by a newer version of Stoker: it has version {version}, "
+            f"this one reads up to {kind.newest}. Update Stoker here, or let an updated cluster "
+            "run it."
         )
     if version < kind.oldest:
         raise UnreadablePackage(
-            f"The {kind.name} has version {version}, which is not read any more: let a cluster of "
-            "the Stoker before this one empty the queue, then update."
+            f"The {kind.name} has version {version}, which this Stoker cannot read any more: let a "
+            "cluster of the previous version empty the queue, then update."
         )
     return version, data[3]
 
@@ -461,7 +464,7 @@ def _with_links(*options: Any) -> JobOptions:
 
 
 def _unreadable(error: Exception) -> str:
-    return f"This is a package or value of Stoker's, but could not be read: {told(error)}."
+    return f"This is a package or value of Stoker's, but it could not be read: {told(error)}."
 
 
 READERS: dict[int, Callable[[list[Any]], Package]] = {1: _read_version_1, 2: _package}

@@ -150,7 +150,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
             poll_seconds: the longest pause between two queries; the first pauses are a few ms.
 
         Raises:
-            ResultTimeout: the job had not ended by then. It goes on.
+            ResultTimeout: the job had not ended by then. It continues.
             JobFailed, JobCancelled: the job failed or was cancelled.
             TaskResultDoesNotExist: the job does not exist (any more).
             TransactionManagementError: the open transaction could never see the job end.

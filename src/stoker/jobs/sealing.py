@@ -124,13 +124,13 @@ def check_backend(task: Any, keeps_atomic: bool, keeps_guards: bool, broker: str
     """Raise InvalidTask if the broker does not support an option of the task."""
     if getattr(task, "atomic", False) and not keeps_atomic:
         raise InvalidTask(
-            f"{task.module_path} has atomic=True, and the jobs of {broker} have no transaction to "
-            "be part of: let BROKER be the database."
+            f"{task.module_path} has atomic=True, but jobs of {broker} cannot be part of a "
+            "transaction: set BROKER to a database."
         )
     if is_guarded(task) and not keeps_guards:
         raise InvalidTask(
             f"{task.module_path} has a guard (unique, lock, limit, rate or sequence), and {broker} "
-            "keeps none: let BROKER be the database."
+            "does not support guards: set BROKER to a database."
         )
 
 
@@ -181,7 +181,7 @@ def _row(settings: Settings, owner: str, hook: Signature) -> list[Any]:
     task = hook.task
     if task.backend != settings.alias:
         raise InvalidTaskOption(
-            f"{owner}: {task.module_path} is of the backend {task.backend!r}; let it be "
+            f"{owner}: {task.module_path} belongs to the backend {task.backend!r}; set it to "
             f"{settings.alias!r}, too."
         )
     task_backends[settings.alias].validate_task(task)
@@ -205,7 +205,7 @@ def _row(settings: Settings, owner: str, hook: Signature) -> list[Any]:
     except NotEncodable as refusal:
         raise NotSerializable(
             f"{owner}: an argument of {task.module_path} is {type(refusal.value).__name__}, which "
-            "cannot travel with the job: pass plain values."
+            "cannot be stored with the job: pass plain values."
         ) from None
     return row
 
@@ -338,8 +338,8 @@ class Sealing:
         expires = expires_at(self._task, now) if self._options.may_expire else None
         if expires is not None and expires <= self._earliest_start(now, run_after):
             raise InvalidTaskOption(
-                f"A job of {self._task.module_path} would expire before it may start: "
-                "let expires be later than run_after, and than the delay of Unique."
+                f"A job of {self._task.module_path} would expire before it may start: set expires "
+                "to a time later than run_after and the delay of Unique."
             )
         return run_after, self._job_options(expires)
 
@@ -489,6 +489,6 @@ def _checked(settings: Settings, task: Any, backend: Any) -> TaskOptions:
 def _refuse_script(task: Any) -> None:
     if task.module_path.startswith("__main__."):
         raise InvalidTask(
-            f"No worker finds {task.module_path}: it is of the program that runs now. "
-            "Move the function into a module of an app."
+            f"No worker finds {task.module_path}: it belongs to the program that runs now. Move "
+            "the function into a module of an app."
         )

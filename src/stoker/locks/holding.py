@@ -96,7 +96,7 @@ class Holding:
         if self.is_alive:
             return ""
         if not self.is_ours:
-            return "another process took it, of which this one is a copy"
+            return "another process took it, and this process is a copy of that one"
         if self._is_released:
             return "it was released"
         return self._lost_because or TOO_LATE
@@ -126,7 +126,7 @@ class Holding:
             self._has_complained = False
             self._start_lease(asked_at)
         else:
-            self._lose("the store has it no longer, or under another holder")
+            self._lose("the store no longer has it, or it has another holder")
 
     def _start_lease(self, asked_at: float) -> None:
         lease_seconds = self.terms.lease_seconds

@@ -113,13 +113,15 @@ def refuse_bad_name(name: object) -> None:
     """Raise TypeError or ValueError if the value cannot be the name of a lock."""
     if not isinstance(name, str):
         raise TypeError(
-            f"The name of a lock is a string, but this is {name!r}. "
-            "Put what tells one lock from another into it, as in f'feed:{feed_id}'."
+            f"The name of a lock is a string, but this is {name!r}. Write what distinguishes one "
+            "lock from another into it, as in f'feed:{feed_id}'."
         )
     if not name:
         raise ValueError("A lock needs a name, and this one is empty.")
     if name.startswith(RESERVED):
-        raise ValueError(f"The lock {name!r} is Stoker's own: begin the name with another word.")
+        raise ValueError(
+            f"The lock {name!r} is reserved for Stoker: begin the name with another word."
+        )
 
 
 NOT_EVEN_ASKED = (TransactionManagementError, ConfigurationError, NotMigrated)
@@ -361,7 +363,7 @@ class NamedLock:
     def _busy(self) -> LockBusy:
         waited = self._terms.wait_seconds
         during = f", and it was not free within {waited:g} s" if waited else ""
-        return LockBusy(f"Another has the lock {self.name!r}{during}.")
+        return LockBusy(f"Another holder has the lock {self.name!r}{during}.")
 
     def _misused(self, what: str) -> LockMisused:
         return LockMisused(
@@ -450,7 +452,7 @@ def _cache(alias: str) -> BaseCache:
     try:
         return caches[alias]
     except InvalidCacheBackendError as error:
-        raise ConfigurationError(f"The lock's cache {alias!r} is not to be had: {error}") from error
+        raise ConfigurationError(f"The lock's cache {alias!r} is unreachable: {error}") from error
 
 
 def _why_not(cache: BaseCache) -> str:
@@ -459,7 +461,7 @@ def _why_not(cache: BaseCache) -> str:
     if isinstance(cache, dummy.DummyCache):
         return "it keeps nothing"
     if isinstance(cache, filebased.FileBasedCache):
-        return "its `add` looks first and writes afterwards, so two can get in at once"
+        return "its `add` reads before it writes, so two holders can take the lock at once"
     for verb in ("add", "touch"):
         if getattr(type(cache), verb) is getattr(base.BaseCache, verb):
             return f"it has no `{verb}`"

@@ -46,7 +46,7 @@ def as_plain(row: BulkOperation) -> dict[str, Any]:
 class StartBulk(Subcommand):
     """Start an operation on all matching jobs or dead letters.
 
-    Start an operation on all jobs, or open dead letters, that the filters find. Clusters run it
+    Start an operation on all jobs, or open dead letters, that match the filters. Clusters run it
     in the background; with --wait this command runs it. Without a filter, --all is needed.
 
     --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
@@ -120,7 +120,7 @@ class StartBulk(Subcommand):
         operation, operator = BY_NAME[options["operation"]], self.operator(options)
         filters = {name: options[name] for name in FILTERS if options[name]}
         if not (filters or options["all"] or options["dry_run"]):
-            raise refuse("Name a filter, or --all.")
+            raise refuse("Give at least one filter, or --all.")
         names = ("run_after", "priority", "arguments")
         given = {name: options[name] for name in names} | {"queue": options["to"]}
         begin = bulk.preview if options["dry_run"] else bulk.start

@@ -79,7 +79,7 @@ def _number_of_workers(text: str) -> str:
     if text == "start":
         return ""
     if not (text.isascii() and text.isdigit()):
-        raise ArgumentTypeError(f"give a number of workers, or start, not {text[:20]!r}")
+        raise ArgumentTypeError(f"give a number of workers or the word start, not {text[:20]!r}")
     return text
 
 

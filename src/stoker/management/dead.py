@@ -338,7 +338,7 @@ class _ChangeSome(_ChangeLetters):
 class RequeueLetters(_ChangeSome):
     """Requeue dead letters.
 
-    Requeue dead letters, by their ids, or all open ones that the filters find. Each becomes a new
+    Requeue dead letters, by their ids, or all open ones that match the filters. Each becomes a new
     job with the same arguments and options, at the same place in the queue. It is resolved when
     that job succeeds, and open again if the job fails for good. A dead letter never has two
     jobs: the answer names the job that exists already, or a newer job of the same unique key.
@@ -402,7 +402,7 @@ def _placement(options: dict[str, Any]) -> dict[str, Any]:
 class DiscardLetters(_ChangeSome):
     """Close dead letters that need no further action.
 
-    Close dead letters by their ids, or all open ones that the filters find. They are kept until
+    Close dead letters by their ids, or all open ones that match the filters. They are kept until
     they are purged. If one of them halts a sequence of jobs, the sequence continues.
 
     --json writes one object, as `dead requeue` does.

@@ -106,5 +106,5 @@ def _verdict(report: Report) -> str:
         looked += f"; not all of {', '.join(report.cut_short)}"
     faults = sum(one.is_fault and not one.is_mended for one in report.findings)
     if not faults:
-        return f"No promise is broken ({looked})."
+        return f"No guarantee is broken ({looked})."
     return f"{faults} kinds of faults ({looked})."

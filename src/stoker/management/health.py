@@ -33,7 +33,7 @@ class HealthCommand(Subcommand):
     this host says whether they still work. It says nothing about the store, so it is the right
     check for a liveness probe, which restarts the cluster. Exit code 0: a cluster of this
     backend, started by the same user, has a process on this host, and its pusher, monitor and
-    scheduler have all moved within --max-silence seconds (default: the time after which the
+    scheduler have all responded within --max-silence seconds (default: the time after which the
     cluster itself kills a hung process). Exit code 1: there is none.
 
     Examples:
@@ -129,8 +129,8 @@ def judge_loops(
     slowest = max(ages, key=lambda role: ages[role])
     if ages[slowest] > max_silence_seconds:
         sentence = (
-            f"The {slowest} of the cluster on this host has not moved for {ages[slowest]:.1f} s: "
-            f"more than {max_silence_seconds:g} s."
+            f"The {slowest} of the cluster on this host has not responded for {ages[slowest]:.1f} "
+            f"s: more than {max_silence_seconds:g} s."
         )
         return HealthVerdict(ExitCode.NO, sentence)
     return HealthVerdict(ExitCode.DONE, "A cluster runs on this host, and none of its loops hangs.")

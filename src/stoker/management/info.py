@@ -47,7 +47,7 @@ class InfoCommand(Subcommand):
       clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
                        request ("", "quiet" or "stop"), started_at, silent_seconds,
                        queues[] (empty: all), leases, loops {role: seconds since it turned},
-                       processes[] (those that are no workers: role, pid, resident_bytes),
+                       processes[] (other than workers: role, pid, resident_bytes),
                        wanted_workers (null: as at its start), most_workers, is_single (runs
                        with --single), workers[]
         workers[]      number, name (number and incarnation), pid, jobs_done, running[],

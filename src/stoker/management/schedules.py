@@ -74,7 +74,7 @@ def tick_line(row: Schedule, tick: Tick) -> str:
     """Return a line that describes a tick, in the time zone of its schedule."""
     late = ""
     if tick.outcome == Tick.Outcome.FIRED:
-        late = f", {(tick.fired_us - tick.moment_us) / 1e6:.3f} s after its moment"
+        late = f", {(tick.fired_us - tick.moment_us) / 1e6:.3f} s late"
     job = f", job {tick.job_id}" if tick.job_id else ""
     moment = operations.when_of(tick.moment_us, row).strftime(MOMENT)
     return f"{moment}  {operations.tick_text(tick)}{late}{job}"

@@ -52,7 +52,7 @@ MEANINGS = {
     "(`clusters`).",
     ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, the "
     "job is unknown (`why`), tables are missing, or the store is unreachable.",
-    ExitCode.NOT_YET: "The job has not ended within the SECONDS of `enqueue --wait`. It goes on.",
+    ExitCode.NOT_YET: "The job has not ended within the SECONDS of `enqueue --wait`. It continues.",
     ExitCode.INTERRUPTED: "Ctrl-C (`run` then stops normally, and exits with 0).",
     ExitCode.NOBODY_READS: "The reader of the output has exited, as in `stoker info | head -1`.",
 }
@@ -291,7 +291,7 @@ def backend_settings(alias: str) -> Settings:
     if alias not in task_backends.settings:
         raise ConfigurationError(
             f"TASKS has no backend {alias!r}. "
-            + (f"There is: {known}." if known else "Add one; see the reference of settings.")
+            + (f"Known: {known}." if known else "Add one; see the reference of settings.")
         )
     try:
         backend = task_backends[alias]
@@ -299,8 +299,8 @@ def backend_settings(alias: str) -> Settings:
         raise ConfigurationError(f'TASKS["{alias}"] cannot be used: {error}') from error
     if not isinstance(backend, StokerBackend):
         raise ConfigurationError(
-            f'TASKS["{alias}"]["BACKEND"] is {type(backend).__name__}, which has no cluster: name '
-            '"stoker.backend.StokerBackend" there, or another one with --backend.'
+            f'TASKS["{alias}"]["BACKEND"] is {type(backend).__name__}, which has no clusters. Set '
+            'it to "stoker.backend.StokerBackend", or choose another backend with --backend.'
         )
     return backend.settings
 

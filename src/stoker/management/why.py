@@ -36,7 +36,7 @@ class WhyCommand(Subcommand):
     def run(self, options: dict[str, Any]) -> ExitCode:
         job_id = parse_job_id(options["job"])
         if job_id is None:
-            raise refuse(f"{options['job']!r} is not an id of a job: that is a UUID.")
+            raise refuse(f"{options['job']!r} is not a job id, which is a UUID.")
         answer = why(self.settings(options), job_id)
         self.answer(options, answer_as_plain(answer), self._lines(answer))
         if answer.kind == Kind.UNKNOWN:

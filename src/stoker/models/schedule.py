@@ -238,7 +238,7 @@ class Schedule(models.Model):
             )
         if self.kind == self.Kind.ONCE:
             return OnceRule(datetime.fromisoformat(self.anchor))
-        raise ValueError(f"{self.kind!r} is no kind of schedule")
+        raise ValueError(f"{self.kind!r} is not a kind of schedule")
 
     @property
     def words(self) -> str:

@@ -88,7 +88,7 @@ def _new(
     operator: Operator, operation: Operation, filters: Mapping[str, Any], options: Mapping[str, Any]
 ) -> BulkOperation:
     if operation.name not in BY_NAME:
-        raise ValueError(f"{operation.name} is no operation on many.")
+        raise ValueError(f"{operation.name} cannot be used as a bulk operation.")
     ids = filters.get("ids")
     if operation is steps.RETRY or "workflow" in filters:
         given = _of_workflow(operator, operation, filters)
@@ -126,8 +126,8 @@ def _of_workflow(
     workflow_id = parse_job_id(str(filters.get("workflow", "")))
     if operation is not steps.RETRY or workflow_id is None or len(filters) > 1:
         raise ValueError(
-            f"{steps.RETRY.name} needs the filter workflow, and no other operation or filter "
-            "goes with it."
+            f"{steps.RETRY.name} needs the filter workflow, which cannot be combined with other "
+            "operations or filters."
         )
     with explained(operator.settings.database):
         refusal = why_not(operator.settings.database, workflow_id)
@@ -153,7 +153,7 @@ def find(settings: Settings, limit: int, after: str = "") -> tuple[list[BulkOper
     if after:
         last = parse_job_id(after)
         if last is None:
-            raise ValueError(f"{after[:50]!r} is not where a page of this list begins")
+            raise ValueError(f"{after[:50]!r} is not the mark of a page of this list")
         rows = rows.filter(pk__lt=last)
     found = list(rows.order_by("-pk")[: limit + 1])
     return found[:limit], str(found[limit - 1].pk) if len(found) > limit else None
@@ -205,7 +205,7 @@ def sum_up(settings: Settings, row: BulkOperation) -> Done:
         more = "" if row.is_counted else " or more"
         sentence = f"{row.done:,} of {row.matched:,}{more} {done} so far."
     if row.state == State.RUNNING:
-        sentence += " Clusters go on with it."
+        sentence += " A cluster continues it."
     if row.refused:
         first = refusals_of(settings, row, 1)
         because = f"; the first: {first[0].refusal.rstrip('.')}" if first else ""
@@ -302,7 +302,7 @@ def _undo(operator: Operator, bulk_id: str) -> Done:
     settings, alias = operator.settings, operator.settings.database
     row = get(settings, bulk_id)
     if not can_undo(settings, row):
-        return Done("This bulk operation cannot be undone, or was undone.", is_good=False)
+        return Done("This bulk operation cannot be undone, or was undone already.", is_good=False)
     undo = BulkOperation(
         pk=new_job_id(),
         backend=row.backend,
@@ -317,7 +317,7 @@ def _undo(operator: Operator, bulk_id: str) -> Done:
         with explained(alias), transaction.atomic(using=alias):
             undo.save(using=alias, force_insert=True)
     except IntegrityError:
-        return Done("This bulk operation was undone before.", is_good=False)
+        return Done("This bulk operation was undone already.", is_good=False)
     return Done("The bulk operation is being undone.", value=undo, count=0)  # its row records it
 
 

@@ -417,7 +417,7 @@ def _changed(
     """
     package = sealer_for(settings).open(bytes(row.package))
     if package.options.receives or package.options.each:
-        raise ValueError("Its arguments come from the step before it, or are calls of a map.")
+        raise ValueError("Its arguments come from the previous step, or are the calls of a map.")
     task = task_of(package)
     args, kwargs = changed_call(task, package.args, package.kwargs, changes, settings.redact)
     return {"args": args, "kwargs": kwargs}

@@ -94,7 +94,7 @@ def stop(cluster_id: UUID | str, *, backend: str = "default") -> bool:
 def resize(cluster_id: UUID | str, workers: int | None, *, backend: str = "default") -> int | None:
     """Ask a cluster to have this number of workers, until it ends or is asked again.
 
-    New workers start within a second. Workers that are too many finish their running jobs first.
+    New workers start within a second. Surplus workers finish their running jobs first.
 
     Args:
         workers: At least 1, at most ``MAX_WORKERS``; None = as many as it was started with.
@@ -140,7 +140,7 @@ def recycle(cluster_id: UUID | str, worker: int | None = None, *, backend: str =
     with explained(database):
         if not Cluster.objects.using(database).recycle(UUID(cluster.id), names):
             raise ValueError(
-                "Too many workers were asked before. Try again when they are replaced."
+                "Too many workers are waiting to be replaced. Try again when they are."
             )
     return len(names)
 
@@ -154,7 +154,7 @@ def health_of(
         return judge(known, max_silence_seconds), known
     where = "on any host" if host is None else f"on {host}"
     sentence = f"No cluster of the backend {settings.alias!r} runs {where}"
-    return Health(False, f"{sentence}: start one by `stoker run`."), ()
+    return Health(False, f"{sentence}: start one with `stoker run`."), ()
 
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
@@ -171,7 +171,7 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
     stuck = best.loops.get("monitor", 0.0) + best.silent_seconds
     if "monitor" in best.loops and stuck > max_silence_seconds:
         return Health(
-            False, f"{name} records nothing: its monitor has not moved for {stuck:.1f} s."
+            False, f"{name} records nothing: its monitor has not responded for {stuck:.1f} s."
         )
     if best.state == Cluster.State.STOPPING:
         return Health(False, f"{name} is {best.state}: it takes no more jobs.")
@@ -193,7 +193,8 @@ def _changeable(cluster_id: UUID | str, backend: str) -> ClusterState:
     cluster = get(cluster_id, backend=backend)
     if not cluster.most_workers:
         raise ValueError(
-            "This cluster cannot be changed: it has sent no heartbeat of this version."
+            "This cluster cannot be changed: it runs another version of Stoker, or has sent no "
+            "heartbeat yet."
         )
     if cluster.state == Cluster.State.STOPPING or cluster.request == Cluster.Request.STOP:
         raise ValueError("This cluster is stopping, so it starts no more workers.")
@@ -204,12 +205,12 @@ def _no_worker(cluster: ClusterState, worker: int | None) -> str:
     """Return why no worker can be recycled, and what to do."""
     if any(worker in (None, one.number) for one in cluster.workers):
         which = "All its workers are" if worker is None else f"Worker {worker} is"
-        return f"{which} leaving already: running jobs end first."
+        return f"{which} already leaving, and will exit when running jobs have ended."
     heartbeat = f"Its last heartbeat, {in_words(cluster.silent_seconds)} ago, names"
     if not cluster.workers:
         return (
-            f"This cluster has no workers to recycle yet. {heartbeat} none, as just after a start. "
-            "Try again after the next heartbeat."
+            f"This cluster has no workers to recycle. {heartbeat} none, which is normal just after "
+            "a start. Try again after the next heartbeat."
         )
     numbers = ", ".join(str(one.number) for one in cluster.workers)
     return f"This cluster has no worker {worker}. {heartbeat} {numbers}."
@@ -225,7 +226,7 @@ def _ask(cluster_id: UUID | str, request: Cluster.Request, backend: str) -> bool
 def _asking(ask: Callable[..., bool], request: str, result: str) -> Callable[..., Done]:
     def act(operator: Operator, cluster_id: UUID | str) -> Done:
         if not ask(cluster_id, backend=operator.alias):
-            return Done("The cluster was asked to stop before, and is stopping.", is_good=False)
+            return Done("The cluster is stopping already.", is_good=False)
         tell("cluster_asked", by=operator.by, cluster_id=cluster_id, what=ask.__name__)
         undo = {"cluster": str(cluster_id)} if ask is quiet else {}
         return Done(f"The cluster is asked to {request}: {result}.", undo=undo)
@@ -258,8 +259,7 @@ def _resize(operator: Operator, cluster_id: UUID | str, workers: str = "") -> Do
     undo = {"cluster": str(cluster_id), "workers": "" if before is None else str(before)}
     number = "as many workers as at its start" if wanted is None else f"{wanted:,} workers"
     return Done(
-        f"The cluster is asked to have {number}. Workers that are too many finish their running "
-        "jobs first.",
+        f"The cluster is asked to have {number}. Surplus workers finish their running jobs first.",
         undo=undo,
     )
 
@@ -269,7 +269,7 @@ def _whole_or_none(text: str) -> int | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= LONGEST_NUMBER):
-        raise ValueError(f"{text[:20]!r} is not a whole number from 0 on.")
+        raise ValueError(f"{text[:20]!r} is not a whole number of 0 or more.")
     return int(text)
 
 
@@ -314,8 +314,8 @@ RESIZE = Operation(
     "stoker.change_cluster",
     _resize,
     label="Resize",
-    question="How many workers should this cluster have? New ones start within a second. Workers "
-    "that are too many finish their running jobs first. It holds until the cluster ends.",
+    question="How many workers should this cluster have? New ones start within a second. Surplus "
+    "workers finish their running jobs first. The change lasts until the cluster stops.",
     undo="resize",
     takes=("workers",),
 )

@@ -107,7 +107,7 @@ def facts_of(letter: DeadLetter) -> list[Fact]:
             "Fault",
             letter.fingerprint,
             "dead-letters",
-            "The same for the same error, raised at the same place",
+            "The same for all failures with the same error at the same place",
         ),
         Fact("Closed", closed if letter.closed_at else None),
     )
@@ -123,7 +123,7 @@ def requeue_text(requeue: Requeue) -> str:
     who = {
         Requeue.By.PERSON: f"by {requeue.by}" if requeue.by else "by hand",
         Requeue.By.POLICY: "by its policy",
-        Requeue.By.SUCCESSOR: "by a newer job of its key",
+        Requeue.By.SUCCESSOR: "by a newer job with its key",
     }[Requeue.By(requeue.kind)]
     because = f": {requeue.because}" if requeue.because else ""
     return f"{exactly(requeue.requeued_at)}, {who}, as job {requeue.job_id}{because}"

@@ -21,7 +21,7 @@ def _limit(operator: Operator, guard_id: str, places: str = "") -> Done:
     before = override_limit(operator.settings, one.id, one.name, number)
     undo = {"guard": guard_id, "places": "" if before is None else str(before)}
     if number is None:
-        return Done(f"The {one.name} is again what its tasks define.", undo=undo)
+        return Done(f"The {one.name} is again the one that its tasks define.", undo=undo)
     return Done(f"The {one.name} lets {number:,} jobs run at a time.", undo=undo)
 
 

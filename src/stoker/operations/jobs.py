@@ -216,7 +216,7 @@ def facts_of(progress: Progress, package: Package | None, waits: Waits | None) -
     """Return the details of a job."""
     job = progress.job
     if job is None:
-        return [Fact("Stored", "by the broker only, until the job has ended")]
+        return [Fact("Stored", "only by the broker, until the job has ended")]
     most = f" of {package.options.max_attempts}" if package is not None else ""
     identity = package.options.identity if package is not None else ""
     return given(
@@ -227,7 +227,7 @@ def facts_of(progress: Progress, package: Package | None, waits: Waits | None) -
         Fact("Not before", "held by an operator" if is_held(job.run_after) else job.run_after),
         Fact("Started", progress.started_at, hint="When its first attempt began"),
         Fact("Ended", job.finished_at),
-        Fact("Waited", str(waits or ""), hint="Before all its attempts, by cause"),
+        Fact("Waited", str(waits or ""), hint="The time before its attempts, by cause"),
         Fact("Attempts", f"{progress.attempts}{most}", hint="Started attempts, and the maximum"),
         Fact("Worker", job.worker_id, hint="Where its last attempt ran"),
         Fact("Reason", job.reason),
@@ -255,7 +255,7 @@ def job_id_of(text: str) -> UUID:
     """
     job_id = parse_job_id(text)
     if job_id is None:
-        raise TaskResultDoesNotExist(f"{text!r} is not an id of a job: that is a UUID.")
+        raise TaskResultDoesNotExist(f"{text!r} is not a job id, which is a UUID.")
     return job_id
 
 
@@ -267,7 +267,7 @@ def _cancel(operator: Operator, job_id: str) -> Done:
         sentence = f"The job has ended already: {state}."
         return Done(sentence, is_good=False, facts={"state": state})
     if result.state in (JobState.CLAIMED, JobState.RUNNING):
-        return Done("The job was told to end. This takes a moment.")
+        return Done("The job is asked to end. This may take a moment.")
     return Done("The job is cancelled.")
 
 

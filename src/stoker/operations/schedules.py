@@ -110,7 +110,7 @@ def facts_of(row: Schedule) -> list[Fact]:
         Fact("Time zone", row.zone),
         Fact("Cron rule", row.expression),
         Fact("If missed", row.get_misfire_display(), hint="Ticks that no cluster fired in time"),
-        Fact("If still running", row.get_overlap_display(), hint="The job of the tick before"),
+        Fact("If still running", row.get_overlap_display(), hint="The job of the previous tick"),
         Fact("Fired", f"{row.fired_count:,} times{left}; {row.missed_count:,} missed"),
         Fact("Problem", row.problem, hint="Why its last tick could not be fired"),
     )

@@ -91,7 +91,10 @@ def _cancel(operator: Operator, workflow_id: str) -> Done:
     if not workflow.cancel(operator.cancellation):
         sentence = f"The workflow {workflow.id} has ended already: {workflow.status}."
         return Done(sentence, is_good=False, value=workflow)
-    sentence = f"The workflow {workflow.id} is cancelled: no step starts, running jobs must end."
+    sentence = (
+        f"The workflow {workflow.id} is cancelled: no further step starts, and running jobs are "
+        "asked to end."
+    )
     return Done(sentence, value=workflow)
 
 

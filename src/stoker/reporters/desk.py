@@ -55,7 +55,8 @@ def load(alias: str, named: NamedReporter) -> Reporter:
     kind = _find(where, named.name)
     if not (isinstance(kind, type) and issubclass(kind, Reporter)):
         raise ConfigurationError(
-            f"{where} has {named.name!r}, which is no subclass of stoker.reporters.base.Reporter."
+            f"{where} has {named.name!r}, which is not a subclass of "
+            "stoker.reporters.base.Reporter."
         )
     try:
         return kind(**named.options)
@@ -99,8 +100,8 @@ def _find(where: str, name: str) -> object:
         raise _not_imported(where, name, error) from error
     known = ", ".join(sorted({*OWN, *(point.name for point in entry_points(group=GROUP))}))
     raise ConfigurationError(
-        f"{where} has {name!r}, and there is no reporter of that name: write one of {known}, or "
-        "the dotted path of a class."
+        f"{where} has {name!r}, which is not the name of a reporter: write one of {known}, or the "
+        "dotted path of a class."
     )
 
 

@@ -20,7 +20,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "cluster_asked": (logging.INFO, "{by} asked the cluster {cluster_id}: {what}."),
     "cluster_quiet": (
         logging.INFO,
-        "This cluster was asked to take no more jobs; running jobs go on.",
+        "This cluster was asked to take no more jobs; running jobs continue.",
     ),
     "cluster_resumed": (logging.INFO, "This cluster takes jobs again."),
     "cluster_resized": (
@@ -35,7 +35,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "cluster_reloading": (logging.INFO, "Reloading the code: {why}."),
     "reload_refused": (
         logging.ERROR,
-        "The new code does not start, so the old code goes on until the next change: {error}",
+        "The new code does not start, so the old code keeps running until the next change: {error}",
     ),
     "shutdown_deadline": (
         logging.WARNING,
@@ -50,7 +50,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.ERROR,
         "A task left a transaction open on the database {database!r}; it is rolled back.",
     ),
-    "process_hung": (logging.ERROR, "The {role} has not moved for {seconds:.0f} s; killing it."),
+    "process_hung": (
+        logging.ERROR,
+        "The {role} has not responded for {seconds:.0f} s; killing it.",
+    ),
     "worker_died": (logging.ERROR, "Worker {worker} died ({how}) while running {jobs}."),
     "worker_idle_died": (logging.ERROR, "Worker {worker} died ({how}) while idle."),
     "worker_killed": (logging.WARNING, "Worker {worker} was killed: {why}."),
@@ -72,7 +75,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "parcels_not_dropped": (
         logging.WARNING,
-        "Delivered messages could not be deleted at the broker and will come again: {error}",
+        "The broker could not delete delivered messages and will deliver them again: {error}",
     ),
     "record_failed": (
         logging.ERROR,

@@ -239,7 +239,7 @@ def _handler(token: str, scrape: Scrape) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             if self.path.partition("?")[0] != PATH:
-                self._answer(404, f"There is only {PATH} here.\n".encode())
+                self._answer(404, f"Only {PATH} is served here.\n".encode())
             elif token and not self._is_known():
                 self._answer(401, b"Send the header Authorization: Bearer TOKEN.\n")
             else:
@@ -371,7 +371,9 @@ def metrics(request: HttpRequest) -> HttpResponse:
         return _refuse(404, 'No backend of TASKS has "prometheus" under REPORTERS.')
     if not (_has_token(request) or _may_look(request)):
         return _refuse(
-            403, "Send the token of REPORTERS as Authorization: Bearer, or sign in as who may see."
+            403,
+            "Send the token of REPORTERS as Authorization: Bearer, or sign in as a user with "
+            "permission.",
         )
     text, content_type = scrape(request.headers.get("Accept", ""))
     return HttpResponse(text, content_type=content_type)

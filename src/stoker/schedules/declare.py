@@ -63,7 +63,7 @@ def problems(settings: Settings, declared: Sequence[Declared]) -> list[str]:
     found, names = [], set()
     for one in declared:
         if one.name in names:
-            found.append(f"There are two schedules of the name {one.name!r}: give one another.")
+            found.append(f"Two schedules have the name {one.name!r}: give one of them another.")
         names.add(one.name)
         try:
             values_of(settings, new_job_id(), one.name, one.task, one.when)
@@ -117,7 +117,7 @@ class Declaring:
             if row is None:
                 self._add(one)
             elif not row.is_declared:
-                self._tell_once(one.name, "there is a row of that name: rename one of them")
+                self._tell_once(one.name, "another schedule has that name: rename one of them")
             else:
                 self._change(one, row)
         except StokerError as error:

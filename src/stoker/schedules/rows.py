@@ -50,13 +50,15 @@ def values_of(
     """
     if not is_name(name):
         raise InvalidSchedule(
-            f"{name!r} is no name: write up to {LONGEST_NAME} characters, no NUL."
+            f"{name!r} is not a name: write up to {LONGEST_NAME} characters, no NUL."
         )
     if not isinstance(when, Scheduled):
-        raise InvalidSchedule(f"{when!r} is no schedule: write Cron(...), every(...) or once(...).")
+        raise InvalidSchedule(
+            f"{when!r} is not a schedule: write Cron(...), every(...) or once(...)."
+        )
     found = find_task(task) if isinstance(task, str) else task
     if not is_task(found):
-        raise InvalidSchedule(f"{task!r} is no task: put @task on the function.")
+        raise InvalidSchedule(f"{task!r} is not a task: put @task on the function.")
     _check_call(settings, found, when)
     values = _timing_of(when) | {
         "task": found.module_path,
@@ -192,13 +194,13 @@ def _check_call(settings: Settings, task: Any, when: Scheduled) -> None:
     if when.moment_as:
         if when.moment_as in kwargs:
             raise InvalidSchedule(
-                f"moment_as={when.moment_as!r} is among the kwargs already: leave it out there."
+                f"moment_as={when.moment_as!r} is in the kwargs already: remove it there."
             )
         kwargs[when.moment_as] = None
     if when.overlap != "allow" and not broker_for(settings).capabilities.transactional:
         raise InvalidSchedule(
-            f"overlap={when.overlap!r}: {settings.broker} does not say whether a job has ended. "
-            'Write overlap="allow", and give the task a lock, or let BROKER be the database.'
+            f"overlap={when.overlap!r}: {settings.broker} cannot tell whether a job has ended. "
+            'Write overlap="allow", and give the task a lock, or set BROKER to a database.'
         )
     try:
         task_backends[settings.alias].validate_task(

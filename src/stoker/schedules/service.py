@@ -105,7 +105,7 @@ def update(
     for term in terms:
         if term not in known:
             raise InvalidSchedule(
-                f"A schedule has no {term!r}. There are: {', '.join(sorted(known))}."
+                f"A schedule has no option {term!r}. Known: {', '.join(sorted(known))}."
             )
     changed = scheduled_of(settings, row) if when is None else when
     return _change(settings, row, task or task_of(opened(settings, row)), replace(changed, **terms))

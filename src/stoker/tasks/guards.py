@@ -87,13 +87,13 @@ class Unique:
         self._check_postponement()
         if self.within is not None and self.on_conflict not in ("keep", "raise"):
             raise InvalidTaskOption(
-                f"Unique(within=..., on_conflict={self.on_conflict!r}): a job that has finished "
-                'cannot give way, so write on_conflict="keep" or "raise" with within.'
+                f"Unique(within=..., on_conflict={self.on_conflict!r}): with within, the job may "
+                'have finished and cannot be changed, so write on_conflict="keep" or "raise".'
             )
         if self.until == "started" and self.on_conflict == "after":
             raise InvalidTaskOption(
-                'Unique(until="started", on_conflict="after"): a job that runs has given its key '
-                'back already, so leave until out, or write on_conflict="keep".'
+                'Unique(until="started", on_conflict="after"): a running job has already released '
+                'its key, so leave until out, or write on_conflict="keep".'
             )
 
     def _check_postponement(self) -> None:
@@ -101,12 +101,12 @@ class Unique:
             if self.delay is not None or self.longest_wait is not None:
                 name = "longest_wait" if self.delay is None else "delay"
                 raise InvalidTaskOption(
-                    f'Unique({name}=...) is for on_conflict="postpone": write that, too.'
+                    f'Unique({name}=...) has an effect only with on_conflict="postpone": add that.'
                 )
         elif self.delay is None:
             raise InvalidTaskOption(
                 'Unique(on_conflict="postpone"): write how long after the last enqueue the job '
-                "shall start, as in delay=30."
+                "starts, as in delay=30."
             )
         elif as_seconds(self.longest_wait or self.delay) < as_seconds(self.delay):
             raise InvalidTaskOption(
@@ -195,8 +195,8 @@ class Rate:
         _check_whole("Rate", "weight", weight)
         if weight > self.most:
             raise InvalidTaskOption(
-                f"Rate({self.rate!r}, weight={weight}): such a job could never start, so let it "
-                f"weigh {self.most} at most, or write a higher rate or burst."
+                f"Rate({self.rate!r}, weight={weight}): such a job could never start, so give it a "
+                f"weight of {self.most} at most, or write a higher rate or burst."
             )
 
     @property
@@ -298,7 +298,8 @@ def _check_busy(owner: str, on_busy: Any, retry_delay: Any) -> None:
     _check_seconds(owner, "retry_delay", retry_delay)
     if on_busy != "retry" and retry_delay != RETRY_DELAY:
         raise InvalidTaskOption(
-            f'{owner}(retry_delay={retry_delay!r}) is for on_busy="retry": write that, too.'
+            f'{owner}(retry_delay={retry_delay!r}) has an effect only with on_busy="retry": add '
+            "that."
         )
 
 
@@ -306,7 +307,7 @@ def check_key(owner: str, key: Any) -> None:
     """Raise InvalidTaskOption unless the key is a format string, a callable or None."""
     if key is None or callable(key):
         return
-    problem = "" if isinstance(key, str) else "it is no text"
+    problem = "" if isinstance(key, str) else "it is not a text"
     if key == "":
         problem = "it is empty"
     try:
@@ -315,8 +316,8 @@ def check_key(owner: str, key: Any) -> None:
         problem = str(error)
     if problem:
         raise InvalidTaskOption(
-            f'{owner}(key={key!r}): {problem}. Write a text such as "feed:{{feed_id}}", in which a '
-            "brace of its own stands twice, or a callable of the arguments."
+            f'{owner}(key={key!r}): {problem}. Write a text such as "feed:{{feed_id}}", with '
+            "literal braces doubled, or a callable of the arguments."
         )
 
 
@@ -407,7 +408,9 @@ def refuse_stranger(task: Any, what: str, names: frozenset[str]) -> None:
     signature = signature_of_call(task.func, task.takes_context)
     known = () if signature is None else tuple(signature.parameters)
     for name in sorted(names - set(known)):
-        advice = f"write one of {', '.join(known)}" if known else "there are none, so leave it out"
+        advice = (
+            f"write one of {', '.join(known)}" if known else "it has no parameters, so leave it out"
+        )
         raise InvalidTaskOption(
-            f"{what} names {name!r}, which is no parameter of {task.module_path}: {advice}."
+            f"{what} names {name!r}, which is not a parameter of {task.module_path}: {advice}."
         )

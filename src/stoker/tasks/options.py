@@ -151,8 +151,7 @@ def not_before(run_after: Any) -> dict[str, Any]:
     is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not is_number or not abs(seconds) < LONGEST_DELAY_SECONDS:
         raise InvalidTaskOption(
-            f"run_after={run_after!r}: write a datetime, or seconds or a timedelta from the "
-            "enqueue on."
+            f"run_after={run_after!r}: write a datetime, or a delay in seconds or as a timedelta."
         )
     return {"run_after": None, "run_after_seconds": float(seconds)}
 
@@ -234,8 +233,7 @@ def description(name: str, value: Any) -> str:
     else:
         return str(value)
     raise InvalidTaskOption(
-        f'{name}={value!r}: write a text such as "order {{order_id}}", in which a brace of its own '
-        "stands twice."
+        f'{name}={value!r}: write a text such as "order {{order_id}}", with literal braces doubled.'
     )
 
 
@@ -294,12 +292,12 @@ def refuse_unknown(given: Iterable[str], known: Sequence[str], where: str) -> No
     """Raise InvalidTaskOption for the first unknown option, and suggest the closest known one."""
     for name in given:
         if name not in known and name in OPTIONS:
-            raise InvalidTaskOption(f"{where} does not take {name!r}: it belongs into @task(...).")
+            raise InvalidTaskOption(f"{where} does not take {name!r}: it belongs in @task(...).")
         if name not in known:
             near = difflib.get_close_matches(name, [*known, *WORDS_OF_OTHERS], n=1)
             near = [WORDS_OF_OTHERS.get(one, one) for one in near]
             is_known = bool(near) and near[0] in known
-            advice = f"Did you mean {near[0]!r}?" if is_known else f"There are: {', '.join(known)}."
+            advice = f"Did you mean {near[0]!r}?" if is_known else f"Known: {', '.join(known)}."
             raise InvalidTaskOption(f"{where} has no option {name!r}. {advice}")
 
 

@@ -44,7 +44,7 @@ def find_task(path: str) -> Any:
             "Was it renamed or removed, or does this worker run older code?"
         )
     raise UnknownTask(
-        f"{path!r} is no task but a {type(found).__name__}. Put @task on the function."
+        f"{path!r} is not a task but a {type(found).__name__}. Put @task on the function."
     )
 
 

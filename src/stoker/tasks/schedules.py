@@ -104,7 +104,9 @@ class Scheduled(ABC):
         for name, most in (("jitter", LONGEST_JITTER_SECONDS), ("grace", float("inf"))):
             object.__setattr__(self, name, _seconds(name, getattr(self, name), most))
         if not (_is_whole(self.repeats) and (self.repeats == -1 or 0 < self.repeats < 2**31)):
-            raise InvalidSchedule(f"repeats={self.repeats!r}: write -1 (for ever), or how often.")
+            raise InvalidSchedule(
+                f"repeats={self.repeats!r}: write the number of ticks, or -1 for no limit."
+            )
         if not (_is_whole(self.misfire_cap) and 0 < self.misfire_cap <= MOST_CAUGHT_UP):
             raise InvalidSchedule(
                 f"misfire_cap={self.misfire_cap!r}: write a whole number from 1 to "
@@ -164,7 +166,7 @@ class Cron(Scheduled):
     def rule(self, default_zone: str) -> Rule:
         expression: Any = self.expression
         if not isinstance(expression, str) or len(expression) > 255:
-            raise ValueError(f"{expression!r} is no cron rule: write up to 255 characters")
+            raise ValueError(f"{expression!r} is not a cron rule: write up to 255 characters")
         return CronRule(self.expression, self.zone(default_zone))
 
 
@@ -239,7 +241,7 @@ def every(
     if len(counts) != 1:
         raise InvalidSchedule(
             "every() takes one unit, as in every(minutes=5) or every(months=1); only seconds, "
-            "minutes and hours can be added to one another."
+            "minutes and hours can be combined."
         )
     ((unit, count),) = counts.items()
     return Every(count=count, unit=unit, anchor=anchor, **_words(terms))
@@ -258,7 +260,7 @@ def _words(terms: Any) -> dict[str, Any]:
     known = {one.name for one in fields(Scheduled)}
     for name in terms:
         if name not in known:
-            raise InvalidSchedule(f"A schedule has no {name!r}. There are: {', '.join(known)}.")
+            raise InvalidSchedule(f"A schedule has no option {name!r}. Known: {', '.join(known)}.")
     return dict(terms)
 
 

@@ -82,8 +82,8 @@ class Node:
             return self._enqueue(name)
         except RecursionError as error:
             raise InvalidTaskOption(
-                "The workflow is nested too deep for Python's stack: write what comes one after "
-                "the other as one chain, chain(a, b, c), not as chains in chains."
+                "The workflow is nested too deep for Python's stack: write consecutive steps as "
+                "one chain, chain(a, b, c), not as chains in chains."
             ) from error
 
     def _enqueue(self, name: str) -> Any:
@@ -91,8 +91,8 @@ class Node:
         backend: Any = task_backends[alias]
         if not hasattr(backend, "enqueue_workflow"):
             raise InvalidTaskOption(
-                f'TASKS["{alias}"] is {type(backend).__name__}, which has no workflows: let its '
-                'BACKEND be "stoker.backend.StokerBackend".'
+                f'TASKS["{alias}"] is {type(backend).__name__}, which does not support workflows: '
+                'set its BACKEND to "stoker.backend.StokerBackend".'
             )
         return backend.enqueue_workflow(self, name or self.name)
 
@@ -190,8 +190,8 @@ class MemberIterator:
         rest, self._rest = self._rest, None
         if rest is None:
             raise InvalidTaskOption(
-                "This group was made of a generator, which is used up: make the group again, or "
-                "give it a list."
+                "This group was made from a generator, which is exhausted: create the group again, "
+                "or give it a list."
             )
         return rest if self.first is None else one_after_the_other([self.first], rest)
 
@@ -207,7 +207,7 @@ def as_node(thing: Any) -> Node:
     if is_task(thing):
         return Signature(task=thing)
     raise InvalidTaskOption(
-        f"{_shortened(thing)} is no step: write my_task.s(...), a chain, a group or a chord."
+        f"{_shortened(thing)} is not a step: write my_task.s(...), a chain, a group or a chord."
     )
 
 
@@ -347,7 +347,7 @@ def _map(task: Any, each: str, items: Iterable[Any], chunk: int) -> MapNode:
         raise InvalidTaskOption(f"{each}(chunk={chunk!r}): write a whole number above 0.")
     if task.takes_context:
         raise InvalidTaskOption(
-            f"{task.module_path} takes a context, of which there is one for each job: with "
+            f"{task.module_path} takes a context, and there is one context for each job: with "
             f"{each}() it has several calls. Use group() instead."
         )
     return MapNode(task=task, each=each, items=_iterable(each, items), chunk=chunk)
@@ -361,7 +361,7 @@ def _iterable(where: str, thing: Any) -> Iterable[Any]:
     try:
         iter(thing)
     except TypeError:
-        raise InvalidTaskOption(f"{where}({thing!r}): that is nothing to go through.") from None
+        raise InvalidTaskOption(f"{where}({thing!r}): pass an iterable.") from None
     return thing  # type: ignore[no-any-return] # asked
 
 

@@ -104,8 +104,8 @@ def _refuse_twins(name: str, guards: Sequence[Limit | Rate]) -> None:
         twin = (guard.key, guard.window if isinstance(guard, Rate) else None)
         if twin in seen:
             raise InvalidTaskOption(
-                f"{name}: two of them count the same jobs, under the key {guard.key!r}. Write the "
-                "stricter one alone, or another key."
+                f"{name}: two of them count the same jobs, under the key {guard.key!r}. Keep only "
+                "the stricter one, or give one another key."
             )
         seen.add(twin)
 
@@ -117,8 +117,8 @@ def in_sequence(name: str, value: Any) -> InSequence:
     if isinstance(value, str):
         return InSequence(value)
     raise InvalidTaskOption(
-        f'{name}={value!r}: write {name}="account:{{account_id}}", or {EXAMPLES[InSequence]}, of '
-        "which the key may also be a callable."
+        f'{name}={value!r}: write {name}="account:{{account_id}}", or {EXAMPLES[InSequence]}, '
+        "whose key may also be a callable."
     )
 
 

@@ -183,5 +183,5 @@ def _differences(wanted: ExpectedJob, jobs: Sequence[Enqueued]) -> str:
 
 def _listed(jobs: Sequence[Enqueued]) -> str:
     if not jobs:
-        return "There is no other, either."
+        return "There are no other jobs either."
     return "\n".join([f"There are {len(jobs)}:", *(f"  {job}" for job in jobs)])

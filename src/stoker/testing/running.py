@@ -227,7 +227,7 @@ def _run_hooks(connection: Any, known: int) -> None:
             except Exception:
                 if not is_robust:
                     raise
-                logger.exception("A hook of on_commit failed.")
+                logger.exception("An on_commit hook failed.")
 
 
 def _without_waiting(attempted: Attempted) -> Attempted:

@@ -218,7 +218,7 @@ class IntervalRule(Rule):
     def __post_init__(self) -> None:
         zone_named(self.zone)
         if self.unit not in UNITS:
-            raise ValueError(f"{self.unit!r} is no unit: write one of {', '.join(UNITS)}")
+            raise ValueError(f"{self.unit!r} is not a unit: write one of {', '.join(UNITS)}")
         count: Any = self.count
         is_whole = isinstance(count, int) and not isinstance(count, bool)
         if not is_whole or not 0 < count <= LONGEST_COUNT:
@@ -275,12 +275,12 @@ def fields_of(expression: str) -> list[str]:
     text = expression.strip()
     if text.startswith("@"):
         if text.lower() not in NAMES:
-            raise ValueError(f"{expression!r} is no cron rule: the names are {', '.join(NAMES)}")
+            raise ValueError(f"{expression!r} is not a cron rule: the names are {', '.join(NAMES)}")
         text = NAMES[text.lower()]
     fields = text.split()
     if len(fields) not in (5, 6):
         raise ValueError(
-            f"{expression!r} is no cron rule: write five fields (minute, hour, day of month, "
+            f"{expression!r} is not a cron rule: write five fields (minute, hour, day of month, "
             "month, day of week), or six with seconds before them"
         )
     return fields
@@ -294,7 +294,7 @@ def _read(expression: str) -> CronSim:
     except Exception as error:  # noqa: BLE001 - cronsim raises AssertionError for some rules
         problem = str(error)
         because = f": {problem[0].lower()}{problem[1:]}" if problem else ""
-        raise ValueError(f"{expression!r} is no cron rule{because}") from None
+        raise ValueError(f"{expression!r} is not a cron rule{because}") from None
 
 
 def _walls(expression: str, after: datetime) -> Iterator[datetime]:

@@ -49,7 +49,7 @@ def key_of(mark: str, kinds: Sequence[type[Any]]) -> tuple[Any, ...]:
         parts = zip(kinds, mark.split(BETWEEN), strict=True)
         return tuple(_part(kind, text) for kind, text in parts)
     except ValueError:
-        raise InvalidMark(f"{mark!r} is not where a page of this list begins") from None
+        raise InvalidMark(f"{mark!r} is not the mark of a page of this list") from None
 
 
 def beyond(order: Sequence[str], place: Sequence[Any]) -> Q:
@@ -107,7 +107,9 @@ def moment_from(text: str, *, is_past: bool = False) -> datetime:
     try:
         moment = project_moment(datetime.fromisoformat(text.strip()))
     except (ValueError, OverflowError):
-        raise InvalidFilter(f"{text[:50]!r} is no moment: write 2h, or 2030-01-31 06:00.") from None
+        raise InvalidFilter(
+            f"{text[:50]!r} is not a time: write 2h, or 2030-01-31 06:00."
+        ) from None
     return moment
 
 

@@ -77,8 +77,8 @@ def refuse_to_unpickle(what: str) -> None:
     """Raise UnreadablePackage inside of ``nothing_unpickled``."""
     if not _is_unpickled.get():
         raise UnreadablePackage(
-            f"The {what} is pickled, and pages unpickle nothing: they show what SERIALIZER has "
-            'written as "json".'
+            f"The {what} is pickled, and pages do not unpickle. They can show it only if "
+            'SERIALIZER is "json".'
         )
 
 

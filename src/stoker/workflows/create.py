@@ -102,7 +102,7 @@ class Maker:
                 return self._add_chain(node, place)
             case GroupNode() | MapNode():
                 return self._add_group(node, place)
-        raise InvalidTaskOption(f"{node!r} is no step of a workflow.")
+        raise InvalidTaskOption(f"{node!r} is not a step of a workflow.")
 
     def flush(self) -> None:
         """Write the remaining rows."""
@@ -150,7 +150,8 @@ class Maker:
             if member.undo_step is not None:
                 with _told(place):
                     raise InvalidTaskOption(
-                        "undo() is for a step of a chain: of a group, give it to the group."
+                        "undo() is for a step of a chain: for the members of a group, call it on "
+                        "the group."
                     )
             inside = place.inside(own_id, position, f"member {position + 1} of the group")
             self.add(member, replace(inside, is_fed=place.is_fed, is_wanted=place.is_wanted))
@@ -207,8 +208,8 @@ class Maker:
             return known[1]
         if task.backend != self._settings.alias:
             raise InvalidTask(
-                f"{task.module_path} is of the backend {task.backend!r}, and the workflow of "
-                f"{self._settings.alias!r}: all steps of a workflow are of one backend."
+                f"{task.module_path} belongs to the backend {task.backend!r}, and the workflow to "
+                f"{self._settings.alias!r}: all steps of a workflow must have the same backend."
             )
         abilities = self._broker.capabilities
         name = str(self._broker.info()["broker"])

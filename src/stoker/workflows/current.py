@@ -103,8 +103,8 @@ def current_workflow() -> CurrentWorkflow:
         if step is not None:
             return CurrentWorkflow(running, step, backend)
     raise NotInWorkflow(
-        "What runs here is no step of a workflow: current_workflow() is for tasks that were "
-        "enqueued in a chain, group or chord."
+        "The code that runs here is not a step of a workflow: current_workflow() is for tasks that "
+        "were enqueued in a chain, group or chord."
     )
 
 

@@ -239,7 +239,7 @@ class WorkflowResult:
             poll_seconds: the longest pause between two queries.
 
         Raises:
-            ResultTimeout: the workflow had not ended by then. It goes on.
+            ResultTimeout: the workflow had not ended by then. It continues.
             JobFailed, JobCancelled: the workflow failed or was cancelled.
             WorkflowNotFound: the workflow does not exist (any more).
             TransactionManagementError: the open transaction could never see the workflow end.

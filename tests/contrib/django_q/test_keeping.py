@@ -169,4 +169,4 @@ def test_doctor_finds_no_fault() -> None:
     drain()
     told = StringIO()
     call_command("stoker", "doctor", stdout=told)
-    assert "No promise is broken" in told.getvalue()
+    assert "No guarantee is broken" in told.getvalue()

@@ -197,5 +197,5 @@ def test_missing_history_app_is_named_before_django_raises(project: Project) -> 
     for command in ("makemigrations", "migrate"):
         told = project.manage(command, fails=True)
         assert "NodeNotFoundError" not in told
-        assert "0002_nightly.py speaks of the app 'django_q'" in told
+        assert "0002_nightly.py refers to the app 'django_q'" in told
         assert "Add 'stoker.contrib.django_q.history' there" in told

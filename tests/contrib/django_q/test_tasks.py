@@ -61,9 +61,9 @@ def test_static_method_is_called() -> None:
 
 
 def test_callable_without_a_path_is_refused() -> None:
-    with pytest.raises(UnknownFunction, match="no function of a module"):
+    with pytest.raises(UnknownFunction, match="not a function of a module"):
         async_task(lambda: None)
-    with pytest.raises(UnknownFunction, match="no function of a module"):
+    with pytest.raises(UnknownFunction, match="not a function of a module"):
         async_task([].append, 1)
     assert not Job.objects.exists()
 

@@ -37,10 +37,10 @@ def own_key(feed_id: int, tenant_id: int = 1) -> int:
 
 WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Unique, {"key": ""}, r"Unique\(key=''\): it is empty"),
-    (Unique, {"key": 3}, r"Unique\(key=3\): it is no text. Write a text such as"),
+    (Unique, {"key": 3}, r"Unique\(key=3\): it is not a text. Write a text such as"),
     (Lock, {"key": b"x"}, r"a callable of the arguments"),
-    (Lock, {"key": "{"}, r"Lock\(key='\{'\): .*stands twice"),
-    (Lock, {"key": "x}"}, r"stands twice"),
+    (Lock, {"key": "{"}, r"Lock\(key='\{'\): .*braces doubled"),
+    (Lock, {"key": "x}"}, r"braces doubled"),
     (Lock, {"key": "feed:{}"}, r"\{\} does not begin with the name of a parameter"),
     (Lock, {"key": "feed:{0}"}, r"\{0\} does not begin with"),
     (Lock, {"key": "{a!x}"}, r"no conversion !x"),
@@ -61,13 +61,21 @@ WRONG: list[tuple[type, dict[str, Any], str]] = [
     (Unique, {"until": "started", "on_conflict": "after"}, r"leave until out"),
     (Unique, {"on_conflict": "postpone"}, r"as in delay=30"),
     (Unique, {"on_conflict": "postpone", "longest_wait": 3}, r"as in delay=30"),
-    (Unique, {"delay": 3}, r'Unique\(delay=...\) is for on_conflict="postpone"'),
-    (Unique, {"longest_wait": 3}, r'Unique\(longest_wait=...\) is for on_conflict="postpone"'),
+    (Unique, {"delay": 3}, r'Unique\(delay=...\) has an effect only with on_conflict="postpone"'),
+    (
+        Unique,
+        {"longest_wait": 3},
+        r"Unique\(longest_wait=...\) has an effect only with on_conf",
+    ),
     (Unique, {"on_conflict": "postpone", "delay": 9, "longest_wait": 3}, r"not shorter than delay"),
     (Unique, {"on_conflict": "postpone", "delay": 0}, r"delay=0\): write a number"),
     (Lock, {"on_busy": "fail"}, r'on_busy=\'fail\'\): write "wait" or "skip" or "retry"'),
-    (Lock, {"retry_delay": 5}, r'is for on_busy="retry"'),
-    (Lock, {"on_busy": "skip", "retry_delay": timedelta(seconds=1)}, r'is for on_busy="retry"'),
+    (Lock, {"retry_delay": 5}, r'only with on_busy="retry"'),
+    (
+        Lock,
+        {"on_busy": "skip", "retry_delay": timedelta(seconds=1)},
+        r'only with on_busy="retry"',
+    ),
     (Lock, {"on_busy": "retry", "retry_delay": -1}, r"retry_delay=-1\): write a number"),
     (Limit, {"n": 0}, r"Limit\(n=0\): write a whole number, at least 1"),
     (Limit, {"n": 2.0}, r"a whole number"),
@@ -154,8 +162,8 @@ def test_key_naming_no_parameter_is_refused_at_task_definition(option: str) -> N
         "sequence": "{feed}",
     }
     sentence = (
-        f"{option}: the key '{{feed}}' names 'feed', which is no parameter of {__name__}.function: "
-        "write one of feed_id, tenant_id."
+        f"{option}: the key '{{feed}}' names 'feed', which is not a parameter of "
+        f"{__name__}.function: write one of feed_id, tenant_id."
     )
     with pytest.raises(InvalidTaskOption, match=re.escape(sentence)):
         task(**{option: made[option]})(function)
@@ -170,7 +178,7 @@ def test_key_naming_the_context_is_refused() -> None:
 
 
 def test_key_naming_a_parameter_of_a_function_without_any_is_refused() -> None:
-    with pytest.raises(InvalidTaskOption, match=r"names 'x'.*there are none"):
+    with pytest.raises(InvalidTaskOption, match=r"names 'x'.*it has no parameters"):
         task(lock=Lock("{x}"))(bare)
 
 

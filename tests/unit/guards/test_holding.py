@@ -68,7 +68,7 @@ def test_lock_taken_by_another_is_lost(holding: Holding, store: MemoryLocks, tol
     store.owners["import"] = uuid4()
     holding.renew()
     assert not holding.is_alive
-    assert "under another holder" in holding.why_over
+    assert "has another holder" in holding.why_over
     assert [name for name, _ in told] == ["lock_lost"]
 
 

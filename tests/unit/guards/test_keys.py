@@ -403,7 +403,7 @@ def test_callable_key_with_args_and_kwargs_gets_all_arguments() -> None:
 
 @pytest.mark.parametrize("guard", [{"lock": Lock(lambda e: e)}, {"unique": Unique(lambda e: e)}])
 def test_callable_key_naming_no_parameter_is_refused(guard: dict[str, Any]) -> None:
-    with pytest.raises(InvalidTaskOption, match="names 'e', which is no parameter"):
+    with pytest.raises(InvalidTaskOption, match="names 'e', which is not a parameter"):
         task(**guard)(function)
 
 
@@ -533,7 +533,10 @@ def test_subclass_has_the_same_key_as_its_serialized_value() -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        ({1, 2}, r"Argument 'note' of .*function has a value of type set, of which no key can"),
+        (
+            {1, 2},
+            r"Argument 'note' of .*function has a value of type set, which cannot be part",
+        ),
         ([{"a": object()}], r"Argument 'note' of .*function has a value of type object"),
         (float("nan"), r"Argument 'note' of .*function is nan, a number that JSON does not have"),
     ],

@@ -71,5 +71,5 @@ def test_empty_name_is_refused() -> None:
 
 
 def test_reserved_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="'stoker:upkeep' is Stoker's own"):
+    with pytest.raises(ValueError, match="'stoker:upkeep' is reserved for Stoker"):
         refuse_bad_name("stoker:upkeep")

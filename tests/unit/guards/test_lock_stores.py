@@ -44,7 +44,7 @@ def use(settings: Any, backend: str, location: Any = "") -> None:
     [
         ("locmem.LocMemCache", "no other process sees it"),
         ("dummy.DummyCache", "it keeps nothing"),
-        ("filebased.FileBasedCache", "its `add` looks first and writes afterwards"),
+        ("filebased.FileBasedCache", "its `add` reads before it writes"),
     ],
 )
 def test_unsuitable_cache_is_refused(settings: Any, tmp_path: Path, backend: str, why: str) -> None:
@@ -64,7 +64,7 @@ def test_cache_without_add_is_refused(settings: Any) -> None:
 
 
 def test_missing_cache_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="The lock's cache 'fast' is not to be had"):
+    with pytest.raises(ConfigurationError, match="The lock's cache 'fast' is unreachable"):
         lock("import", cache="fast").acquire()
 
 

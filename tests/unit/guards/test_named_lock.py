@@ -98,7 +98,7 @@ def test_lock_that_was_never_taken_has_no_fence(held: NamedLock) -> None:
 
 def test_busy_lock_raises_a_timeout_error(held: NamedLock, store: MemoryLocks) -> None:
     store.owners["import"] = uuid4()
-    with pytest.raises(LockBusy, match=r"^Another has the lock 'import'\.$") as caught, held:
+    with pytest.raises(LockBusy, match=r"^Another holder has the lock 'import'\.$") as caught, held:
         pass
     assert isinstance(caught.value, TimeoutError)
     assert isinstance(caught.value, StokerError)

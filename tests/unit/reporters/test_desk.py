@@ -106,10 +106,10 @@ def test_entry_point_name_loads_a_reporter(monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("name", "options", "sentence"),
     [
-        ("nobody", {}, "there is no reporter of that name"),
+        ("nobody", {}, "is not the name of a reporter"),
         ("no.such.module", {}, "cannot be imported: ModuleNotFoundError"),
         (f"{HERE}.Nobody", {}, "cannot be imported: ImportError"),
-        (f"{HERE}.NoReporter", {}, "no subclass of stoker.reporters.base.Reporter"),
+        (f"{HERE}.NoReporter", {}, "not a subclass of stoker.reporters.base.Reporter"),
         (f"{HERE}.Diary", {"pages": 1}, "does not take its options: TypeError"),
     ],
 )

@@ -178,7 +178,7 @@ def test_rules_end_with_the_calendar() -> None:
         ("* * *", "five fields"),
         ("0 0 30 2 *", "bad day-of-month"),
         ("@reboot", "the names are"),
-        ("MON#1/2 * * * *", "no cron rule"),
+        ("MON#1/2 * * * *", "not a cron rule"),
         ("", "five fields"),
     ],
 )

@@ -119,7 +119,7 @@ def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backe
     filters: dict[str, Any] = {"ids": [str(one) for one in body.ids]} if body.ids else {}
     filters = filters or body.filters.given()
     if not (filters or body.all or body.dry_run):
-        raise CallRefused(422, "filters: name at least one, or ids, or all: true.")
+        raise CallRefused(422, "filters: give at least one, or ids, or all: true.")
     try:
         if body.dry_run:
             return Status(200, bulk.preview(operator, operation, filters, body.options()))

@@ -61,13 +61,13 @@ def ready(request: HttpRequest, backend: Backend = None) -> Status[Readiness]:
     try:
         is_migrated = not unapplied_migrations(settings.database)
     except (DatabaseError, InterfaceError):
-        return _not_ready("the store is out of reach")
+        return _not_ready("the store is unreachable")
     if not is_migrated:
         return _not_ready("manage.py migrate is due")
     try:
         is_alive = health_of(settings, None, longest_silence(settings))[0].is_good
     except (StokerError, DatabaseError, InterfaceError):
-        return _not_ready("the store is out of reach")
+        return _not_ready("the store is unreachable")
     return Status(200, Readiness(ready=True, because="", clusters="alive" if is_alive else "none"))
 
 

@@ -411,7 +411,7 @@ def at_most_once(task: Any, name: str, key: str) -> Any:
     """Return the task with a unique key that holds for a day."""
     if task.unique is not None:
         raise CallRefused(
-            422, f"{name} has a unique key of its own, so it takes no Idempotency-Key."
+            422, f"{name} has a unique key of its own, so it accepts no Idempotency-Key."
         )
     unique = Unique(lambda: f"idempotency key {key}", within=IDEMPOTENCE_SECONDS)
     return task.using(unique=unique)

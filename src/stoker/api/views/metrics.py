@@ -42,7 +42,7 @@ class PeriodQuery(Body):
         until = _aware(self.until) or timezone.now()
         since = _aware(self.since) or until - HOUR
         if not timedelta() <= until - since <= timedelta(days=LONGEST_DAYS):
-            raise CallRefused(422, f"since: write a moment 0 to {LONGEST_DAYS} days before until.")
+            raise CallRefused(422, f"since: write a time 0 to {LONGEST_DAYS} days before until.")
         return since, until
 
 

@@ -39,7 +39,7 @@ TOO_FEW_COPIES = "NOREPL"
 ADVICE = {
     TOO_FEW_COPIES: "Start more nodes, or write a smaller ?replicate= in BROKER.",
     "NOAUTH": "Write the password in BROKER: disque://:PASSWORD@HOST:7711.",
-    "OOM": "Its memory is full: raise maxmemory, or let clusters work off what waits.",
+    "OOM": "Its memory is full: raise maxmemory, or let clusters run the waiting jobs.",
     "LEAVING": "This node is leaving: name others in BROKER.",
 }
 
@@ -241,7 +241,9 @@ class Nodes:
         if isinstance(error, AuthenticationError):
             advice = ADVICE["NOAUTH"]
         where = without_password(self._settings)
-        told = BrokerUnavailable(f"{where} did not carry this out: {said}. {advice}".rstrip())
+        told = BrokerUnavailable(
+            f"{where} could not process the request: {said}. {advice}".rstrip()
+        )
         told.__cause__ = error
         return told
 
@@ -312,14 +314,14 @@ def _copies(given: dict[str, str], usual: int) -> int:
         raise ValueError(f"there is no option {min(unknown)!r}, only replicate")
     text = given.get("replicate", str(usual))
     if not (text.isdecimal() and 0 < int(text) < 2**16):
-        raise ValueError(f"replicate is {text!r}, no number of copies")
+        raise ValueError(f"replicate is {text!r}, not a number of copies")
     return int(text)
 
 
 def _node(text: str) -> DisqueNode:
     host, _, port = text.strip().rpartition(":") if ":" in text else (text.strip(), "", "")
     if not host:
-        raise ValueError(f"{text!r} is no host")
+        raise ValueError(f"{text!r} is not a host")
     if port and not (port.isdecimal() and 0 < int(port) < 2**16):
-        raise ValueError(f"{port!r} is no port")
+        raise ValueError(f"{port!r} is not a port")
     return DisqueNode(host, int(port or PORT))

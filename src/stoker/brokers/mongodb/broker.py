@@ -293,7 +293,7 @@ class MongodbBroker(Broker):
             yield self._collection()
         except PyMongoError as error:
             where = without_password(self.settings.broker)
-            raise BrokerUnavailable(f"{where} did not carry this out: {error}") from error
+            raise BrokerUnavailable(f"{where} could not process the request: {error}") from error
 
 
 RECONNECT_SECONDS = 2.0

@@ -97,8 +97,8 @@ def sound_url(settings: Settings) -> Iterator[None]:
         yield
     except (InvalidURI, WrongOption, ValueError) as error:
         raise ConfigurationError(
-            f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is no URL of a MongoDB: {error}. '
-            "Write mongodb://host:27017/database."
+            f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is not a URL of a MongoDB server: '
+            f"{error}. Write mongodb://host:27017/database."
         ) from error
 
 

@@ -417,8 +417,8 @@ LATE_SECONDS = 600.0
 """How long a job's id is remembered after its outbox row is gone. It is longer than any relay can
 be late, and leaves room for a server's clock that is set back."""
 TOO_LATE = (
-    f"What was read from the outbox reached Redis more than {RELAY_SECONDS:.0f} seconds later, and "
-    "was not added: it will be read again."
+    f"Jobs from the outbox reached Redis more than {RELAY_SECONDS:.0f} seconds after they were "
+    "read, and were not added: they will be read again."
 )
 REMEMBERED_SECONDS = 24 * 3600.0
 """How long a job's id is remembered while its outbox row may still exist, because the relaying

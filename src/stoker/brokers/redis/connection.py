@@ -70,7 +70,7 @@ def explained(url: str) -> Iterator[None]:
     except FAILURES as error:
         where = without_password(url)
         raise BrokerUnavailable(
-            f"{where} did not carry this out: {error}{_advice(error)}"
+            f"{where} could not process the request: {error}{_advice(error)}"
         ) from error
 
 
@@ -94,8 +94,8 @@ def weaknesses(client: Any) -> list[str]:
         )
     if not int(persistence.get("aof_enabled", 1)):
         found.append(
-            "Redis forgets jobs when it crashes: appendonly is no. Set appendonly yes and "
-            "appendfsync always; with appendfsync everysec it forgets those of the last second."
+            "Redis loses jobs when it crashes: appendonly is no. Set appendonly yes and "
+            "appendfsync always; with appendfsync everysec it loses those of the last second."
         )
     version = str(server.get("redis_version", "5.0"))
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
@@ -152,7 +152,7 @@ def _login(parts: SplitResult) -> dict[str, str | None]:
 
 def _advice(error: Exception) -> str:
     if "maxmemory" in str(error):
-        return " Its memory is full: raise maxmemory, or let clusters work off what waits."
+        return " Its memory is full: raise maxmemory, or let clusters run the waiting jobs."
     if isinstance(error, redis.AuthenticationError):
         return " Write user and password in BROKER: redis://USER:PASSWORD@HOST:PORT/0."
     return ""

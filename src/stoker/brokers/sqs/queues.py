@@ -100,7 +100,7 @@ def _prefix(path: str) -> str:
     prefix, longest = path.strip("/") or "stoker", LONGEST_NAME // 2
     if not PLAIN.fullmatch(prefix) or len(prefix) > longest:
         raise ValueError(
-            f"{prefix!r} is no prefix: that is 1 to {longest} letters, digits, hyphens and "
+            f"{prefix!r} is not a prefix, which has 1 to {longest} letters, digits, hyphens and "
             "underscores"
         )
     return prefix
@@ -305,8 +305,8 @@ class Queues:
             count = int(json.loads(policy)["maxReceiveCount"])
             if count < LEAST_RECEIVES:
                 yield (
-                    f"SQS takes jobs of {name} away that were received {count} times, also where "
-                    "only the database was down. Set maxReceiveCount of its RedrivePolicy to "
+                    f"SQS takes jobs of {name} away that were received {count} times, even if only "
+                    "the database was down. Set maxReceiveCount of its RedrivePolicy to "
                     f"{LEAST_RECEIVES} at least, or remove it."
                 )
         most = int(told.get("MaximumMessageSize", self.address.max_message_bytes))
@@ -391,12 +391,12 @@ class Queues:
     def _explain(self, code: str, sentence: str) -> BrokerUnavailable:
         advice = ADVICE.get(code, "")
         if code in MISSING and not self.address.create:
-            advice = "Make it, or leave create=false out of BROKER."
+            advice = "Create it, or remove create=false from BROKER."
         elif code == NoCredentialsError.__name__:
             advice = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the host a role."
         elif code == NoRegionError.__name__:
             advice = "Write it in BROKER: sqs://REGION/PREFIX."
-        told = f"{self.shown} did not carry this out: {sentence.rstrip('.')}. {advice}"
+        told = f"{self.shown} could not process the request: {sentence.rstrip('.')}. {advice}"
         return BrokerUnavailable(told.rstrip())
 
 

@@ -359,7 +359,7 @@ def _judge(death: Death, number: int) -> Outcome | None:
     if death.why == "crash":
         return replace(_crash(death), has_begun=number not in death.unbegun)
     if death.why == "timeout" and number == death.blamed:
-        return TimedOut("the task was killed: it went on after its time-out", _signal_of(death))
+        return TimedOut("the task was killed: it continued after its time-out", _signal_of(death))
     if death.why == "cancel" and number == death.blamed:
         return Cancelled(death.detail)
     return None

@@ -75,8 +75,8 @@ def check_q_cluster(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     if "django_q" in names and names.index("django_q") < names.index("stoker.contrib.django_q"):
         found.append(
             Error(
-                "'django_q' stands before 'stoker.contrib.django_q' in INSTALLED_APPS, so qcluster "
-                "is Django Q's.",
+                "'django_q' is listed before 'stoker.contrib.django_q' in INSTALLED_APPS, so "
+                "qcluster is Django Q's.",
                 hint=f"Replace 'django_q' by {HISTORY!r}, which has migrations of the same names, "
                 "or put it after 'stoker.contrib.django_q'. Its tables stay, and `manage.py stoker "
                 "import_django_q` reads them.",
@@ -86,7 +86,7 @@ def check_q_cluster(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
     if "django_q" not in apps.app_configs:
         found += [
             Error(
-                f"The migration {path} speaks of the app 'django_q', which is not in "
+                f"The migration {path} refers to the app 'django_q', which is not in "
                 "INSTALLED_APPS.",
                 hint=f"Add {HISTORY!r} there: it has migrations of the same names.",
                 id="django_q.E003",

@@ -96,7 +96,7 @@ def read_package(payload: str, name: str) -> dict[str, Any]:
     except Exception as error:
         raise NotReadable(f"it cannot be unpickled: {type(error).__name__}: {error}") from error
     if not isinstance(found, dict) or not {"id", "func"} <= found.keys():
-        raise NotReadable("it is no package of Django Q")
+        raise NotReadable("it is not a package of Django Q")
     return found
 
 
@@ -258,7 +258,7 @@ def _one(
 def _copy_schedule(row: Mapping[str, Any]) -> None:
     name = row.get("name")
     if name and Schedule.objects.filter(name=name).exists():
-        raise _Left("there is a schedule of that name already")
+        raise _Left("a schedule with that name exists already")
     given = {column: row[column] for column in SCHEDULE_COLUMNS if column in row}
     if not Schedule.objects.filter(pk=row["id"]).exists():
         given["id"] = row["id"]  # the project's foreign keys refer to it
@@ -275,11 +275,13 @@ def _copy_package(row: Mapping[str, Any], name: str) -> None:
         )
     package = read_package(row["payload"], name)
     if package.get("iter_count"):
-        raise _Left("it is part of an iteration, of which the rest is not here: enqueue that again")
+        raise _Left(
+            "it is part of an iteration whose other jobs are not here: enqueue the iteration again"
+        )
     if package.get("chain"):
         raise _Left(
-            f"{package.get('name')} calls {package.get('func')} as a step of a chain, of which the "
-            "rest is not here: enqueue that again"
+            f"{package.get('name')} calls {package.get('func')} as a step of a chain whose other "
+            "steps are not here: enqueue the chain again"
         )
     _enqueue(package, str(row["key"]))
 
@@ -333,7 +335,7 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
 def _copy_task(row: Mapping[str, Any]) -> None:
     given = {column: row[column] for column in TASK_COLUMNS if column in row}
     if Task.objects.filter(pk=given["id"]).exists():
-        raise _Left("there is a task of that id already")
+        raise _Left("a task with that id exists already")
     for column in ("args", "kwargs", "result"):
         try:
             given[column] = read_plain(row.get(column))
@@ -350,7 +352,7 @@ def _cluster(name: str | None) -> str | None:
 def summary(done: list[Copied], *, dry_run: bool) -> Iterator[str]:
     """Yield lines that describe the outcome."""
     if not done:
-        yield "There is no table of Django Q's here."
+        yield "This database has no tables of Django Q."
     for report in done:
         word = "would be copied" if dry_run else "copied"
         line = f"{report.table}: {report.found} rows, {report.copied} {word}"

@@ -115,13 +115,14 @@ def path_of(function: Any) -> str:
         owner = getattr(function, "__self__", None)
         if not (isinstance(owner, type) or type(owner).__name__ == "module") or not name:
             raise UnknownFunction(
-                f"{function!r} is no function of a module, so no worker could import it: write one "
-                "with def in a module, and pass it or its dotted path."
+                f"{function!r} is not a function of a module, so no worker could import it: write "
+                "one with def in a module, and pass it or its dotted path."
             )
         module = module or getattr(owner, "__name__", "builtins")
     if module == "__main__":
         raise UnknownFunction(
-            f"No worker finds {name}: it is of the program that runs now. Move it into a module."
+            f"No worker finds {name}: it belongs to the program that runs now. Move it into a "
+            "module."
         )
     return f"{module}.{name}"
 
@@ -136,7 +137,7 @@ def function_at(path: str) -> Callable[..., Any]:
     if is_task(found):
         found = found.func
     if not callable(found):
-        raise UnknownTask(f"{path!r} is no function but a {type(found).__name__}.")
+        raise UnknownTask(f"{path!r} is not a function but a {type(found).__name__}.")
     return found  # type: ignore[no-any-return] # asked
 
 

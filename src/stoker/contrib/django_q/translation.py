@@ -116,7 +116,7 @@ def _mongo(given: Mapping[str, Any]) -> str:
         if not isinstance(value, str | int | float):
             raise NotTranslated(
                 "mongo",
-                f"has {key!r}, which cannot stand in a URL",
+                f"has {key!r}, which cannot be part of a URL",
                 "Name a BROKER of Stoker's in TASKS.",
             )
     end = urlencode({key: _plain(value) for key, value in options.items()})
@@ -343,9 +343,9 @@ def problems(configured: Any) -> Iterator[SettingProblem]:
     if attempts == 0 and "max_attempts" in configured and not configured.get("ack_failures"):
         yield SettingProblem(
             "max_attempts",
-            'Q_CLUSTER["max_attempts"] is 0, which meant for ever: Stoker tries 3 times, and then '
-            "keeps the job as a dead letter, which can be requeued.",
-            "Write how often a job is to be tried, up to 10000.",
+            'Q_CLUSTER["max_attempts"] is 0, which means no limit in Django Q: Stoker tries 3 '
+            "times, and then keeps the job as a dead letter, which can be requeued.",
+            "Write the maximum number of attempts, up to 10000.",
             is_error=False,
         )
 

@@ -258,8 +258,8 @@ UNHEARD = FindingKind(
 )
 UNRELAYED = FindingKind(
     "unrelayed_jobs",
-    "These jobs have long been in the outbox, and were not relayed to their broker: does a "
-    "cluster of this backend run?",
+    "These jobs have long been in the outbox, and were not relayed to their broker. Check that a "
+    "cluster of this backend runs.",
     is_fault=False,
 )
 LONG_SECONDS = 300.0

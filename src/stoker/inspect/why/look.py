@@ -111,7 +111,7 @@ def _answer_at_work(asked: Asked, seat: Seat, attempt: int | None) -> Answer:
     )
     if cluster.silent_seconds > longest_silence(asked.settings):
         silence = in_words(cluster.silent_seconds)
-        sentence += f" So it was {silence} ago: that cluster has sent no heartbeat since."
+        sentence += f" That was {silence} ago: the cluster has sent no heartbeat since."
     if asks is not None:
         because = f" ({asks.reason})" if asks.reason else ""
         sentence += f" It was asked to stop{because}."
@@ -126,8 +126,8 @@ def _answer_of_stranger(asked: Asked, row: Claimed) -> Answer | None:
         return None
     return asked.answer(
         Kind.HANDED_OUT,
-        f"The cluster {cluster.name} on {cluster.host} (process {cluster.pid}) has it, which is of "
-        "another backend: ask there.",
+        f"The cluster {cluster.name} on {cluster.host} (process {cluster.pid}) has it. That "
+        "cluster belongs to another backend: ask that backend (--backend).",
         cluster=str(cluster.pk),
         host=cluster.host,
         attempt=row.attempts,
@@ -142,7 +142,7 @@ def _answer_silent(asked: Asked, row: Claimed, cluster: ClusterState | None) -> 
         "silent_seconds": cluster.silent_seconds if cluster is not None else None,
         "lease_seconds": left,
     }
-    who = "The cluster that had it is gone"
+    who = "The cluster that had claimed it is gone"
     if cluster is not None:
         silence = in_words(cluster.silent_seconds)
         who = f"The cluster on {cluster.host} that has it has sent no heartbeat for {silence}"
@@ -150,7 +150,7 @@ def _answer_silent(asked: Asked, row: Claimed, cluster: ClusterState | None) -> 
     return asked.answer(
         Kind.CLUSTER_SILENT,
         f"{who}. Its lease ends in {in_words(left)}: then another cluster takes the job over.",
-        "" if others else "No other cluster is alive: start one by `manage.py stoker run`.",
+        "" if others else "No other cluster is alive: start one with `manage.py stoker run`.",
         **facts,
     )
 
@@ -239,7 +239,7 @@ def _advice(letter: DeadLetter | None) -> str:
         return f"Fix the cause, then {requeue}, or `discard`.{again}"
     if letter.state == DeadLetter.State.REQUEUED:
         return f"It was requeued as job {letter.successor_id}: ask about that job."
-    return f"Nothing: its dead letter is {letter.state}."
+    return f"Nothing needs to be done: its dead letter is {letter.state}."
 
 
 LOOKS = 3
@@ -313,7 +313,7 @@ def _in_outbox(asked: Asked) -> Answer | None:
             f"It is in the outbox of the database {alias!r}: its broker does not have it yet.",
             "Clusters relay it within seconds. If it is not relayed, see their log."
             if alive
-            else "Clusters relay it, and none is alive: start one by `manage.py stoker run`.",
+            else "Clusters relay it, but none is alive: start one with `manage.py stoker run`.",
             database=alias,
             enqueued_at=moment(row.enqueued_at),
         )
@@ -351,7 +351,7 @@ def _nowhere(asked: Asked) -> Answer:
     if not broker.capabilities.transactional and not broker.capabilities.look_up:
         name = broker.info()["broker"]
         alive = any(asked.is_alive(one) for one in asked.clusters)
-        start = "" if alive else " No cluster is alive: start one by `manage.py stoker run`."
+        start = "" if alive else " No cluster is alive: start one with `manage.py stoker run`."
         return asked.answer(
             Kind.AT_BROKER,
             f"It has not ended, and does not run; the broker {name} can't look up single jobs.",
@@ -368,7 +368,7 @@ def _nowhere(asked: Asked) -> Answer:
     return asked.answer(
         Kind.UNKNOWN,
         "No job has this id: it was never committed, or is not kept any more.",
-        "Look at KEEP_RESULTS, and whether the transaction that enqueued it was rolled back; or it "
-        "belongs to another backend of TASKS (--backend).",
+        "Check KEEP_RESULTS, whether the transaction that enqueued it was rolled back, and whether "
+        "it belongs to another backend of TASKS (--backend).",
         made_at=None if made_at is None else datetime.fromtimestamp(made_at, UTC),
     )

@@ -61,7 +61,7 @@ def answer_step(asked: Asked, step: Step) -> Answer:
     more = " and others" if len(waits_for) > 3 else ""
     return asked.answer(
         Kind.WORKFLOW,
-        f"It is a step of {name}, and its turn comes after {named or 'other steps'}{more}.",
+        f"It is a step of {name}, and starts after {named or 'other steps'}{more}.",
         waits_for=waits_for,
         **facts,
     )
@@ -173,12 +173,15 @@ def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answ
     holders = _shown(asked, holding or ({first} if first not in (None, asked.job_id) else set()))
     halted_by = next((one["job_id"] for one in holders if one["state"] == Job.Status.FAILED), None)
     if halted_by is not None:
-        sentence = f"The sequence {key.name!r} is halted: job {halted_by}, before it, has failed."
+        sentence = (
+            f"The sequence {key.name!r} is halted because an earlier job, {halted_by}, has failed."
+        )
         advice = (
-            "It goes on when the dead letter of that job is requeued and succeeds, or is discarded."
+            "It continues when the dead letter of that job is requeued and succeeds, or is "
+            "discarded."
         )
     else:
-        sentence = f"In the sequence {key.name!r} a job before it has not ended"
+        sentence = f"In the sequence {key.name!r} an earlier job has not ended"
         sentence += "".join(f": {one['task']} {one['job_id']}" for one in holders[:1]) + "."
         advice = ""
     return asked.answer(
@@ -262,7 +265,7 @@ def _not_served(asked: Asked) -> Answer | None:
         return asked.answer(
             Kind.NO_CLUSTER,
             f"No cluster of the backend {asked.settings.alias!r} is alive{seen}.",
-            "Start one by `manage.py stoker run`.",
+            "Start one with `manage.py stoker run`.",
             silent=silent,
         )
     serving = [one for one in alive if _serves(one, asked.queue)]
@@ -270,8 +273,8 @@ def _not_served(asked: Asked) -> Answer | None:
         return asked.answer(
             Kind.NOT_SERVED,
             f"No cluster serves the queue {asked.queue}.",
-            f"Start one by `manage.py stoker run --queues {asked.queue}`, or name the queue under "
-            "QUEUES.",
+            f"Start one with `manage.py stoker run --queues {asked.queue}`, or name the queue "
+            "under QUEUES.",
             clusters=[_shown_seconds(one) for one in alive],
         )
     if all(one.state != Cluster.State.RUNNING for one in serving):
@@ -290,7 +293,7 @@ def _unknown_task(asked: Asked) -> Answer | None:
         return None
     return asked.answer(
         Kind.UNKNOWN_TASK,
-        f"Its task is not known here: {asked.unknown_task}",
+        f"This process does not know its task: {asked.unknown_task}",
         "If the clusters do not have it either, deploy the code that has it, or cancel the job.",
         error=str(asked.unknown_task),
         due_at=None,
@@ -320,7 +323,9 @@ def _in_line(asked: Asked, row: Ready | None) -> Answer:
     return asked.answer(
         Kind.IN_LINE,
         sentence + ".",
-        "" if free or expected is not None else "All workers are busy: more of them would help.",
+        ""
+        if free or expected is not None
+        else "All workers are busy: start more workers or another cluster.",
         before=before.number,
         is_exact=before.is_exact,
         waited_seconds=waited,
@@ -394,7 +399,8 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
     if asked.unknown_task is not None:
         return asked.answer(
             Kind.UNKNOWN_TASK,
-            f"No cluster that saw it had its task, nor is it known here; it is retried {soon}.",
+            "The clusters that claimed it did not know its task, nor does this process; it is "
+            f"retried {soon}.",
             "Deploy the code that has the task, or cancel the job. After "
             "UNKNOWN_TASK_GRACE_SECONDS it becomes a dead letter.",
             error=str(asked.unknown_task),

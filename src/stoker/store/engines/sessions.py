@@ -347,4 +347,4 @@ def explain(error: Exception, alias: str) -> Exception:
         return RowsLocked(
             f"Another transaction holds rows of the database {alias!r} that are needed: {message}"
         )
-    return BrokerUnavailable(f"The database {alias!r} did not carry this out: {message}")
+    return BrokerUnavailable(f"The database {alias!r} could not process the request: {message}")

@@ -241,7 +241,7 @@ def spec_in(package: Package) -> dict[str, Any]:
     for one in package.args:
         if isinstance(one, dict) and "func" in one:
             return one
-    raise PackageError(f"The package of job {package.job_id} is none of the shim's.")
+    raise PackageError(f"The package of job {package.job_id} does not belong to the shim.")
 
 
 def _story(settings: Settings, ended: Ended) -> str:

@@ -18,9 +18,9 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--config", action="store_true", help="The options that Q_CLUSTER has come to."
+            "--config", action="store_true", help="The options that result from Q_CLUSTER."
         )
-        parser.add_argument("--ids", action="store_true", help="The ids of clusters that live.")
+        parser.add_argument("--ids", action="store_true", help="The ids of running clusters.")
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["ids"]:

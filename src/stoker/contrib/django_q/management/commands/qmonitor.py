@@ -10,7 +10,7 @@ from stoker.contrib.django_q.monitor import lines_of_clusters, show_until_stoppe
 
 
 class Command(BaseCommand):
-    help = "Show the clusters that live, until Ctrl-C."
+    help = "Show the running clusters, until Ctrl-C."
     requires_system_checks = ()
 
     def add_arguments(self, parser: CommandParser) -> None:
