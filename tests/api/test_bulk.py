@@ -75,7 +75,9 @@ def test_impossible_operation_is_refused(body: Any, anna: Caller) -> None:
     assert not BulkOperation.objects.exists()
 
 
-def test_operation_takes_both_permissions(anna: Caller, who_may: Callable[..., Caller]) -> None:
+def test_bulk_operation_needs_its_own_and_the_operations_permission(
+    anna: Caller, who_may: Callable[..., Caller]
+) -> None:
     payments.plain.enqueue(1)
     body = {"operation": "hold-job", "all": True}
     row = anna.post("bulk", body, status=201)

@@ -23,7 +23,7 @@ def store(job_id: str, *texts: str) -> None:
     )
 
 
-def test_pages_of_lines_go_on_while_the_job_runs(who_may: Callable[..., Caller]) -> None:
+def test_new_lines_follow_on_later_pages_while_the_job_runs(who_may: Callable[..., Caller]) -> None:
     caller, job_id = who_may("view_logchunk"), add.enqueue(1, 2).id
     path = f"jobs/{job_id}/logs"
     nothing = {"lines": [], "next": None, "has_more": False, "is_over": False}

@@ -18,7 +18,7 @@ ORDERS = {"dashboard first": BOTH, "API first": BOTH[::-1]}
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_every_url_of_both_reaches_its_own_view(order: str) -> None:
+def test_urls_of_api_and_dashboard_reach_their_own_views(order: str) -> None:
     found: Any
     for one in pages:
         address = re.sub(r"<[^>]+>", str(uuid4()), str(one.pattern))

@@ -9,7 +9,7 @@ from stoker import queues
 from tests.browser.window import NARROW, WIDE, Window
 
 
-def test_palette_leads_to_what_was_typed_without_the_pointer(alice: Window) -> None:
+def test_palette_opens_the_typed_page_by_keyboard(alice: Window) -> None:
     from shop import tasks
 
     page = alice.page

@@ -90,7 +90,7 @@ def test_job_of_a_lost_host_runs_if_it_had_not_begun(tmp_path: Path) -> None:
     assert [began(result) for result in (unbegun, begun)] == [1, 0]
 
 
-def test_last_tries_of_a_lost_host_count_only_if_they_were_handed_out(tmp_path: Path) -> None:
+def test_last_attempts_of_a_lost_host_count_only_if_noted_as_handed_out(tmp_path: Path) -> None:
     results = [tasks.add.using(max_attempts=1).enqueue(number, 2) for number in range(4)]
     broker = broker_for(settings_for())
     held: list[Any] = []
@@ -117,7 +117,9 @@ def test_last_tries_of_a_lost_host_count_only_if_they_were_handed_out(tmp_path: 
 @pytest.mark.on_redis
 @pytest.mark.on_mongodb
 @pytest.mark.slow
-def test_last_tries_of_a_lost_host_count_only_if_a_worker_had_got_them(tmp_path: Path) -> None:
+def test_last_attempts_of_a_lost_cluster_count_only_if_a_worker_received_them(
+    tmp_path: Path,
+) -> None:
     """Its board is lost with it. On a quick machine its cluster held more of them than it has
     workers."""
     may_end = tmp_path / "may end"

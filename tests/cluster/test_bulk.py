@@ -48,7 +48,7 @@ def test_command_starts_waits_lists_and_undoes() -> None:
         plain("start", "prioritise-job", "--all")
 
 
-def test_cluster_goes_on_with_an_operation(tmp_path: Path) -> None:
+def test_cluster_continues_an_unfinished_operation(tmp_path: Path) -> None:
     for number in range(250):
         payments.plain.using(queue_name="elsewhere").enqueue(number)
     row = bulk.start(Operator(settings_for()), waiting_jobs.MOVE, {}, {"queue": "slow"})

@@ -83,7 +83,7 @@ def test_cancelled_task_in_a_wait_ends_or_is_killed(cluster: ProcessCluster, beg
     assert_cancelled(end_of(cancelled(cancelling.wait, began, cluster), cluster))
 
 
-def test_task_that_does_not_listen_is_killed(cluster: ProcessCluster, began: Path) -> None:
+def test_task_that_ignores_its_cancellation_is_killed(cluster: ProcessCluster, began: Path) -> None:
     killed = kills(cluster)
     assert_cancelled(end_of(cancelled(cancelling.do_not_listen, began, cluster), cluster))
     assert kills(cluster) == killed + 1

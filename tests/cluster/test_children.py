@@ -112,7 +112,7 @@ def test_ctrl_c_in_a_terminal_lets_a_job_and_its_child_finish(tmp_path: Path) ->
     assert result.return_value == 0
 
 
-def test_ctrl_z_in_a_terminal_stops_workers_until_the_cluster_goes_on(tmp_path: Path) -> None:
+def test_ctrl_z_in_a_terminal_stops_workers_until_the_cluster_continues(tmp_path: Path) -> None:
     log, path = tmp_path / "log", tmp_path / "may"
     result = chaos.run_until.enqueue(str(path))
     with cluster_in_terminal(log) as (terminal, process):

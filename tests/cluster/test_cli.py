@@ -439,7 +439,7 @@ def test_colours_are_off_without_a_terminal() -> None:
 
 
 @pytest.mark.sqlite
-def test_closed_output_pipe_is_no_error() -> None:
+def test_closed_output_pipe_causes_no_error() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as gone:

@@ -36,7 +36,7 @@ def test_as_many_jobs_run_at_once_as_concurrency_allows(
 
 
 @pytest.mark.parametrize("task", [tasks.succeed_at, chaos.succeed_at_second])
-def test_failed_job_is_tried_again(task: Any, cluster: ProcessCluster) -> None:
+def test_failed_job_in_a_concurrent_worker_is_retried(task: Any, cluster: ProcessCluster) -> None:
     result = task.enqueue(2) if task is tasks.succeed_at else task.enqueue()
     assert value_of(result, cluster) == 2
     assert [one.kind for one in end_of(result, cluster).attempts] == ["failed"]

@@ -76,7 +76,7 @@ def test_each_attempt_has_what_it_logged_and_printed(cluster: ProcessCluster) ->
         assert failed[3].endswith("ValueError: 7")
 
 
-def test_lines_of_jobs_at_once_stay_apart(cluster: ProcessCluster) -> None:
+def test_lines_of_concurrent_jobs_are_not_mixed(cluster: ProcessCluster) -> None:
     jobs = [wordy.log_async.enqueue(number) for number in range(4)]
     for number, result in enumerate(jobs):
         end_of(result, cluster)
@@ -84,7 +84,7 @@ def test_lines_of_jobs_at_once_stay_apart(cluster: ProcessCluster) -> None:
         assert seen == [f"order {number} step {step}" for step in range(3)]
 
 
-def test_lines_of_threads_with_the_context_of_the_job(cluster: ProcessCluster) -> None:
+def test_lines_of_threads_with_the_jobs_context_belong_to_the_job(cluster: ProcessCluster) -> None:
     results = [wordy.log_in_threads.enqueue(number) for number in range(4)]
     for number, result in enumerate(results):
         end_of(result, cluster)
@@ -170,7 +170,7 @@ def test_lines_are_kept_again_after_a_part_of_the_cluster_died(
     wait_for(has_lines, cluster.tail)
 
 
-def test_projects_handlers_get_what_they_got_before(cluster: ProcessCluster) -> None:
+def test_log_handlers_of_the_project_receive_the_same_records(cluster: ProcessCluster) -> None:
     result = wordy.log_and_print.enqueue(4242)
     wait_for_lines(result, cluster, 4)
     assert "printed 4242" in cluster.text()

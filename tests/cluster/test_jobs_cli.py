@@ -68,7 +68,7 @@ def test_list_shows_states_and_pages() -> None:
     assert (sorted(seen), second["next"]) == (sorted([done.id, failed.id, waiting.id]), None)
 
 
-def test_show_tells_call_result_life_and_errors() -> None:
+def test_show_prints_call_result_timeline_and_errors() -> None:
     done, failed = add.enqueue(1, second=2), fail_unretried.enqueue()
     drain()
     text = told("jobs", "show", done.id)
@@ -86,7 +86,7 @@ def test_show_tells_call_result_life_and_errors() -> None:
         told("jobs", "show", "seven")
 
 
-def test_show_and_why_tell_what_a_job_waited_for() -> None:
+def test_show_and_why_print_the_causes_of_waiting() -> None:
     job = add.enqueue(1, 2)
     Job.objects.update(enqueued_at=F("enqueued_at") - timedelta(seconds=100))
     drain()
@@ -159,7 +159,7 @@ def test_changes_that_are_impossible_change_nothing() -> None:
     assert add.get_result(job.id).return_value == 3
 
 
-def test_tasks_names_what_is_declared_and_what_ran() -> None:
+def test_tasks_lists_declared_and_executed_tasks() -> None:
     text = told("tasks")
     assert "tests.app.tasks.add\n  queue default, attempts" in text
     listed = {one["name"]: one for one in plain("tasks", "--since", "7d")["tasks"]}
@@ -176,7 +176,7 @@ def test_tasks_names_what_is_declared_and_what_ran() -> None:
         (("dead", "list"), "No dead letters.\n"),
     ],
 )
-def test_empty_list_says_so_in_a_sentence(words: tuple[str, ...], hint: str) -> None:
+def test_empty_list_prints_a_sentence(words: tuple[str, ...], hint: str) -> None:
     assert told(*words) == hint
 
 

@@ -149,7 +149,7 @@ def test_service_manager_without_a_listener_raises_nothing(
     board.remove()
 
 
-def test_one_cluster_whose_loops_turn_is_enough() -> None:
+def test_health_passes_if_the_loops_of_one_cluster_turn() -> None:
     good = {"pusher": 0.1, "monitor": 1.0, "scheduler": 0.0}
     assert judge_loops({"a": {**good, "pusher": 99.0}, "b": good}, 38).code is ExitCode.DONE
     verdict = judge_loops({"a": {**good, "scheduler": 99.0}}, 38)

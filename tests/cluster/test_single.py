@@ -121,7 +121,7 @@ def test_killed_core_and_workers_lose_and_double_nothing(tmp_path: Path) -> None
 
 
 @pytest.mark.chaos
-def test_killed_sentinel_ends_all_and_the_next_cluster_goes_on(tmp_path: Path) -> None:
+def test_killed_sentinel_ends_the_cluster_and_the_next_takes_over(tmp_path: Path) -> None:
     with running_cluster(tmp_path, "--single") as first:
         crew = first.wait_for_crew(1)
         ids = enqueue_many(100)

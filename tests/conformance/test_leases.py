@@ -38,7 +38,7 @@ def test_valid_lease_is_not_stale(stand: Stand, use: Use) -> None:
     assert use(stand, [delivery.lease for delivery in stand.claim()]) == set()
 
 
-def test_settlement_that_was_begun_takes_place(stand: Stand) -> None:
+def test_begun_settlement_takes_effect_when_it_is_ended(stand: Stand) -> None:
     stand.put(4)
     broker = stand.broker.store if isinstance(stand.broker, Dispatch) else stand.broker
     assert broker is not None

@@ -54,7 +54,7 @@ def let_pass(seconds: float) -> None:
         key.save()
 
 
-def test_rate_starts_so_many_jobs_per_period_in_order(stand: Stand) -> None:
+def test_rate_limits_starts_per_period_and_keeps_the_order(stand: Stand) -> None:
     jobs = put(stand, rate(3), 8)
     assert ids(claim(stand)) == jobs[:3]
     assert claim(stand) == []
@@ -185,7 +185,7 @@ def test_jobs_without_a_rate_do_not_wait_behind_rated_jobs(stand: Stand) -> None
     assert ids(claimed) == [free]
 
 
-def test_next_claim_is_due_while_jobs_may_wait_behind_rated_ones(
+def test_claim_is_due_at_once_while_jobs_may_wait_behind_rated_ones(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.brokers.orm.broker.LOOK_BEHIND_SECONDS", 0.0001)

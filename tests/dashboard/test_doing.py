@@ -137,7 +137,7 @@ def test_page_needs_its_permission(name: str, who_may: Callable[..., Client]) ->
         (["view_deadletter"], "dead-letters/"),
     ],
 )
-def test_front_page_without_its_permission_leads_to_the_first_page_allowed(
+def test_front_page_redirects_to_the_first_permitted_page(
     permissions: list[str], page: str, who_may: Callable[..., Client]
 ) -> None:
     response = who_may(*permissions).get(PREFIX)
@@ -283,12 +283,12 @@ def test_cluster_is_asked_to_be_quiet_to_resume_and_to_stop(anna: Client) -> Non
     assert cluster.request == "stop"
 
 
-def test_cluster_that_runs_with_single_is_shown_as_such(anna: Client) -> None:
+def test_cluster_page_shows_that_a_cluster_runs_with_single(anna: Client) -> None:
     make_cluster(single=True)
     assert "(--single)" in anna.get("/stoker/clusters/").content.decode()
 
 
-def test_cluster_shows_when_its_other_processes_last_moved(anna: Client) -> None:
+def test_cluster_page_shows_how_long_other_processes_have_not_responded(anna: Client) -> None:
     make_cluster(loops={"monitor": 0.2, "pusher": 75.0})
     text = anna.get("/stoker/clusters/").content.decode()
     assert "Last turn: " in text
@@ -383,7 +383,7 @@ def test_operation_returns_to_the_page_it_was_sent_from(back: str, anna: Client)
 # -- in bulk --------------------------------------------------------------------------------------
 
 
-def test_all_that_match_are_previewed_started_and_undone(anna: Client) -> None:
+def test_bulk_operation_by_filters_is_previewed_started_and_undone(anna: Client) -> None:
     jobs = [payments.plain.enqueue(number, note="alice") for number in range(3)]
     payments.plain.enqueue(7, note="bob")
     found = anna.get(f"{PREFIX}jobs/?q=note%3Dalice").context["all_address_bulk"]
@@ -453,7 +453,7 @@ def test_impossible_bulk_operation_is_refused(fields: dict[str, str], anna: Clie
     assert anna.get(f"{PREFIX}bulk/new/?kind=odd").status_code == 400
 
 
-def test_bulk_operations_take_the_permission_of_what_they_do(
+def test_bulk_operation_needs_the_permission_of_its_operation(
     anna: Client, who_may: Callable[..., Client]
 ) -> None:
     for number in range(2):

@@ -95,14 +95,14 @@ def test_hidden_argument_of_a_wrong_type_is_not_in_the_refusal(
     assert "471147114711" not in text.content.decode()
 
 
-def test_edit_of_spaces_in_a_text_is_made(anna: Client) -> None:
+def test_edit_that_changes_only_spaces_is_applied(anna: Client) -> None:
     job = payments.plain.enqueue(1, note="a b")
     page = f"{PREFIX}jobs/{job.id}/edit/"
     anna.post(page, {"args": "[1]", "kwargs": '{"note": "a  b"}'})
     assert notes_of([job.id]) == {"a  b"}
 
 
-def test_form_that_is_sent_back_as_it_was_changes_nothing(anna: Client) -> None:
+def test_unchanged_form_changes_nothing(anna: Client) -> None:
     job = payments.plain.enqueue(1, note="a")
     page = f"{PREFIX}jobs/{job.id}/edit/"
     written = anna.get(page).context["written"]

@@ -92,7 +92,7 @@ def test_impossible_limit_is_refused(places: str, anna: Client) -> None:
     assert key_named(one.name).places_set == 3
 
 
-def test_other_guards_and_unknown_ones_have_no_limit_to_change(anna: Client) -> None:
+def test_limit_of_an_unknown_key_or_another_kind_is_not_changed(anna: Client) -> None:
     payments.charge_till.enqueue(7)
     claim("default")
     lock = key_named("lock till:7")
@@ -104,7 +104,7 @@ def test_other_guards_and_unknown_ones_have_no_limit_to_change(anna: Client) -> 
     assert anna.get(f"{PREFIX}guards/{UUID(int=1)}/").status_code == 404
 
 
-def test_halted_sequence_goes_on_from_its_page(anna: Client) -> None:
+def test_halted_sequence_is_resumed_from_its_page(anna: Client) -> None:
     frail.broken.add("bad")
     for entry in ("bad", "next"):
         frail.book.enqueue("alice", entry)

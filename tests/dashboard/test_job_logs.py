@@ -79,7 +79,7 @@ def test_page_of_blocked_step_makes_few_queries(who_may: Callable[..., Client]) 
 
 
 @pytest.mark.usefixtures("_logs")
-def test_new_line_changes_the_word_for_open_pages(
+def test_new_log_line_changes_the_digest_that_open_pages_watch(
     anna: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(live, "PULSE_SECONDS", 0)

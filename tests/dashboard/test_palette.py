@@ -52,7 +52,7 @@ def test_names_are_found_by_a_part_of_them(anna: Client, ids: dict[str, str]) ->
     assert found(anna, "no such thing") == []
 
 
-def test_ids_lead_to_what_they_name(anna: Client, ids: dict[str, str]) -> None:
+def test_id_leads_to_the_page_of_its_job_or_dead_letter(anna: Client, ids: dict[str, str]) -> None:
     for kind, text in ids.items():
         entries = anna.get(f"{PREFIX}palette/", {"q": f" {text} "}).json()["entries"]
         kinds = [one["kind"] for one in entries]
@@ -80,7 +80,7 @@ def test_user_finds_only_what_a_permission_allows(
     assert {kind for kind, _ in seen} == kinds
 
 
-def test_nobody_finds_anything_without_a_permission_or_a_session(
+def test_search_without_permission_or_session_finds_nothing(
     who_may: Callable[..., Client],
 ) -> None:
     for client in (Client(), who_may("pause_queue")):
@@ -113,7 +113,7 @@ def test_answer_is_bounded_with_many_names(
     assert len(queries) <= 15
 
 
-def test_best_names_begin_with_the_text_or_have_a_word_that_does() -> None:
+def test_names_with_a_word_that_begins_with_the_text_come_first() -> None:
     names = ["email", "shop.mail", "mailing-list", "mail"]
     assert best(names, "mail") == ["mail", "mailing-list", "shop.mail", "email"]
 

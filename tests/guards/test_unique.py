@@ -494,7 +494,7 @@ def test_wait_for_a_finished_duplicate_inside_a_transaction_returns() -> None:
         assert guarded.enqueue(1, 2).wait(20) == 2
 
 
-def test_duplicates_are_not_announced(announced: list[str]) -> None:
+def test_duplicate_enqueue_sends_no_signal(announced: list[str]) -> None:
     guarded = add.using(unique=unique("replace"))
     first = guarded.enqueue(1, 1)
     guarded.enqueue(1, 2)

@@ -114,7 +114,7 @@ def test_only_chosen_targets_are_changed(alice: Operator) -> None:
 
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("kind", ["jobs", "letters"])
-def test_operation_that_was_killed_goes_on_without_doubling(
+def test_killed_operation_continues_without_doubling(
     kind: str, alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if kind == "jobs":
@@ -278,7 +278,7 @@ def test_pause_holds_an_operation_between_two_batches(alice: Operator) -> None:
 
 
 @pytest.mark.usefixtures("small_batches")
-def test_request_without_time_left_sees_that_all_is_done(
+def test_operation_finished_at_the_time_limit_is_reported_as_done(
     alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the answer would count all jobs, and not offer to undo it."""

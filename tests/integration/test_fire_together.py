@@ -73,7 +73,7 @@ def test_last_repeat_ends_the_schedule() -> None:
     assert (row.repeats_left, row.due_us, row.is_over) == (0, None, True)
 
 
-def test_schedules_that_need_more_are_left() -> None:
+def test_schedules_that_need_single_firing_are_left_out_of_a_batch() -> None:
     paused, alive, several, plain = put(4, overlap="skip", misfire="all")
     later = max(due(f"s{number}") for number in range(4))
     assert fire_together([alive], later) == {alive}  # its job has not ended
@@ -106,7 +106,7 @@ def test_scheduler_fires_other_schedules_if_one_fails() -> None:
     assert Schedule.objects.get(pk=ids[1]).problem
 
 
-def test_row_that_changes_meanwhile_takes_everything_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_changed_meanwhile_rolls_the_batch_back(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = put(2)
     later = max(due("s0"), due("s1"))
     insert = Firing._prepared

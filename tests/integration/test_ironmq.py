@@ -48,7 +48,7 @@ def transport(proxy: Proxy) -> Iterator[IronmqTransport]:
 
 
 class TestBusy:
-    def test_busy_server_is_asked_again(
+    def test_request_to_a_busy_server_is_repeated(
         self, server: PrivateIronmq, transport: IronmqTransport
     ) -> None:
         _stand_in(server, "busy", times=3)

@@ -63,7 +63,7 @@ def test_page_after_a_line_begins_with_the_next_line() -> None:
         log_page(settings_for(), job_id, "no mark")
 
 
-def test_what_is_shown_has_no_control_characters() -> None:
+def test_shown_lines_have_no_control_characters() -> None:
     job_id = uuid4()
     lines = [StoredLine(0, "INFO", "shop\x1b", "\x1b[2J\u202etxt")]
     LogChunk.objects.create(
@@ -96,7 +96,7 @@ def test_lines_are_deleted_with_their_job() -> None:
     assert [one.job_id for one in LogChunk.objects.all()] == [kept]
 
 
-def test_job_has_ended_when_no_attempt_follows() -> None:
+def test_has_ended_is_true_for_ended_and_unknown_jobs() -> None:
     result = add.enqueue(1, 2)
     assert not has_ended(settings_for(), UUID(result.id))
     drain()

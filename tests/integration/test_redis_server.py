@@ -247,7 +247,7 @@ class TestLoads:
 
 
 class TestWeaknesses:
-    def test_durable_server_has_none(self) -> None:
+    def test_durable_server_reports_no_weaknesses(self) -> None:
         with private(appendonly="yes") as server:
             assert at(server.url).weaknesses() == []
 

@@ -96,7 +96,7 @@ class TestResultInRedis:
         assert [query["sql"] for query in queries] == []
         assert (kept(), broker_for(settings_for()).sizes()) == (5, {})
 
-    def test_signal_is_sent(self) -> None:
+    def test_success_sends_post_execute(self) -> None:
         seen = []
 
         def note(sender: Any, **told: Any) -> None:
@@ -120,7 +120,7 @@ class TestResultInRedis:
         result.refresh()
         assert result.state == "READY"
 
-    def test_step_can_be_repeated(self) -> None:
+    def test_repeated_record_after_a_lost_answer_changes_nothing(self) -> None:
         """The answer of the first one may have been lost."""
         add.enqueue(1, 2)
         attempted = run_claimed()
@@ -167,7 +167,7 @@ class TestResultInStore:
         result.refresh()
         assert result.state == "FAILED"
 
-    def test_success_after_failed_attempts(self) -> None:
+    def test_success_after_failed_attempts_stays_in_the_store(self) -> None:
         result = succeed_at.enqueue(2)
         work_off()
         work_off_when_due()
@@ -176,7 +176,7 @@ class TestResultInStore:
         result.refresh()
         assert (result.state, len(result.errors)) == ("SUCCESSFUL", 1)
 
-    def test_success_after_a_snooze(self) -> None:
+    def test_success_after_a_snooze_stays_in_the_store(self) -> None:
         """It is the first attempt that counts, but the store has a row for the job."""
         result = snooze_until.enqueue(time.time() + 1)
         work_off()
@@ -187,13 +187,13 @@ class TestResultInStore:
         result.refresh()
         assert result.attempts == 1
 
-    def test_workflow_steps(self) -> None:
+    def test_results_of_workflow_steps_stay_in_the_store(self) -> None:
         result = group(add.s(1, 2), add.s(3, 4)).enqueue()
         work_off()
         assert Job.objects.filter(status="SUCCESSFUL").count() == 2
         assert result.wait(timeout=10) == [3, 7]
 
-    def test_mixed_batch(self) -> None:
+    def test_batch_of_several_outcomes_records_each_in_its_place(self) -> None:
         """Each outcome is recorded where it belongs, and each lease ends."""
         succeeded = [add.enqueue(number, 0) for number in range(3)]
         failed = fail.using(max_attempts=1).enqueue("no")
@@ -224,7 +224,7 @@ class TestLimits:
                 second.id
             ]
 
-    def test_oldest_results_give_way(self) -> None:
+    def test_oldest_results_are_dropped_beyond_successful_count(self) -> None:
         with results_in_redis(KEEP_RESULTS={"successful_count": 3}):
             results = []
             for number in range(5):
@@ -233,7 +233,7 @@ class TestLimits:
             found = fetch_many(settings_for(), [one.id for one in results])
             assert [one.return_value for one in found] == [2, 3, 4]
 
-    def test_no_results_are_kept_and_no_query_is_made(self) -> None:
+    def test_unkept_success_makes_no_query_and_leaves_no_result(self) -> None:
         for place in ("redis", "database"):
             with results_in_redis(KEEP_RESULTS=False, RESULTS=place) as client:
                 result = add.enqueue(1, 2)
@@ -244,14 +244,14 @@ class TestLimits:
                 with pytest.raises(TaskResultDoesNotExist):
                     result.refresh()
 
-    def test_more_results_than_fit_on_the_stack_of_a_script(self) -> None:
+    def test_thousands_of_results_are_recorded_at_once(self) -> None:
         with results_in_redis():
             add.enqueue_many([((number, 0), {}) for number in range(2500)])
             assert work_off() == 2500
             assert kept() == 2500
 
 
-def test_other_broker_is_reported() -> None:
+def test_check_refuses_results_in_redis_with_another_broker() -> None:
     backend = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"RESULTS": "redis"}}
     with override_settings(TASKS={"default": backend}):
         (error,) = [one for one in run_checks() if one.id == "stoker.E011"]

@@ -173,7 +173,7 @@ def test_search_further_back_finds_each_job_once(
 
 
 @pytest.mark.parametrize("limit", [1, 2, 50])
-def test_search_of_dead_letters_reads_some_at_a_time(
+def test_search_of_dead_letters_reads_a_bounded_number_per_page(
     limit: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.dead_letters.search.READ", 3)

@@ -60,7 +60,7 @@ def test_job_claimed_in_between_is_not_claimed_twice(broker: Broker, between: Be
     assert (held.job_id, held.lease_id, held.attempts) == (*quicker[0].lease, 1)
 
 
-def test_job_withdrawn_in_between_is_left_out(broker: Broker, between: Between) -> None:
+def test_job_withdrawn_in_between_is_not_claimed(broker: Broker, between: Between) -> None:
     gone, left = [add.enqueue(number, 2).id for number in range(2)]
     between(lambda: broker.withdraw([UUID(gone)]))
     assert ids(claim(broker)) == [UUID(left)]

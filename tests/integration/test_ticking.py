@@ -70,7 +70,7 @@ def test_schedules_due_soon_are_found_earliest_first(ticks: Ticks) -> None:
     assert moments[0] < 0 < moments[1] < moments[2] < HOUR_SECONDS
 
 
-def test_schedules_whose_last_try_failed_rest(ticks: Ticks) -> None:
+def test_failed_schedule_is_not_retried_before_its_pause_ends(ticks: Ticks) -> None:
     resting, ready = (put(ticks, -1, is_ours=True) for _ in range(2))
     never = ticking.time.monotonic() + HOUR_SECONDS
     ticks._troubles[resting] = Trouble(since=0.0, try_at=never, rest_seconds=1.0)

@@ -237,14 +237,14 @@ def test_retry_waited_until_it_was_due_and_then_in_the_queue() -> None:
     assert waited[0].startswith("1 min 30 s for a retry, ")
 
 
-def test_last_attempt_has_no_retry() -> None:
+def test_failed_last_attempt_leaves_no_retry_time() -> None:
     result = tasks.nothing.enqueue()
     end_with(outcomes.Failed(plain_fault(ValueError, "no")))
     assert Attempt.objects.get().retry_at is None
     assert list(seconds(result.id)) in ([], ["queue"])
 
 
-def test_snoozed_job_waited_with_its_attempts_that_do_not_count() -> None:
+def test_wait_of_a_snoozed_job_includes_its_uncounted_attempts() -> None:
     result = tasks.nothing.enqueue()
     for _ in range(2):
         end_with(outcomes.Snoozed(60.0, "later"), began_seconds_ago=5)

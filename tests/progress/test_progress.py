@@ -50,7 +50,7 @@ def address_in(text: str) -> str:
     return found[1]
 
 
-def test_waiting_job_is_asked_for_until_it_has_ended() -> None:
+def test_page_polls_until_the_job_has_ended() -> None:
     result = tasks.add.enqueue(1, 2)
     first = shown(result)
     assert "Waiting" in first
@@ -94,7 +94,7 @@ def test_running_job_without_report_shows_a_bar_without_value() -> None:
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
-def test_numbers_are_written_for_machines(language: str, settings: Any) -> None:
+def test_numbers_are_not_localised(language: str, settings: Any) -> None:
     settings.LANGUAGE_CODE = language
     job_id = running_job()
     Note.objects.write(job_id, done=1, total=2, message="")
@@ -111,7 +111,7 @@ def test_failed_job_shows_no_error_and_no_arguments() -> None:
     assert "hx-get" not in text
 
 
-def test_cancelled_job_shows_that() -> None:
+def test_cancelled_job_is_shown_as_cancelled() -> None:
     result = tasks.add.enqueue(1, 2)
     result.cancel()
     assert "Cancelled" in shown(result)
@@ -148,7 +148,7 @@ def test_address_of_a_user_shows_nothing_to_others() -> None:
         assert "hx-get" not in part.text
 
 
-def test_address_from_a_page_without_a_user_is_for_all_who_have_it() -> None:
+def test_address_of_an_anonymous_page_works_for_everyone() -> None:
     result = tasks.add.enqueue(1, 2)
     for user in (None, AnonymousUser()):
         assert "Waiting" in Client().get(address_in(shown(result, user=user))).text
@@ -167,14 +167,14 @@ def test_address_takes_only_get() -> None:
     assert Client().post(address).status_code == 405
 
 
-def test_unknown_job_ends_the_asking() -> None:
+def test_unknown_job_ends_the_polling() -> None:
     text = shown(uuid4())
     assert "not known" in text
     assert "hx-get" not in text
     assert "not known" in shown("no id")
 
 
-def test_store_that_is_away_changes_nothing_on_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_store_leaves_the_page_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
     address = address_in(shown(tasks.add.enqueue(1, 2)))
 
     def is_away(*_args: object) -> None:
@@ -185,7 +185,7 @@ def test_store_that_is_away_changes_nothing_on_the_page(monkeypatch: pytest.Monk
         assert Client().get(address).status_code == 503
 
 
-def test_project_without_the_urls_is_told_what_to_add(settings: Any) -> None:
+def test_missing_urls_raise_with_the_line_to_add(settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.app.urls"
     with pytest.raises(ImproperlyConfigured, match=r"stoker\.progress\.urls"):
         shown(tasks.add.enqueue(1, 2))

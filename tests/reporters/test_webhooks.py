@@ -175,12 +175,12 @@ def test_redirects_are_not_followed(settings: Any) -> None:
     assert len(server.received) == 1
 
 
-def test_unreachable_receiver_is_tried_again(settings: Any) -> None:
+def test_request_to_an_unreachable_receiver_is_retried(settings: Any) -> None:
     with pytest.raises(WebhookFailed, match="ops cannot be reached"):
         send(f"http://127.0.0.1:{free_port()}/", settings)
 
 
-def test_receiver_that_the_settings_do_not_name_is_not_tried_again() -> None:
+def test_request_to_a_removed_receiver_is_not_retried() -> None:
     context: Any = SimpleNamespace(task_result=SimpleNamespace(backend="default"))
     with pytest.raises(WebhookGone, match="name no webhook for ops"):
         send_webhook.func(context, "ops", "job.failed", "1", "{}")

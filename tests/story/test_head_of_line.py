@@ -26,7 +26,7 @@ pytestmark = [
 ]
 
 
-def test_short_jobs_behind_long_ones_end_before_these(tmp_path: Path) -> None:
+def test_short_jobs_queued_behind_long_ones_end_first(tmp_path: Path) -> None:
     """The first cluster knows one of the long jobs as a short one, and nothing of the other. What
     it cannot start, the second cluster runs."""
     beats, may_end = tmp_path / "beats", tmp_path / "may end"

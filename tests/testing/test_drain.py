@@ -146,7 +146,7 @@ def test_database_error_does_not_break_later_jobs(database: str, seen: list[Any]
     assert Account.objects.exists() == (database == "committing")
 
 
-def test_error_inside_a_tasks_own_atomic_block_is_survived() -> None:
+def test_error_inside_a_tasks_own_atomic_block_does_not_end_the_drain() -> None:
     tasks.survive_an_error.enqueue()
     drain().check()
     assert tasks.seen == ["survived"]
@@ -244,7 +244,7 @@ def test_endless_task_raises() -> None:
     assert "tests.testing.tasks.enqueue_itself(), attempt 1: succeeded" in str(caught.value)
 
 
-def test_queues_limit_what_runs(seen: list[Any]) -> None:
+def test_drain_with_queues_runs_only_their_jobs(seen: list[Any]) -> None:
     tasks.note.using(queue_name="mail").enqueue("mail")
     tasks.note.enqueue("default")
     drain(queues=["mail"])

@@ -105,7 +105,7 @@ def test_label_of_a_secret_is_hidden() -> None:
         ([8], (7, IBAN), [8]),
     ],
 )
-def test_hidden_values_are_restored_where_they_stood(edited: Any, before: Any, wanted: Any) -> None:
+def test_hidden_values_are_restored_in_their_places(edited: Any, before: Any, wanted: Any) -> None:
     assert restored(edited, before) == wanted
 
 

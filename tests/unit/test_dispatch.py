@@ -41,7 +41,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def test_busy_broker_store_is_asked_less_often_until_something_comes_to_it(clock: Any) -> None:
+def test_empty_store_is_polled_less_often_while_the_broker_has_jobs(clock: Any) -> None:
     settings = Settings(broker="memory://")
     store: Any = EmptyStore(clock)
     dispatch = Dispatch(settings, store, MemoryBroker(settings))

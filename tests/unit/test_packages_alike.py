@@ -74,7 +74,7 @@ class TestSnapshots:
         kwargs.clear()
         assert (positional, named, is_plain) == (([1],), {"inner": [1]}, True)
 
-    def test_subclasses_are_not_plain(self) -> None:
+    def test_arguments_of_subclasses_are_not_plain(self) -> None:
         class Text(str):
             __slots__ = ()
 
@@ -87,11 +87,11 @@ class TestSnapshots:
 
 
 class TestNumbers:
-    def test_numbers_of_a_batch_rise_between_single_ids(self) -> None:
+    def test_ids_of_batches_and_single_jobs_rise_together(self) -> None:
         numbers = [new_job_id().int, *new_job_numbers(3), new_job_id().int, *new_job_numbers(2000)]
         assert numbers == sorted(set(numbers))
         assert {UUID(int=number).version for number in numbers} == {7}
 
-    def test_numbers_can_be_marked(self) -> None:
+    def test_batch_ids_can_be_marked_as_linked(self) -> None:
         assert all(is_linked(UUID(int=number)) for number in new_job_numbers(50, LINKED))
         assert not any(is_linked(UUID(int=number)) for number in new_job_numbers(50))

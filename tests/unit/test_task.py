@@ -183,7 +183,7 @@ def test_run_after_accepts_a_delay(delay: Any) -> None:
     assert (changed.run_after, changed.run_after_seconds) == (None, 90.0)
 
 
-def test_last_run_after_counts() -> None:
+def test_last_run_after_in_using_takes_precedence() -> None:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     assert plain.using(run_after=5).using(run_after=moment).run_after_seconds is None
     assert plain.using(run_after=moment).using(run_after=5).run_after is None
@@ -313,7 +313,7 @@ def test_absent_task_cannot_be_enqueued() -> None:
         absent_task("shop.tasks.send").enqueue(1)
 
 
-def test_exponential_backoff_is_kept() -> None:
+def test_task_stores_its_exponential_backoff() -> None:
     assert task(backoff=exponential(3))(function).backoff == exponential(3)
 
 
@@ -326,6 +326,6 @@ def test_exponential_backoff_is_kept() -> None:
         ("dely", "no attribute 'dely'$"),
     ],
 )
-def test_method_of_celery_says_what_to_write(name: str, hint: str) -> None:
+def test_method_of_celery_raises_with_stokers_equivalent(name: str, hint: str) -> None:
     with pytest.raises(AttributeError, match=hint):
         getattr(task(function), name)

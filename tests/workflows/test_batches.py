@@ -134,7 +134,7 @@ def send_again_and_run_all(workflow: Any) -> str:
 
 
 @pytest.mark.parametrize("optional", [note.si("b").optional(), chain(note.si("b")).optional()])
-def test_requeued_optional_step_does_not_end_a_chain_that_went_on(optional: Node) -> None:
+def test_requeued_optional_step_does_not_end_a_chain_that_continued(optional: Node) -> None:
     FAILING.add("b")
     later = note.using(run_after=60).si("later")
     workflow = chain(optional, later, note.si("end")).enqueue()

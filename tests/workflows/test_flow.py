@@ -59,7 +59,7 @@ def test_nested_workflow_passes_results_through() -> None:
     assert DONE[-1] == [4, 6]
 
 
-def test_group_alone_has_lazy_results() -> None:
+def test_group_without_callback_returns_results_in_order() -> None:
     workflow = run(group(double.s(number) for number in range(5)))
     assert list(workflow.results()) == workflow.value == [0, 2, 4, 6, 8]
     assert workflow.progress().successful == 5
@@ -139,7 +139,7 @@ def test_group_with_on_failure_continue_succeeds_despite_a_failed_member() -> No
     assert run(chain(members, tell.s())).value == ["a", None]
 
 
-def test_group_with_at_once_enqueues_only_so_many_members() -> None:
+def test_group_with_at_once_limits_its_enqueued_members() -> None:
     workflow = group((note.si(name) for name in "abcde"), at_once=2).enqueue()
     enqueued = Step.objects.filter(state="ENQUEUED")
     assert enqueued.count() == 2

@@ -63,7 +63,7 @@ def test_all_batches_are_retried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_each_ran_once(7)
 
 
-def test_cancelled_chains_and_jobs_of_all_batches_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cancelled_chains_and_jobs_of_all_batches_continue(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "AT_A_TIME", 2)
     monkeypatch.setattr(control, "ON_A_PAGE", 3)
     chains = [chain(note.si(f"a{number}"), note.si(f"b{number}")) for number in range(8)]
@@ -82,7 +82,7 @@ def test_cancelled_chains_and_jobs_of_all_batches_go_on(monkeypatch: pytest.Monk
     assert sum(name.startswith("b") for name in DONE) == 8
 
 
-def test_members_that_never_started_fill_the_room_of_their_groups() -> None:
+def test_retried_groups_start_at_most_at_once_members() -> None:
     FAILING.update({"a0", "b0"})
     inner = [
         group(*(note.si(f"{name}{n}") for n in range(4)), at_once=2, on_failure="stop")
@@ -148,7 +148,7 @@ def test_statements_of_a_batch_do_not_grow_with_its_steps() -> None:
     assert counts[1] <= counts[0] <= 50
 
 
-def test_step_that_fails_again_while_others_are_retried_is_left() -> None:
+def test_step_that_fails_again_during_a_retry_is_not_retried_again() -> None:
     workflow = failed_group(3)
     begun_at = timezone.now()
     FAILING.add("m1")
@@ -191,7 +191,7 @@ def test_retry_of_a_large_workflow_continues_in_the_background(alice: Operator) 
     assert_each_ran_once(7)
 
 
-def test_bulk_retry_that_was_killed_goes_on_without_doubling(
+def test_killed_bulk_retry_continues_without_doubling(
     alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workflow = failed_group(7)

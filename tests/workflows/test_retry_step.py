@@ -51,7 +51,7 @@ def test_only_the_named_step_of_a_group_is_retried() -> None:
     assert workflow.status == "SUCCESSFUL"
 
 
-def test_chain_goes_on_from_the_retried_step() -> None:
+def test_chain_continues_from_the_retried_step() -> None:
     failing("b")
     workflow = chain(note.si("a"), note.si("b"), note.si("c")).enqueue()
     drain()

@@ -219,7 +219,7 @@ def test_rows_can_be_updated_and_deleted() -> None:
     assert not OwnSchedule.objects.using(conf.database()).exists()
 
 
-def test_one_of_several_missed_runs_is_made_up_for() -> None:
+def test_several_missed_runs_cause_one_run() -> None:
     schedule(
         f"{HERE}.note", schedule_type=Schedule.HOURLY, next_run=timezone.now() - timedelta(hours=9)
     )
@@ -228,7 +228,7 @@ def test_one_of_several_missed_runs_is_made_up_for() -> None:
 
 
 @override_settings(Q_CLUSTER={"name": "default", "catch_up": True})
-def test_catch_up_makes_up_for_all_missed_runs() -> None:
+def test_catch_up_runs_every_missed_run() -> None:
     schedule(
         f"{HERE}.note", schedule_type=Schedule.HOURLY, next_run=timezone.now() - timedelta(hours=9)
     )

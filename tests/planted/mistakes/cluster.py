@@ -23,7 +23,7 @@ MISTAKES = (
             )
         ],
         "tests/cluster/test_service.py",
-        "turn_is_enough",
+        "loops_of_one_cluster_turn",
     ),
     Mistake(
         "the watchdog is fed though a loop hangs",
@@ -346,7 +346,7 @@ MISTAKES = (
             )
         ],
         "tests/cluster/test_concurrent_workers.py",
-        "tried_again",
+        "failed_job_in_a_concurrent_worker",
         needs_cluster=True,
     ),
     Mistake(
@@ -358,7 +358,7 @@ MISTAKES = (
             )
         ],
         "tests/cluster/test_cancel.py",
-        "does_not_listen",
+        "ignores_its_cancellation",
         needs_cluster=True,
     ),
     Mistake(

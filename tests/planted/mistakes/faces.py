@@ -45,7 +45,7 @@ MISTAKES = (
             )
         ],
         "tests/unit/reporters/test_facts.py",
-        "what_an_sdk_gathered",
+        "data_gathered_by_an_sdk",
     ),
     Mistake(
         "arguments after a received one have the names of those before",

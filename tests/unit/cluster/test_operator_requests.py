@@ -45,7 +45,7 @@ def test_requests_are_sent_when_they_change(plan: Plan, clock: Clock) -> None:
     assert sentinel.heard == expected
 
 
-def test_number_withdrawn_while_no_pusher_ran_is_sent(plan: Plan, clock: Clock) -> None:
+def test_new_pusher_sends_that_no_number_of_workers_is_requested(plan: Plan, clock: Clock) -> None:
     """The sentinel may still have the number that the dead pusher sent."""
     sentinel = Sentinel(workers=None)
     requests = sentinel.start_pusher(plan)

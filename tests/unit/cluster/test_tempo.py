@@ -29,7 +29,7 @@ def test_empty_claims_double_the_pause_up_to_the_poll(tempo: Tempo, clock: Clock
     assert pauses[-1] == 1.0
 
 
-def test_hunger_does_not_end_a_pause(tempo: Tempo, clock: Clock) -> None:
+def test_idle_workers_do_not_end_a_pause(tempo: Tempo, clock: Clock) -> None:
     tempo.note(got=0, asked=10)
     clock.turn(0.003)
     assert not tempo.is_due(is_hungry=True)
@@ -53,7 +53,7 @@ def test_reliable_wake_up_causes_one_claim(tempo: Tempo, clock: Clock) -> None:
     assert tempo.next_claim - clock.now == pytest.approx(1.0)
 
 
-def test_full_claim_is_repeated_only_when_hungry(tempo: Tempo, clock: Clock) -> None:
+def test_full_claim_is_repeated_only_when_workers_are_idle(tempo: Tempo, clock: Clock) -> None:
     tempo.note(got=10, asked=10)
     clock.turn(100)
     assert not tempo.is_due(is_hungry=False)

@@ -143,7 +143,7 @@ def test_exit_with_code_0_between_jobs_is_planned(watch: Watch, told: list[str])
     assert told == []
 
 
-def test_killed_worker_has_the_blamed_cause_of_death(
+def test_death_of_a_killed_worker_has_the_recorded_reason(
     watch: Watch, board: Board, clock: Clock, told: list[str]
 ) -> None:
     run_in(board, clock)

@@ -250,7 +250,7 @@ def test_broken_line_loses_no_report(
     assert frames(second) == [("hello", [(jobs[0], report(1))])]
 
 
-def test_leave_ends_the_wait_for_a_line(workload: Workload) -> None:
+def test_leave_ends_the_wait_for_a_connection(workload: Workload) -> None:
     found: list[Stream | None] = []
     waiter = threading.Thread(target=lambda: found.append(workload.wait_for_line()))
     waiter.start()

@@ -94,7 +94,7 @@ def test_lines_after_the_bound_are_dropped_and_counted(capture: Capture, job: An
     assert taken(capture) == []
 
 
-def test_lines_that_nobody_takes_are_bounded(
+def test_unsent_lines_are_bounded(
     capture: Capture, job: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(capture_module, "MOST_WAITING", 2)
@@ -115,7 +115,7 @@ def test_large_logs_are_cut_into_rows(job: Any) -> None:
     assert max(sizes) < CHUNK_CHARACTERS + 1000
 
 
-def test_what_no_database_takes_is_escaped(capture: Capture, job: Any) -> None:
+def test_unstorable_characters_are_escaped(capture: Capture, job: Any) -> None:
     capture.put(1, "INFO", "shop", "\x00 \ud800")
     assert taken(capture) == ["\\x00 \\ud800"]
 

@@ -69,7 +69,7 @@ def test_chunks_are_written_in_batches(writer: LogWriter, table: Table) -> None:
     assert (len(table.rows), writer.is_due) == (BATCH + 1, False)
 
 
-def test_chunks_wait_for_others(
+def test_chunk_waits_until_a_batch_is_full(
     writer: LogWriter, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "WRITE_SECONDS", 1000.0)
@@ -81,7 +81,7 @@ def test_chunks_wait_for_others(
     assert (len(table.rows), writer.has_waiting) == (BATCH + 1, False)
 
 
-def test_last_write_ends_when_the_store_is_away(
+def test_last_write_gives_up_if_the_store_is_unreachable(
     writer: LogWriter, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "PAUSE_SECONDS", 1000.0)
@@ -124,7 +124,7 @@ def test_refused_chunks_are_dropped(
     assert not writer.is_due
 
 
-def test_batches_and_what_waits_are_bounded_by_characters(
+def test_batches_and_backlog_are_bounded_by_characters(
     writer: LogWriter, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_module, "BATCH_CHARACTERS", 3)

@@ -57,7 +57,7 @@ def test_arguments_are_named_and_secrets_withheld() -> None:
     assert len(told["value"]) == LONGEST_VALUE + 3
 
 
-def test_what_an_sdk_gathered_hides_arguments_by_name_and_by_text() -> None:
+def test_data_gathered_by_an_sdk_hides_arguments_by_name_and_by_text() -> None:
     about = failure("tests.app.payments.pay", 4711, payments.IBAN, password=payments.PASSWORD)
     assert about.package is not None
     hide = secrets_hider(about.package, "default")
