@@ -1,7 +1,7 @@
 """Import feeds with a real web server and a real cluster: ``python -m examples.feeds.demo``.
 
-ONCE=1 ends by itself: with exit code 0 when the right things happened, otherwise with 1.
-FEEDS="url url" imports those instead of the samples.
+With ONCE=1 it ends when all feeds are imported, with exit code 0 if the results are right and 1
+otherwise. FEEDS="url url" imports these feeds instead of the samples.
 """
 
 import os

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # The project is the package `examples.feeds`, whatever folder this is called from.
+    # The project is the package `examples.feeds`, in whatever folder this is called.
     sys.path[0] = str(Path(__file__).resolve().parents[2])
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "examples.feeds.settings")
 

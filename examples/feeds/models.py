@@ -14,10 +14,11 @@ class Feed(models.Model):
     added_at = models.DateTimeField(auto_now_add=True)
     imported_at = models.DateTimeField(null=True, blank=True)
     job_id = models.CharField(max_length=64, blank=True, editable=False)
-    """Of its import. How that is going is for Stoker to tell: it is not kept here a second time."""
+    """Id of the job that imports the feed. Stoker stores the job's state, so it is not stored
+    here."""
 
     state: ImportState
-    """Of the import, for the page. The view sets it."""
+    """State of the import, for the page. Set by the view."""
 
     def __str__(self) -> str:
         return self.title or self.url
@@ -33,7 +34,7 @@ class Entry(models.Model):
     class Meta:
         verbose_name_plural = "entries"
         constraints = [
-            # However often a feed is imported, an entry is there once.
+            # An entry exists only once, however often its feed is imported.
             models.UniqueConstraint(fields=["feed", "guid"], name="entry_once_per_feed"),
         ]
 

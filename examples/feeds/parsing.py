@@ -1,4 +1,4 @@
-"""From what a server sent to what we store. No network and no database in here."""
+"""Convert the answer of a server into entries. Uses no network and no database."""
 
 import calendar
 import hashlib
@@ -15,17 +15,17 @@ from .models import Entry
 
 
 class NotAFeed(Exception):
-    """There is no feed at this address. Asking again would not change that."""
+    """There is no feed at this address, so a retry would not help."""
 
 
 class ParsedFeed(NamedTuple):
     title: str
     entries: list[Entry]
-    """Not saved yet, and of no feed yet."""
+    """An entry of a feed that is not saved yet."""
 
 
 def parse(content: bytes, content_type: str, url: str) -> ParsedFeed:
-    """Read RSS or Atom, of whatever version, encoding and tidiness."""
+    """Read RSS or Atom, in any version and encoding, and even if it is not quite valid."""
     parsed = feedparser.parse(content, response_headers={"content-type": content_type})
     if not parsed.version:
         raise NotAFeed("What is at this address is neither RSS nor Atom.")
@@ -39,14 +39,14 @@ def entry_from(item: FeedParserDict, url: str) -> Entry:
     return Entry(
         guid=guid_of(item),
         title=title[:300] or "Untitled",
-        # It will be a link on our page: `javascript:` and its kin must not come through.
+        # The page shows it as a link, so refuse `javascript:` and similar schemes.
         link=link if link.startswith(("https://", "http://")) and item.get("link") else "",
         published=moment_of(item),
     )
 
 
 def guid_of(item: FeedParserDict) -> str:
-    """What tells this entry from the feed's others, each time the feed is read."""
+    """Return what distinguishes this entry from others of its feed, each time the feed is read."""
     guid: str = item.get("id") or item.get("link") or ""
     if guid and len(guid) <= 255:
         return guid
@@ -59,9 +59,9 @@ def plain_text(html: str) -> str:
 
 
 def moment_of(item: FeedParserDict) -> datetime | None:
-    """feedparser gives every kind of date in UTC, and None if it made no sense of it."""
+    """Return a date in UTC, or None if feedparser could not read it."""
     for key in ("published_parsed", "updated_parsed"):
-        # item.get() would take the one for the other, and warn.
+        # item.get() may return the other date, and warns about it.
         if parsed := dict.get(item, key):
             return datetime.fromtimestamp(calendar.timegm(parsed), UTC)
     return None

@@ -1,4 +1,4 @@
-"""How the import of a feed is going, in words. Stoker is asked: only it knows."""
+"""The state of a feed's import in words. It is read from Stoker."""
 
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ class ImportState(NamedTuple):
     is_over: bool = True
     attempts: int = 0
     error: str = ""
-    """Of the last attempt that failed, in one line."""
+    """Error of the last failed attempt, in one line."""
 
 
 def state_of(feed: Feed) -> ImportState:
@@ -36,6 +36,6 @@ def state_of(feed: Feed) -> ImportState:
 
 
 def last_line(error: TaskError) -> str:
-    """Of a traceback, without the name of the exception's class."""
+    """Return the last line of a traceback, without the name of the exception's class."""
     line = error.traceback.strip().rpartition("\n")[2]
     return line.partition(": ")[2] or line or error.exception_class_path

@@ -1,4 +1,4 @@
-"""What no visitor should have to wait for."""
+"""Work that is too slow for a web request."""
 
 import httpx
 from django.db import OperationalError, transaction
@@ -11,27 +11,27 @@ from .parsing import NotAFeed, parse
 
 
 class FeedUnavailable(Exception):
-    """The server cannot give us the feed now. It may later."""
+    """The server cannot deliver the feed now, but may do so later."""
 
 
 @task(
     max_attempts=4,
     backoff=exponential(base=2, cap=600),  # about 2, 4 and 8 seconds
-    timeout=60,  # for a whole attempt: the one below starts again with every byte
+    timeout=60,  # for a whole attempt; the time-out of the request starts again with every byte
     retry_on=(httpx.TransportError, FeedUnavailable, OperationalError, TaskTimeout),
     give_up_on=(NotAFeed, httpx.UnsupportedProtocol),
 )
 def import_feed(feed_id: int) -> int:
-    """Fetch a feed and store its entries. Returns how many of them we have now.
+    """Fetch a feed and store its entries. Return their number.
 
-    Run twice it does no harm: entries that are there stay as they are. Run twice at once it would
-    ask the same server for the same thing.
+    It is safe to run twice, because existing entries are not changed. The lock prevents two
+    requests to the same server at once.
     """
     try:
         with lock(f"import feed {feed_id}"):
             return import_now(feed_id)
     except LockBusy:
-        raise Snooze(10) from None  # not Cancel: who has the lock may have died with it
+        raise Snooze(10) from None  # not Cancel: the holder of the lock may have died with it
 
 
 def import_now(feed_id: int) -> int:
@@ -42,7 +42,7 @@ def import_now(feed_id: int) -> int:
     content_type = response.headers.get("content-type", "")
     parsed = parse(response.content, content_type, str(response.url))
 
-    # The slow part is over: a transaction that waits for a network holds up everybody else.
+    # The slow part is over: a transaction that waits for the network would delay all others.
     with transaction.atomic():
         for entry in parsed.entries:
             entry.feed = feed

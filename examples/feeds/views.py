@@ -23,7 +23,7 @@ class FeedForm(forms.ModelForm):  # type: ignore[type-arg] # generic in the stub
 
 
 def feeds(request: HttpRequest) -> HttpResponse:
-    """The one page: add a feed, and see what became of those that are there."""
+    """Show the page: add a feed, and see the state of all feeds."""
     form = FeedForm(request.POST or None)
     if request.method == "POST" and form.is_valid():
         add(form)
@@ -36,7 +36,7 @@ def feeds(request: HttpRequest) -> HttpResponse:
 
 @transaction.atomic
 def add(form: FeedForm) -> None:
-    """The feed and the job of its import are committed together, or neither is."""
+    """Save the feed and enqueue its import in one transaction."""
     feed = form.save()
     feed.job_id = import_feed.enqueue(feed.pk).id
     feed.save(update_fields=["job_id"])

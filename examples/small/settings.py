@@ -17,7 +17,7 @@ USE_TZ = True
 TASKS = {
     "default": {
         "BACKEND": "stoker.backend.StokerBackend",
-        "QUEUES": [],  # any name
+        "QUEUES": [],  # any name is accepted
         "OPTIONS": {"WORKERS": 2},
     },
 }

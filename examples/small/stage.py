@@ -16,7 +16,7 @@ STOKER_RUN = (sys.executable, "-m", "django", "stoker", "run", "-v", "0")
 
 
 def begin(name: str, settings: str = "examples.small.settings") -> None:
-    """Set up the project ``examples.small.NAME``, and make its tables.
+    """Set up the project ``examples.small.NAME``, and create its tables.
 
     Args:
         settings: the module of the project's settings, if it has its own.

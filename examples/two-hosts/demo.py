@@ -1,7 +1,7 @@
 """Two hosts work on the same jobs, and one is cut off: ``python examples/two-hosts/demo.py``.
 
-The exit code is 0 when all went as it must, and 2 when the servers cannot be had here.
-TWO_HOSTS_PROCESSES=1 does without network namespaces, TWO_HOSTS_ORDERS=100 has more to do.
+The exit code is 0 if everything went as expected, and 2 if the servers are not available.
+TWO_HOSTS_PROCESSES=1 uses no network namespaces, TWO_HOSTS_ORDERS=100 enqueues more jobs.
 """
 
 import os
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def set_up(database_port: int, redis_port: int) -> None:
-    """Let this process be the web: it is where the servers are."""
+    """Configure this process as the web process, on the servers' side."""
     os.environ |= {
         "DJANGO_SETTINGS_MODULE": "settings",
         "TWO_HOSTS_DATABASE_PORT": str(database_port),
@@ -73,7 +73,7 @@ def set_up(database_port: int, redis_port: int) -> None:
 def cluster(
     place: Path, command: list[str], environment: dict[str, str]
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A cluster of one host, which has a folder for temporary files of its own."""
+    """A cluster on one host, with its own folder for temporary files."""
     place.mkdir()
     path = os.pathsep.join([str(FOLDER), str(ROOT)])
     with Path(place, "log").open("wb") as log:
@@ -97,7 +97,7 @@ def cluster(
 
 
 class Story:
-    """What happens, and whether it was right."""
+    """Prints the events, and checks them."""
 
     def __init__(self, hosts: dict[str, Any], clusters: dict[str, Any]) -> None:
         from orders.models import Packing, Payment
@@ -137,7 +137,7 @@ class Story:
         return self.judge(lost)
 
     def order(self, first: int, last: int) -> None:
-        """Both tasks for each order."""
+        """Enqueue both tasks for each order."""
         for task in (self.charge, self.pack):
             self.results += task.enqueue_many([((one,), {}) for one in range(first, last + 1)])
 
@@ -145,7 +145,7 @@ class Story:
         return set(self.packings.values_list("host", flat=True)) & set(self.ended())
 
     def ended(self) -> Counter[str]:
-        """Host -> how many jobs are recorded as its."""
+        """Return host -> number of jobs that it has recorded."""
         open_ones = [result for result in self.results if not result.is_finished]
         done = self.jobs.filter(pk__in=[one.id for one in open_ones]).exclude(status=None)
         ended = {str(job_id) for job_id in done.values_list("pk", flat=True)}
@@ -161,7 +161,7 @@ class Story:
         return sum(self.ended().values()) == len(self.results)
 
     def judge(self, lost: list[str]) -> int:
-        """Say what must be so, and whether it is."""
+        """Print an expectation, and whether it is met."""
         from stoker.conf import settings_for
         from stoker.inspect.doctor.examination import examine
 
@@ -181,7 +181,7 @@ class Story:
         return 0 if all(findings.values()) else 1
 
     def until(self, what: str, condition: Callable[[], bool]) -> None:
-        """Wait for it, and say so."""
+        """Print what is awaited, and wait for it."""
         deadline = time.monotonic() + AT_MOST_SECONDS
         while not condition():
             if time.monotonic() > deadline:

@@ -1,12 +1,12 @@
-"""Two hosts and the cables between them and the servers.
+"""Two hosts, and the cables between them and the servers.
 
 ::
 
     left  --- cable ---  [ database, Redis, the script that tells the story ]  --- cable ---  right
 
-With network namespaces, each host is one, the servers are in a third, and a cable is a pair of
-virtual network devices that can be set down. Where namespaces are not allowed, a host is only
-a process, and its cable is a relay of bytes that can stand still.
+Each host is a network namespace, the servers are in a third one, and a cable is a pair of virtual
+network devices that can be set down. If namespaces are not allowed, a host is only a process, and
+its cable is a relay of bytes that can stop.
 """
 
 import os
@@ -18,14 +18,14 @@ import threading
 from contextlib import suppress
 
 NETWORKS = {"left": "10.213.1", "right": "10.213.2"}
-"""The servers are .1 in each, the host is .2."""
+"""In each network, the servers are .1 and the host is .2."""
 MIDDLE = "TWO_HOSTS_MIDDLE"
-"""The namespace that the script is in."""
+"""Name of the script's namespace."""
 
 
 def enter_the_middle() -> None:
-    """Go on in a network namespace of the script's own, if that is allowed. The first call does not
-    return then."""
+    """Continue in a network namespace of the script's own, if that is allowed. The first call does
+    not return then."""
     if MIDDLE in os.environ or not are_namespaces_allowed():
         return
     name = f"stoker-{os.getpid()}"
@@ -44,7 +44,7 @@ def enter_the_middle() -> None:
 
 
 def are_namespaces_allowed() -> bool:
-    """Try one out."""
+    """Return whether a namespace can be created."""
     if os.environ.get("TWO_HOSTS_PROCESSES") or os.geteuid() or not shutil.which("ip"):
         return False
     name = f"stoker-{os.getpid()}-try"
@@ -58,7 +58,7 @@ def are_namespaces_allowed() -> bool:
 
 
 def addresses() -> list[str]:
-    """Where the servers listen."""
+    """Return the addresses where the servers listen."""
     own = [f"{network}.1" for network in NETWORKS.values()] if MIDDLE in os.environ else []
     return ["127.0.0.1", *own]
 
@@ -81,11 +81,12 @@ class Namespace:
         self.server = f"{network}.1"
 
     def at(self, port: int) -> int:
-        """By which port the host reaches the server that listens on this one."""
+        """Return the port by which the host reaches the server that listens on this port."""
         return port
 
     def command(self, *words: str) -> list[str]:
-        """How to run something there; under a name of its own where that is allowed, too."""
+        """Return the command line that runs a command on the host, with its own host name if
+        allowed."""
         inside = ["ip", "netns", "exec", self._space]
         if shutil.which("unshare") and shutil.which("hostname"):
             renamed = f'hostname {self.name}; exec "$@"'
@@ -93,15 +94,15 @@ class Namespace:
         return [*inside, *words]
 
     def cut(self) -> None:
-        """Nothing arrives any more, and nobody is told."""
+        """Cut the connection silently: no packet arrives any more."""
         _ip("link", "set", self._device, "down")
 
     def mend(self) -> None:
-        """The network is there again."""
+        """Restore the connection."""
         _ip("link", "set", self._device, "up")
 
     def close(self) -> None:
-        """The namespace goes with the one in the middle."""
+        """Do nothing: the namespace is removed together with the script's."""
 
 
 class Process:
@@ -115,26 +116,26 @@ class Process:
         self._listeners: list[socket.socket] = []
 
     def at(self, port: int) -> int:
-        """By which port the host reaches the server that listens on this one."""
+        """Return the port by which the host reaches the server that listens on this port."""
         listener = socket.create_server(("127.0.0.1", 0))
         self._listeners.append(listener)
         threading.Thread(target=self._relay, args=[listener, port], daemon=True).start()
         return int(listener.getsockname()[1])
 
     def command(self, *words: str) -> list[str]:
-        """Nothing has to be done to run something there."""
+        """Return the command unchanged."""
         return list(words)
 
     def cut(self) -> None:
-        """Nothing arrives any more, and nobody is told."""
+        """Cut the connection silently: no byte arrives any more."""
         self._is_whole.clear()
 
     def mend(self) -> None:
-        """The network is there again."""
+        """Restore the connection."""
         self._is_whole.set()
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Stop accepting connections."""
         self.mend()
         for listener in self._listeners:
             listener.close()

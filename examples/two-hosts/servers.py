@@ -1,4 +1,4 @@
-"""The database and the Redis that both hosts use, each in a folder of its own."""
+"""The database and the Redis that both hosts use, each in its own folder."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,14 +13,14 @@ __all__ = ["ServerUnavailableError", "servers"]
 
 
 class Postgres(PrivatePostgres):
-    """One that hosts in these networks may log in to."""
+    """A PostgreSQL to which hosts in these networks may log in."""
 
     def __init__(self, addresses: list[str]) -> None:
         super().__init__(listen_addresses=",".join(addresses))
         self._addresses = addresses
 
     def install(self) -> None:
-        """Let in who comes from a network that ends at one of the addresses."""
+        """Accept connections from the networks of these addresses."""
         super().install()
         with Path(self.folder, "data", "pg_hba.conf").open("a") as rules:
             rules.writelines(f"host all all {address}/24 trust\n" for address in self._addresses)
@@ -28,7 +28,7 @@ class Postgres(PrivatePostgres):
 
 @contextmanager
 def servers(addresses: list[str]) -> Iterator[tuple[Postgres, PrivateRedis]]:
-    """Start both, to be reached at these addresses."""
+    """Start both servers on these addresses."""
     options: dict[str, Any] = {"bind": " ".join(addresses), "protected-mode": "no"}
     with Postgres(addresses) as postgres, PrivateRedis(is_durable=True, **options) as redis:
         yield postgres, redis

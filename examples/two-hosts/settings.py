@@ -1,4 +1,4 @@
-"""The settings of both hosts: one database and one Redis, at the address that a host knows."""
+"""The settings of both hosts: one database and one Redis, at the address that the host knows."""
 
 import os
 
@@ -30,7 +30,7 @@ TASKS = {
         "OPTIONS": {
             "BROKER": f"redis://{SERVER}:{os.environ.get('TWO_HOSTS_REDIS_PORT', '6379')}/0",
             "WORKERS": 2,
-            # In production these are longer: here nobody wants to wait a minute for a take-over.
+            # Short, so that a take-over does not take a minute. Use longer ones in production.
             "LEASE_SECONDS": 6,
             "DATABASE_SECONDS": 2,
             "HEARTBEAT_SECONDS": 1,

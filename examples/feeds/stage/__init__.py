@@ -1,1 +1,1 @@
-"""What the demo plays on: a server of feeds, real processes, a terminal, and what must come out."""
+"""Parts of the demo: a server of feeds, real processes, a terminal, and the expected results."""

@@ -1,4 +1,4 @@
-"""The demo from its first line to its last."""
+"""The demo from its start to its end."""
 
 import os
 import re
@@ -35,7 +35,7 @@ ANY_PORT = 0
 
 
 class Stuck(Exception):
-    """It does not go on from here."""
+    """The demo cannot continue."""
 
 
 class Play:
@@ -52,7 +52,7 @@ class Play:
         self.patience_seconds = STOP_SECONDS
 
     def perform(self, *, is_once: bool) -> int:
-        """Play, and clear the stage whatever happens. Returns the exit code."""
+        """Run the demo, and stop everything afterwards. Return the exit code."""
         try:
             with ExitStack() as stack:
                 stack.callback(self.stop)
@@ -68,7 +68,7 @@ class Play:
             return 130 if is_once else 0
 
     def all_acts(self, stack: ExitStack, *, is_once: bool) -> int:
-        """In their order. Returns the exit code, or ends by Interrupted."""
+        """Run the steps in order. Return the exit code, or raise Interrupted."""
         self.set_up(stack)
         page = self.start()
         self.add_feeds(page)
@@ -83,7 +83,7 @@ class Play:
     # -- the acts ---------------------------------------------------------------------------------
 
     def set_up(self, stack: ExitStack) -> None:
-        """Make the database, and have feeds to import."""
+        """Create the database, and choose the feeds to import."""
         migration = self.run("migration", "migrate", "--verbosity=0")
         until = time.monotonic() + START_SECONDS
         while migration.exit_code is None:
@@ -99,7 +99,7 @@ class Play:
             say(f"The sample feeds are served on {server.url('')}.")
 
     def start(self) -> str:
-        """Start the web server and the cluster. Returns the address of the page."""
+        """Start the web server and the cluster. Return the address of the page."""
         self.run("cluster", "stoker", "run", "--workers=2")
         page = self.start_web_server(8000) or self.start_web_server(ANY_PORT)
         if page is None:
@@ -108,7 +108,8 @@ class Play:
         return page
 
     def start_web_server(self, port: int) -> str | None:
-        """Returns its address once it listens there; None when somebody else has the port."""
+        """Return the web server's address once it listens, or None if another program has the
+        port."""
         web = self.run("web server", "runserver", "--noreload", f"127.0.0.1:{port}")
         until = time.monotonic() + START_SECONDS
         while not (address := re.search(r"http://127\.0\.0\.1:\d+/", web.told())):
@@ -123,7 +124,7 @@ class Play:
         return address.group()
 
     def add_feeds(self, page: str) -> None:
-        """Add the feeds as a visitor does: by the form on the page."""
+        """Add the feeds as a visitor does, with the form on the page."""
         say(f"Adding {counted(len(self.feeds), 'feed', 'feeds')} through the form on that page.\n")
         try:
             with httpx.Client(trust_env=False, timeout=10) as visitor:
@@ -147,7 +148,7 @@ class Play:
             self.progress.begin_below()
 
     def watch_imports(self, seconds: float | None) -> None:
-        """Show how it goes until all imports are over."""
+        """Show the progress until all imports have ended."""
         until = None if seconds is None else time.monotonic() + seconds
         while late := [name for name, sight in self.show().items() if not sight.is_over]:
             self.wait()
@@ -155,23 +156,23 @@ class Play:
                 self.refuse_later_than(until, f"These imports are not over: {', '.join(late)}")
 
     def stay(self) -> NoReturn:
-        """Show what becomes of feeds that are added now, until Ctrl-C."""
+        """Show the progress of feeds that are added now, until Ctrl-C."""
         self.progress.leave()
         while True:
             self.show()
             self.wait()
 
     def stop(self) -> None:
-        """First who makes jobs, then who does them: the last that was started goes first."""
+        """Stop the processes in reverse order of their start: first those that enqueue jobs."""
         if self.interruption.count:
             say("\nStopping: imports that run may finish. Ctrl-C once more ends them, too.")
         for process in reversed(self.processes):
             process.stop(self.interruption, self.patience_seconds)
 
-    # -- what is told -----------------------------------------------------------------------------
+    # -- results ----------------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """What happened."""
+        """Print the results."""
         seen = self.looker.look()
         imported = {name: sight for name, sight in seen.items() if sight.outcome.word == IMPORTED}
         entries = sum(sight.outcome.entries for sight in imported.values())
@@ -182,7 +183,7 @@ class Play:
         tell_of("Dead-lettered, for somebody to look at", given_up)
 
     def tell_where_to_look(self, page: str) -> None:
-        """And how to go on from here."""
+        """Print what the user can do next."""
         password = secrets.token_urlsafe(9)
         User.objects.create_superuser(USER, password=password)
         database = self.folder / "feeds.sqlite3"
@@ -195,7 +196,7 @@ class Play:
         say("\nCtrl-C stops the web server and the cluster.\n")
 
     def judge(self) -> int:
-        """The exit code: 0 when all is as it must be. Complaints are printed."""
+        """Print complaints. Return the exit code: 0 if all results are right."""
         outcomes = {name: sight.outcome for name, sight in self.looker.look().items()}
         if self.is_about_samples:
             complaints = verdict.complaints_about_samples(outcomes)
@@ -211,40 +212,40 @@ class Play:
             say(f"  {complaint}")
         return 1
 
-    # -- what these need --------------------------------------------------------------------------
+    # -- helpers -----------------------------------------------------------------------------------
 
     def run(self, name: str, *arguments: str) -> Process:
-        """Start a command of the project's."""
+        """Start a command of the project."""
         log = self.folder / f"{name.replace(' ', '-')}.log"
         process = Process(name, arguments, log)
         self.processes.append(process)
         return process
 
     def show(self) -> dict[str, Sight]:
-        """Bring the screen up to date."""
+        """Update the screen."""
         seen = self.looker.look()
         self.progress.show({name: sight.row for name, sight in seen.items()})
         return seen
 
     def wait(self) -> None:
-        """A moment; all processes must still be there afterwards."""
+        """Wait for a moment, and check that all processes still run."""
         self.interruption.pause(LOOK_SECONDS)
         for process in self.processes:
             process.check()
 
     def refuse_later_than(self, until: float, sentence: str) -> None:
-        """Raises Stuck when it is later than that."""
+        """Raise Stuck if the time is over."""
         if time.monotonic() > until:
             raise self.stuck(f"This takes too long. {sentence}.")
 
     def stuck(self, sentence: str) -> Stuck:
-        """With the ends of all logs."""
+        """Return the message with the last lines of all logs."""
         logs = [f"The end of {one.log}:\n{one.last_words()}" for one in self.processes]
         return Stuck("\n".join([sentence, *logs]))
 
 
 def tell_of(heading: str, seen: dict[str, Sight], least_attempts: int = 1) -> None:
-    """A line for each, with the reason."""
+    """Return a line for each feed, with the reason."""
     told = {n: sight for n, sight in seen.items() if sight.outcome.attempts >= least_attempts}
     if told:
         say(f"{heading}:")
@@ -254,7 +255,8 @@ def tell_of(heading: str, seen: dict[str, Sight], least_attempts: int = 1) -> No
 
 
 def show_in_browser(address: str) -> None:
-    """Open the address if somebody sits at a desktop: a browser in the terminal would hide this."""
+    """Open the address in a browser if there is a desktop. A browser in the terminal would hide the
+    output."""
     has_desktop = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     if sys.stdout.isatty() and has_desktop:
         webbrowser.open(address)
@@ -265,5 +267,5 @@ def say(sentence: str) -> None:
 
 
 def command(*arguments: str) -> str:
-    """As it can be pasted into a terminal."""
+    """Return the command as it can be pasted into a terminal."""
     return " ".join([".venv/bin/python", str(MANAGE.relative_to(ROOT)), *arguments])

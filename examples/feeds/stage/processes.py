@@ -1,4 +1,4 @@
-"""Processes that the demo starts, watches and stops, and the signals that it obeys itself."""
+"""Processes that the demo starts, watches and stops, and the signals that it handles."""
 
 import os
 import signal
@@ -13,26 +13,25 @@ from types import FrameType
 ROOT = Path(__file__).resolve().parents[3]
 MANAGE = Path(__file__).resolve().parents[1] / "manage.py"
 STOP_SECONDS = 40.0
-"""Longer than the SHUTDOWN_SECONDS of a cluster: it is the one that knows how to stop."""
+"""Longer than the SHUTDOWN_SECONDS of a cluster, so that the cluster can stop normally."""
 LAST_LINES = 15
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
-    # Feeds on loopback are not to be had from a proxy.
+    # A proxy cannot reach feeds on loopback.
     "NO_PROXY": ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1"])),
 }
 
 
 class Interrupted(Exception):
-    """Ctrl-C was pressed, or the like."""
+    """Ctrl-C was pressed, or a similar signal was received."""
 
 
 class Died(Exception):
-    """A process ended that should not have."""
+    """A process ended unexpectedly."""
 
 
 class Interruption:
-    """Ctrl-C as something to be asked about: it never strikes between the start of a process and
-    knowing that it was started."""
+    """Records Ctrl-C until it is asked for, so that it never interrupts the start of a process."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -41,7 +40,7 @@ class Interruption:
             signal.signal(number, self._note)
 
     def pause(self, seconds: float) -> None:
-        """Sleep. Raises Interrupted as soon as somebody wants the demo to end."""
+        """Sleep. Raise Interrupted as soon as the user stops the demo."""
         if self._event.wait(seconds):
             raise Interrupted
 
@@ -51,10 +50,8 @@ class Interruption:
 
 
 class Process:
-    """One ``manage.py`` of the feed importer, its output in a file.
-
-    It has a process group of its own: Ctrl-C reaches the demo alone, which then stops it.
-    """
+    """A ``manage.py`` process of the feed importer, with its output in a file. It has its own
+    process group, so that Ctrl-C reaches only the demo, which then stops the process."""
 
     def __init__(self, name: str, arguments: Sequence[str], log: Path) -> None:
         self.name = name
@@ -72,11 +69,11 @@ class Process:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative: the signal that killed it."""
+        """Exit code, or None while the process runs; negative = the signal that killed it."""
         return self._popen.poll()
 
     def check(self) -> None:
-        """Raises Died, with the end of its log, when it has ended."""
+        """Raise Died, with the end of its log, if the process has ended."""
         if self.exit_code is not None:
             how = f"exit code {self.exit_code}"
             if self.exit_code < 0:
@@ -84,7 +81,7 @@ class Process:
             raise Died(f"The {self.name} died ({how}). Its last words:\n{self.last_words()}")
 
     def told(self) -> str:
-        """Its output up to now."""
+        """Return the output up to now."""
         return self.log.read_text(errors="replace")
 
     def last_words(self) -> str:
@@ -92,7 +89,7 @@ class Process:
         return "\n".join(f"    {line}" for line in lines) or "    (none)"
 
     def stop(self, interruption: Interruption, patience_seconds: float) -> None:
-        """Ask it to end, and wait. It is killed when it takes too long, or at the next Ctrl-C."""
+        """Stop the process and wait. Kill it if it takes too long, or at the next Ctrl-C."""
         count, until = interruption.count, time.monotonic() + patience_seconds
         if self.exit_code is None:
             self._popen.terminate()
@@ -100,7 +97,7 @@ class Process:
             if interruption.count > count or time.monotonic() > until:
                 self._kill_group()
             time.sleep(0.02)
-        # What it started itself ends with it; should that go wrong, it ends here.
+        # Its children usually end with it. Kill those that are left.
         self._kill_group()
 
     def _kill_group(self) -> None:

@@ -1,4 +1,4 @@
-"""Serves the sample feeds on loopback, with the manners that servers have."""
+"""Serves the sample feeds on loopback: good, slow, flaky and broken ones."""
 
 import gzip
 import threading
@@ -13,11 +13,11 @@ FAILS_FIRST = {"harbour-news.xml": 2}
 MOVED = {"old-birdwatch.xml": "birdwatch.xml"}
 GZIPPED = {"mountain-weather.xml"}
 GONE = {"closed-blog.xml"}
-"""Names without a file: the server answers 404 to them, as to any other."""
+"""Names without a file: the server answers 404."""
 
 
 class SampleServer(ThreadingHTTPServer):
-    """A server of the files of one folder: ``with SampleServer() as server: server.url(name)``.
+    """Serves the files of one folder: ``with SampleServer() as server: server.url(name)``.
 
     Args:
         folder: where the files are.
@@ -37,7 +37,7 @@ class SampleServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}/{name}"
 
     def urls(self) -> list[str]:
-        """The address of every sample; what has moved is there under its old one."""
+        """Return the address of every sample. A feed that has moved has its old address."""
         names = (set(self.files) | set(MOVED) | GONE) - set(MOVED.values())
         return [self.url(name) for name in sorted(names)]
 
@@ -51,7 +51,7 @@ class SampleServer(ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, *_: object) -> None:
-        """A client that has hung up is none of our business."""
+        """Ignore clients that have closed the connection."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -75,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def answer(self, status: int, body: bytes, **headers: str) -> None:
         self.send_response(status)
-        # No charset: the XML declaration, and nothing else, says which it is.
+        # No charset, because only the XML declaration names the encoding.
         self.send_header("Content-Type", "application/xml" if status == 200 else "text/plain")
         self.send_header("Content-Length", str(len(body)))
         for key, value in headers.items():
@@ -84,4 +84,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name in the library
-        """The demo has the terminal."""
+        """Write no log, because the demo uses the terminal."""

@@ -1,4 +1,4 @@
-"""What can be seen of the imports, from outside of the cluster."""
+"""The states of the imports, read from the results of their jobs."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ GIVEN_UP = "given up"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a feed, or must."""
+    """The result of an import, or the expected result."""
 
     word: str
     entries: int
@@ -24,7 +24,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sight:
-    """A feed as it is at this moment."""
+    """The current state of a feed."""
 
     outcome: Outcome
     is_over: bool
@@ -32,7 +32,7 @@ class Sight:
 
     @property
     def row(self) -> tuple[str, str]:
-        """A word, and what else there is to say."""
+        """Return a word, and details."""
         outcome = self.outcome
         if outcome.word == IMPORTED:
             at_last = f" at attempt {outcome.attempts}" if outcome.attempts > 1 else ""
@@ -41,15 +41,15 @@ class Sight:
 
 
 class Looker:
-    """Looks at feeds; what is over is not asked about again."""
+    """Reads the states of feeds. Feeds whose import has ended are not read again."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self._names = names
-        """Address -> what it is called here."""
+        """Address -> name in the output."""
         self._over: dict[int, Sight] = {}
 
     def look(self) -> dict[str, Sight]:
-        """Name -> how it is going, for every feed, in the order they were added in."""
+        """Return name -> state of every feed, in the order in which they were added."""
         seen = {}
         for feed in Feed.objects.order_by("pk"):
             sight = self._over.get(feed.pk) or _look_at(feed)
@@ -68,6 +68,6 @@ def counted(number: int, one: str, many: str) -> str:
 
 def _look_at(feed: Feed) -> Sight:
     state = state_of(feed)
-    # Counted afterwards: what an import that is over has stored is there by now.
+    # Counted afterwards, so that the entries of an ended import are stored.
     entries = feed.entries.count()
     return Sight(Outcome(state.word, entries, state.attempts), state.is_over, state.error)

@@ -1,4 +1,4 @@
-"""Progress on a terminal, one line for each feed, or as plain lines where there is none."""
+"""Progress on a terminal, one line per feed, or as plain lines without a terminal."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ COLOURS = {"imported": "32", "trying again": "33", "given up": "31"}
 
 
 class Progress:
-    """Lines that change in place; where that cannot be, each change is a new line."""
+    """Lines that change in place. Without a terminal, each change is a new line."""
 
     def __init__(self) -> None:
         self._is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
@@ -18,13 +18,13 @@ class Progress:
         self._shown: dict[str, tuple[str, str]] = {}
 
     def show(self, rows: dict[str, tuple[str, str]]) -> None:
-        """Show what these rows have become: name -> (word, detail)."""
+        """Show the current rows: name -> (word, detail)."""
         changed = {name: row for name, row in rows.items() if self._shown.get(name) != row}
         if not changed:
             return
         self._shown = dict(rows)
         columns, lines = shutil.get_terminal_size()
-        # What has scrolled out of sight cannot be written again.
+        # Lines that have scrolled out of the screen cannot be changed.
         self._is_in_place = self._is_in_place and len(rows) < lines
         if self._is_in_place:
             print(f"\x1b[{self._height}F" if self._height else "", end="")
@@ -36,11 +36,11 @@ class Progress:
         sys.stdout.flush()
 
     def begin_below(self) -> None:
-        """Something else was printed meanwhile: what is above it cannot be written again."""
+        """Start below other output, because lines above it cannot be changed."""
         self._height = 0
 
     def leave(self) -> None:
-        """What is shown stays; only what changes from now on is shown, below."""
+        """Keep the shown lines, and show only later changes below them."""
         self._is_in_place = False
 
     def _fitted(self, line: str, word: str, columns: int) -> str:

@@ -1,4 +1,4 @@
-"""What had to come of the feeds, and a sentence for each thing that came out otherwise."""
+"""The expected results of the feeds, and a sentence for each deviation."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -28,11 +28,11 @@ EXPECTED = {
     "tea-notes.xml": Outcome(IMPORTED, entries=3),
     "village-library.xml": Outcome(IMPORTED, entries=4),
 }
-"""Of the samples."""
+"""Expected results of the samples."""
 
 
 def complaints_about_samples(outcomes: Mapping[str, Outcome]) -> list[str]:
-    """Each sample came out as it must."""
+    """Check the result of each sample."""
     found = [
         f"{name} was {outcomes[name]}, and had to be {expected}."
         for name, expected in EXPECTED.items()
@@ -42,13 +42,14 @@ def complaints_about_samples(outcomes: Mapping[str, Outcome]) -> list[str]:
 
 
 def complaints_about_others(outcomes: Mapping[str, Outcome], asked: Iterable[str]) -> list[str]:
-    """Each feed of the user's own was imported."""
+    """Check that each feed of the user was imported."""
     found = [f"{name} was {now}." for name, now in outcomes.items() if now.word != IMPORTED]
     return found + _differences("feeds", outcomes, asked)
 
 
 def complaints_about_records() -> list[str]:
-    """Each job is recorded once, with all its attempts; nothing waits; no entry is there twice."""
+    """Check that each job is recorded once, with all its attempts, that no job waits, and that each
+    entry is stored once."""
     jobs = {str(job.pk): job for job in Job.objects.all()}
     failures = Counter(map(str, Attempt.objects.values_list("job_id", flat=True)))
     letters = map(str, DeadLetter.objects.values_list("job_id", flat=True))

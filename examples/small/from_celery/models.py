@@ -1,4 +1,4 @@
-"""What the tasks of the project ask for."""
+"""The model that a task of the project reads."""
 
 from django.db import models
 

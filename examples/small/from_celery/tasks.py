@@ -19,7 +19,7 @@ def add_up(prices: list[int]) -> int:
 
 @task(retry_on=ConnectionError, max_attempts=5, backoff=exponential(base=2, cap=600))
 def send_receipt(customer: str) -> str:
-    """Send a receipt. The mail server does not answer at the first attempt."""
+    """Send a receipt. The mail server does not answer the first attempt."""
     if job.attempt == 1:
         raise ConnectionError("the mail server does not answer")
     return f"sent to {customer} by try {job.attempt}"
@@ -27,7 +27,7 @@ def send_receipt(customer: str) -> str:
 
 @task(max_attempts=11)
 def wait_for_payment(customer: str) -> str:
-    """Return when the customer has paid."""
+    """Return as soon as the customer has paid."""
     if not Payment.objects.filter(customer=customer).exists():
         raise Retry(delay=1, reason="not paid yet")
     return "paid"

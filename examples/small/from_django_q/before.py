@@ -1,4 +1,4 @@
-"""What Django Q has left in its table: a task that waits."""
+"""A waiting task in the tables of Django Q."""
 
 import pickle
 from uuid import uuid4

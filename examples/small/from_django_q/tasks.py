@@ -1,4 +1,4 @@
-"""The functions of the project. Django Q's need no decorator, and get none here."""
+"""The functions of the project. As with Django Q, they need no decorator."""
 
 from stoker.contrib.django_q.models import Task  # was: from django_q.models import Task
 

@@ -1,1 +1,1 @@
-"""An API that takes five calls a second and two at a time, and one job for each customer."""
+"""An API that accepts five calls per second and two at a time, and one job per customer."""

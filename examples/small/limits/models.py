@@ -1,4 +1,4 @@
-"""What the API saw."""
+"""Records of the calls that the API received."""
 
 from django.db import models
 

@@ -1,4 +1,4 @@
-"""The job that takes long."""
+"""A job that takes long."""
 
 import time
 
@@ -7,7 +7,7 @@ from stoker import job, task
 
 @task
 def write_report(chapters: int) -> str:
-    """Write a report, and say how far it is."""
+    """Write a report, and report the progress."""
     for chapter in range(1, chapters + 1):
         time.sleep(1)
         job.progress(chapter, total=chapters, message=f"chapter {chapter}")

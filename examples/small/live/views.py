@@ -1,4 +1,4 @@
-"""The views of the page. The browser runs no script but htmx: see ``add_policy``."""
+"""The views of the page. The browser runs no script except htmx: see ``add_policy``."""
 
 from collections.abc import Callable
 from uuid import UUID
@@ -17,7 +17,7 @@ def page(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def start(request: HttpRequest) -> HttpResponse:
-    """Enqueue the report, and show its progress: to htmx as a part of the page."""
+    """Enqueue the report, and show its progress; for htmx as a part of the page."""
     template = "live/started.html" if "HX-Request" in request.headers else "live/page.html"
     return render(request, template, {"result": write_report.enqueue(5)})
 
@@ -32,7 +32,7 @@ def report(request: HttpRequest, job_id: UUID) -> HttpResponse:
 def add_policy(
     view: Callable[[HttpRequest], HttpResponse],
 ) -> Callable[[HttpRequest], HttpResponse]:
-    """Let pages load scripts, styles and data from this site only, and none that stand in them."""
+    """Allow scripts, styles and data from this site only, and no inline ones."""
 
     def answer(request: HttpRequest) -> HttpResponse:
         response = view(request)

@@ -1,1 +1,1 @@
-"""A media pipeline: a workflow of steps side by side, with progress."""
+"""A media pipeline: a workflow with parallel steps and progress."""

@@ -5,7 +5,7 @@ from stoker import job, task
 
 @task
 def encode(scene: str, size: int) -> str:
-    """Encode a scene, and say how far it is."""
+    """Encode a scene, and report the progress."""
     for frame in range(1, 5):
         job.progress(frame, total=4, message=f"frame {frame}")
     return f"{scene} at {size}p"

@@ -1,1 +1,1 @@
-"""Durable onboarding: a process of days that outlives every restart."""
+"""Durable onboarding: a process that takes days and outlives restarts."""

@@ -12,7 +12,7 @@ def main() -> None:
     result = onboard.enqueue("ada@example.com")
     clusters = 0
     while not result.is_finished:
-        run_cluster()  # each time another one, as after a deploy
+        run_cluster()  # each time a new cluster, as after a deploy
         clusters += 1
         time.sleep(0.1)
         result.refresh()

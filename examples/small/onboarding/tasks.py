@@ -7,7 +7,7 @@ DAY_SECONDS = 0.5
 
 @task(max_attempts=5)
 def onboard(customer: str) -> list[str]:
-    """Send three mails, a day apart. Whatever is done is kept in the checkpoint."""
+    """Send three mails, a day apart. The checkpoint records which mails were sent."""
     sent: list[str] = job.last_checkpoint or []
     mails = ("welcome", "first steps", "how is it going?")
     if len(sent) < len(mails):

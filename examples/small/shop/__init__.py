@@ -1,1 +1,1 @@
-"""A shop: an order and its job are one transaction, and a charge happens exactly once."""
+"""A shop: an order and its job are one transaction, and each order is charged exactly once."""

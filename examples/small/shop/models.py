@@ -1,10 +1,10 @@
-"""Orders, and what was charged for them."""
+"""Orders and charges."""
 
 from django.db import models
 
 
 class Order(models.Model):
-    """What a customer has ordered."""
+    """An order of a customer."""
 
     item = models.CharField(max_length=100)
 
@@ -13,7 +13,7 @@ class Order(models.Model):
 
 
 class Charge(models.Model):
-    """Money taken for an order."""
+    """Money charged for an order."""
 
     order = models.ForeignKey(Order, models.CASCADE)
 

@@ -12,5 +12,5 @@ from .models import Charge
 def charge(order_id: int) -> None:
     """Charge an order: the row and the end of the job are one commit."""
     Charge.objects.create(order_id=order_id)
-    if job.attempt == 1:  # the power fails, after the row was written
+    if job.attempt == 1:  # the power fails after the row was written
         os.kill(os.getpid(), signal.SIGKILL)

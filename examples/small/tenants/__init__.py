@@ -1,1 +1,1 @@
-"""Many tenants in one queue: none of them waits for another, and none sees another's rows."""
+"""Many tenants in one queue: no tenant waits for another, and no tenant sees another's rows."""

@@ -4,7 +4,7 @@ from django.db import models
 
 
 class Tenant(models.Model):
-    """A customer with rows of its own."""
+    """A customer with its own rows."""
 
     name = models.CharField(max_length=100)
 
@@ -13,7 +13,7 @@ class Tenant(models.Model):
 
 
 class Order(models.Model):
-    """What a tenant has sold."""
+    """A sale of a tenant."""
 
     tenant = models.ForeignKey(Tenant, models.CASCADE)
     item = models.CharField(max_length=100)
@@ -23,13 +23,13 @@ class Order(models.Model):
 
 
 class Export(models.Model):
-    """One run of an export, and what it found."""
+    """One run of an export, and its result."""
 
     tenant = models.ForeignKey(Tenant, models.CASCADE)
     items = models.CharField(max_length=200, default="")
     is_running = models.BooleanField(default=True)
     others = models.IntegerField()
-    """How many exports of the same tenant ran when this one began."""
+    """Number of running exports of the same tenant when this one began."""
 
     def __str__(self) -> str:
         return f"export of {self.tenant}"

@@ -1,4 +1,4 @@
-"""The jobs of the tenants. The tenant is an argument, so each job says whose it is."""
+"""The jobs of the tenants. The tenant is an argument of each job."""
 
 import time
 
@@ -9,7 +9,8 @@ from .models import Export, Order
 
 @task(limit=Limit(1, "tenant {tenant_id}"), describe="an export of tenant {tenant_id}")
 def export(tenant_id: int) -> str:
-    """Export a tenant's orders. Each tenant has one export at a time; the others go past it."""
+    """Export a tenant's orders. Each tenant has one export at a time; the exports of other tenants
+    overtake waiting ones."""
     running = Export.objects.filter(tenant_id=tenant_id, is_running=True).count()
     mine = Export.objects.create(tenant_id=tenant_id, others=running)
     time.sleep(0.05)  # it writes a large file

@@ -1,10 +1,10 @@
-"""What the jobs leave behind."""
+"""Records of what the jobs did."""
 
 from django.db import models
 
 
 class Payment(models.Model):
-    """Money that was taken. There is no unique index on the order on purpose."""
+    """Money charged for an order. On purpose there is no unique index on the order."""
 
     order = models.IntegerField()
     host = models.CharField(max_length=20)
@@ -14,7 +14,7 @@ class Payment(models.Model):
 
 
 class Packing(models.Model):
-    """Somebody began to pack a parcel; he may not have come to the end of it."""
+    """A parcel whose packing was started, and perhaps not finished."""
 
     order = models.IntegerField()
     host = models.CharField(max_length=20)

@@ -1,5 +1,5 @@
-"""Two tasks: one that waits in the database, for it must have its effect just once; and one that
-waits in Redis, and may begin a second time when its host is lost."""
+"""Two tasks. One waits in the database, because it must take effect exactly once. The other waits
+in Redis, and may start a second time if its host is lost."""
 
 import os
 import time
@@ -13,7 +13,7 @@ WORK_SECONDS = 0.5
 
 @task(atomic=True, max_attempts=10)
 def charge(order: int) -> str:
-    """Take the money. The row and the record that the job is done are one commit."""
+    """Charge an order. The row and the record of the job's end are one commit."""
     time.sleep(WORK_SECONDS)
     Payment.objects.create(order=order, host=_host())
     return _host()
