@@ -17,7 +17,7 @@ from tests.servers.private import ServerUnavailableError
 
 
 def main() -> int:
-    """Measure on each database, print the tables. 1 when something went wrong."""
+    """Measure on each database, and print the tables. Return 1 if something went wrong."""
     arguments = _arguments()
     found: dict[str, Any] = {}
     for name in arguments.databases:

@@ -28,7 +28,8 @@ KEYS = 10_000
 
 
 def main(names: list[str]) -> None:
-    """Measure in a process of its own for each database: Django is set up once per process."""
+    """Measure in a separate process for each database, because Django is set up once per
+    process."""
     for name in names:
         with database(name) as one:
             if (pid := os.fork()) == 0:
@@ -69,7 +70,8 @@ def _measure(name: str) -> None:
 
 
 def _work(keys: int) -> float:
-    """Enqueue jobs without a guard, or with a lock of so many keys; time their claims and acks."""
+    """Enqueue jobs without a guard, or with a lock of that many keys, and time their claims and
+    acks."""
     from stoker.brokers.adapters import broker_for
     from stoker.conf import settings_for
 
@@ -98,7 +100,7 @@ def _message(key: int | None) -> Any:
 
 
 def _block(keys: int, each: int) -> None:
-    """So many keys, each held by one that runs, with so many in its line."""
+    """Create the keys, each with a running holder and ``each`` blocked jobs."""
     from stoker.brokers.adapters import broker_for
     from stoker.conf import settings_for
     from stoker.models import Blocked, GuardKey, Need, Ready
@@ -125,7 +127,7 @@ def _block(keys: int, each: int) -> None:
 
 
 def _vacuum() -> None:
-    """As upkeep does every other second: dead rows at the left edge are what a claim walks over."""
+    """Vacuum as upkeep does every two seconds, because claims scan the dead rows."""
     from django.db import connection
 
     from stoker.cluster.upkeep import HOT_TABLES

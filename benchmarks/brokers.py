@@ -33,7 +33,7 @@ BAR = 0.05
 
 
 def main() -> int:
-    """Measure, and print a line for each round. 1 when the median is below the bar."""
+    """Measure, and print a line for each round. Return 1 if the median is below the limit."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.brokers", description=__doc__)
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or 20_000))
     parser.add_argument("--rounds", type=int, default=int(os.environ.get("ROUNDS") or 5))
@@ -80,8 +80,8 @@ def _measure(url: str, server_pid: int, arguments: argparse.Namespace) -> float:
 def _by_stoker(
     stoker: ByStoker, cluster: RunningCluster, count: int
 ) -> tuple[float, dict[str, float]]:
-    """Jobs per second from when the sealed jobs are given to the broker, all by one call, until the
-    last is recorded and acked; and the processor seconds that it took, by process."""
+    """Return jobs per second, from the enqueue of the sealed jobs in one call until the last is
+    recorded and acked; and processor seconds by process."""
     from stoker.brokers.adapters import broker_for
     from stoker.conf import settings_for
     from stoker.models import Job

@@ -1,4 +1,4 @@
-"""What is measured of the hand-written SQL: the same loads on the same database."""
+"""The measurements of the hand-written SQL: the same loads on the same database."""
 
 import json
 import os
@@ -18,7 +18,7 @@ Loop = subprocess.Popen[str]
 
 
 class ByHand:
-    """The reference's side of each measurement."""
+    """The measurements of the reference."""
 
     def __init__(self, name: str, entry: dict[str, Any], server_pid: int | None) -> None:
         self._name = name
@@ -28,7 +28,7 @@ class ByHand:
     # -- enqueue ----------------------------------------------------------------------------------
 
     def enqueue_singly(self, count: int) -> float:
-        """Jobs per second, one INSERT and commit each."""
+        """Return jobs per second, with one INSERT and commit each."""
         with self._empty() as reference:
             started = time.perf_counter()
             for number in range(count):
@@ -36,7 +36,7 @@ class ByHand:
             return count / (time.perf_counter() - started)
 
     def enqueue_in_transaction(self, count: int) -> float:
-        """Jobs per second, one INSERT each in one transaction."""
+        """Return jobs per second, with one INSERT each in one transaction."""
         with self._empty() as reference:
             started = time.perf_counter()
             with reference.transaction():
@@ -45,7 +45,7 @@ class ByHand:
             return count / (time.perf_counter() - started)
 
     def enqueue_in_bulk(self, count: int) -> float:
-        """Jobs per second in the quickest way that the database has."""
+        """Return jobs per second, in the quickest way that the database has."""
         with self._empty() as reference:
             started = time.perf_counter()
             reference.insert_many(_package(number) for number in range(count))
@@ -54,7 +54,7 @@ class ByHand:
     # -- run --------------------------------------------------------------------------------------
 
     def drain(self, count: int, processes: int) -> tuple[float, dict[str, float]]:
-        """Jobs per second, and the processor seconds that it took."""
+        """Return jobs per second, and processor seconds."""
         with self._empty() as reference, self._loops("drain", processes) as loops:
             reference.insert_many(_package(number) for number in range(count))
             before = self._processor_seconds(loops)
@@ -70,7 +70,7 @@ class ByHand:
         return count / seconds, used
 
     def latencies_ms(self, count: int) -> list[float]:
-        """From before an INSERT until the first line of the job."""
+        """Return the times from the start of an INSERT to the first line of the job."""
         with self._serving(1) as (reference, _):
             began = []
             for pause in idle_pauses(count):
@@ -84,7 +84,8 @@ class ByHand:
         return [(value - start) / 1e6 for value, start in zip(values, began, strict=True)]
 
     def memory_mb_and_idle_percent(self, processes: int, seconds: float) -> tuple[float, float]:
-        """Memory of the loops, and their processor time in percent of one core, when idle."""
+        """Return the memory of the loops, and their processor time in percent of a core when
+        idle."""
         with self._serving(processes) as (_, loops):
             time.sleep(seconds / 10)
             members = [process for loop in loops for process in family(loop.pid)]
@@ -111,7 +112,7 @@ class ByHand:
 
     @contextmanager
     def _loops(self, way: str, processes: int) -> Iterator[list[Loop]]:
-        """Processes of the reference, connected and waiting for the word to go."""
+        """Processes of the reference that are connected and wait for the signal to start."""
         loops = [
             subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.reference", self._name, way],
@@ -142,7 +143,7 @@ class ByHand:
 
 
 def _package(number: int) -> str:
-    """About what Stoker's packages say."""
+    """Return a package of about the same content as Stoker's."""
     return json.dumps(
         {
             "task": TASK,

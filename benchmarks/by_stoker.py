@@ -1,4 +1,4 @@
-"""What is measured of Stoker, in a process that has Django set up."""
+"""The measurements of Stoker, in a process with Django set up."""
 
 import time
 from collections.abc import Iterator
@@ -35,16 +35,16 @@ WARM_UP_JOBS = 200
 
 
 class ByStoker:
-    """Stoker's side of each measurement."""
+    """The measurements of Stoker."""
 
     def __init__(self, folder: Path, server_pid: int | None) -> None:
         self._folder = folder
         self._server_pid = server_pid
         self.locked = 0
-        """How often "database is locked" was met so far."""
+        """Number of "database is locked" errors so far."""
 
     def clear(self) -> None:
-        """Empty the tables, so that every round finds the same."""
+        """Empty the tables, so that every round starts in the same state."""
         with connection.cursor() as cursor:
             names = [connection.ops.quote_name(table._meta.db_table) for table in TABLES]
             if connection.vendor == "postgresql":
@@ -57,14 +57,14 @@ class ByStoker:
     # -- enqueue ----------------------------------------------------------------------------------
 
     def enqueue_singly(self, count: int) -> float:
-        """Jobs per second, each committed before the next."""
+        """Return jobs per second, with one commit each."""
         started = time.perf_counter()
         for number in range(count):
             nothing.enqueue(number)
         return count / (time.perf_counter() - started)
 
     def enqueue_in_transaction(self, count: int) -> float:
-        """Jobs per second, one by one in one transaction."""
+        """Return jobs per second, one by one in one transaction."""
         started = time.perf_counter()
         with transaction.atomic():
             for number in range(count):
@@ -72,7 +72,7 @@ class ByStoker:
         return count / (time.perf_counter() - started)
 
     def enqueue_in_bulk(self, count: int) -> float:
-        """Jobs per second by `enqueue_many`."""
+        """Return jobs per second with `enqueue_many`."""
         started = time.perf_counter()
         nothing.enqueue_many(((number,), {}) for number in range(count))
         return count / (time.perf_counter() - started)
@@ -81,7 +81,7 @@ class ByStoker:
 
     @contextmanager
     def cluster(self) -> Iterator[RunningCluster]:
-        """A cluster that has run its first jobs and is idle."""
+        """Start a cluster, run its first jobs, and wait until it is idle."""
         with running_cluster(self._folder) as cluster:
             warm_up = nothing.enqueue_many(((number,), {}) for number in range(WARM_UP_JOBS))
             self.wait_for(warm_up[-1].id, cluster)
@@ -90,8 +90,8 @@ class ByStoker:
         self.locked += cluster.text().count("database is locked")
 
     def drain(self, cluster: RunningCluster, count: int) -> tuple[float, dict[str, float]]:
-        """Jobs per second from the commit that makes all of them visible until the last is
-        recorded; and the processor seconds that it took, by process."""
+        """Return jobs per second, from the commit that makes all of them visible until the last is
+        recorded; and processor seconds by process."""
         with transaction.atomic():
             results = nothing.enqueue_many(((number,), {}) for number in range(count))
             before = self.processor_seconds(cluster)
@@ -104,7 +104,8 @@ class ByStoker:
         return count / seconds, used
 
     def latencies_ms(self, cluster: RunningCluster, count: int) -> list[float]:
-        """From before an enqueue until the first line of the task, on an idle cluster."""
+        """Return the times from the start of an enqueue to the first line of the task, on an idle
+        cluster."""
         began, results = [], []
         for pause in idle_pauses(count):
             time.sleep(pause)
@@ -115,12 +116,12 @@ class ByStoker:
         return [(value - start) / 1e6 for value, start in zip(values, began, strict=True)]
 
     def memory_mb(self, cluster: RunningCluster) -> float:
-        """Memory of all processes of the cluster."""
+        """Return the memory of all processes of the cluster."""
         return memory_mb(cluster.processes())
 
     def idle_percent(self, cluster: RunningCluster, seconds: float) -> float:
-        """Processor time of an idle cluster, in percent of one core, when the load before it has
-        been over for a tenth of that time."""
+        """Return the processor time of an idle cluster, in percent of a core. The cluster has been
+        idle for a tenth of the measured time before."""
         time.sleep(seconds / 10)
         before = processor_seconds(cluster.processes())
         time.sleep(seconds)
@@ -128,8 +129,8 @@ class ByStoker:
         return 100 * sum(used.values()) / seconds
 
     def wait_for(self, last_id: str, cluster: RunningCluster) -> None:
-        """Until nothing waits or runs. The last job is asked for first: it costs a look-up, while
-        a count would cost the database more and more."""
+        """Wait until no job waits or runs. The last job is looked up first, because a count would
+        cost the database more and more."""
         broker = broker_for(settings_for())
         last = Job.objects.filter(pk=last_id, status__isnull=False)
         cluster.wait_until(lambda: last.exists() or broker.results([UUID(last_id)]))

@@ -19,7 +19,7 @@ LOOK_SECONDS = 0.005
 
 
 class RunningCluster:
-    """One cluster in processes of its own.
+    """One cluster in separate processes.
 
     Args:
         folder: where it logs.
@@ -39,15 +39,15 @@ class RunningCluster:
             )
 
     def processes(self) -> list[psutil.Process]:
-        """All of them, the sentinel first."""
+        """Return all its processes, the sentinel first."""
         return family(self.process.pid)
 
     def text(self) -> str:
-        """What it has logged."""
+        """Return its log."""
         return self.log.read_text(errors="replace")
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Look every few milliseconds until the condition is true."""
+        """Check every few milliseconds until the condition is true."""
         until = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             if self.process.poll() is not None or time.monotonic() > until:
@@ -55,14 +55,14 @@ class RunningCluster:
             time.sleep(LOOK_SECONDS)
 
     def stop(self) -> None:
-        """Stop it in good order."""
+        """Stop it gracefully."""
         self.process.send_signal(signal.SIGTERM)
         self.process.wait(PATIENCE_SECONDS)
 
 
 @contextmanager
 def running_cluster(folder: Path, module: str = "django") -> Iterator[RunningCluster]:
-    """A cluster that is gone afterwards, whatever happened."""
+    """Run a cluster in the block, and end it afterwards in any case."""
     cluster = RunningCluster(folder, module)
     try:
         yield cluster

@@ -49,21 +49,21 @@ def main() -> int:
 
 
 class Several:
-    """Some clusters, seen as one."""
+    """Several clusters, used like one."""
 
     def __init__(self, clusters: list[RunningCluster]) -> None:
         self._clusters = clusters
 
     def processes(self) -> list[psutil.Process]:
-        """All of them."""
+        """Return the processes of all clusters."""
         return [process for one in self._clusters for process in one.processes()]
 
     def wait_until(self, condition: Callable[[], object]) -> None:
-        """Look every few milliseconds until the condition is true."""
+        """Check every few milliseconds until the condition is true."""
         self._clusters[0].wait_until(condition)
 
     def text(self) -> str:
-        """What they have logged."""
+        """Return the logs of all clusters."""
         return "\n".join(one.text() for one in self._clusters)
 
 

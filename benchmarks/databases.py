@@ -1,4 +1,4 @@
-"""A database of the benchmark's own: a private server that syncs to disk, or a file."""
+"""The database of the benchmark: a private server that syncs to disk, or a file."""
 
 import os
 import tempfile
@@ -17,19 +17,19 @@ NAMES = ("postgres", "sqlite", "mariadb")
 
 @dataclass(frozen=True)
 class Database:
-    """Where to measure."""
+    """A database to measure."""
 
     name: str
     entry: dict[str, Any]
-    """As it stands in DATABASES."""
+    """The entry in DATABASES."""
     server_pid: int | None = None
-    """Whose processor time is the database's; None = it works inside of its clients."""
+    """Process whose processor time is the server's; None = the database runs inside its clients."""
 
 
 @contextmanager
 def database(name: str) -> Iterator[Database]:
-    """A fresh database. STOKER_BENCH_POSTGRES_URL and STOKER_BENCH_MARIADB_URL name a server to use
-    instead of a private one; the database named in the URL is then written to."""
+    """Start a fresh database. STOKER_BENCH_POSTGRES_URL and STOKER_BENCH_MARIADB_URL name a server
+    to use instead of a private one. The database in the URL is then overwritten."""
     with {"postgres": _postgres, "mariadb": _mariadb, "sqlite": _sqlite}[name]() as found:
         yield found
 

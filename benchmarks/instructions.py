@@ -30,26 +30,26 @@ Figures = dict[str, float]
 
 
 def count(task: Any, arguments: tuple[Any, ...]) -> Figures:
-    """What one job costs at each step: the least of some rounds, as the first ones load modules
-    and fill caches."""
+    """Return the cost of one job at each step: the lowest of several rounds, because the first
+    rounds load modules and fill caches."""
     rounds = [_Round(task, arguments, is_watched=bool(n % 2)).figures for n in range(2 * ROUNDS)]
     names = [name for both in zip(rounds[0], rounds[1], strict=True) for name in both]
     return {name: min(one[name] for one in rounds[1:] if name in one) for name in names}
 
 
 class _Round:
-    """So many jobs from their enqueue to their end; what each step took, by name.
+    """Takes some jobs from their enqueue to their end, and notes the cost of each step by name.
 
     Args:
-        is_watched: whether statements are counted, else instructions: some things are done in
-            another way where somebody looks.
+        is_watched: whether to count statements instead of instructions. Stoker does some things
+            differently if queries are logged.
     """
 
     def __init__(self, task: Any, arguments: tuple[Any, ...], *, is_watched: bool) -> None:
         self.figures: Figures = {}
         self._is_watched = is_watched
         settings = settings_for()
-        broker = broker_for.__wrapped__(settings)  # a fresh one remembers nothing
+        broker = broker_for.__wrapped__(settings)  # a new object has empty caches
         self._connection = connections[settings.database]
 
         calls = [(arguments, {})] * JOBS
@@ -102,7 +102,9 @@ class _Round:
 
         def note(execute: Any, sql: Any, *arguments: Any) -> Any:
             nonlocal statements
-            statements += not str(sql).startswith("NOTIFY")  # how often depends on the time
+            statements += not str(sql).startswith(
+                "NOTIFY"
+            )  # the number of calls depends on the time
             return execute(sql, *arguments)
 
         if self._is_watched:
@@ -116,7 +118,7 @@ class _Round:
 
 
 def _instructions(function: Callable[[], Any]) -> tuple[Any, int]:
-    """Call it, and count the instructions of bytecode that it takes."""
+    """Call it, and count the instructions of bytecode."""
     number = 0
 
     def each(frame: FrameType, event: str, _: Any) -> Any:

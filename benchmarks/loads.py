@@ -25,7 +25,7 @@ WORKERS = 2
 
 
 def main() -> int:
-    """Measure in a process of its own: Django is set up once per process."""
+    """Measure in a separate process, because Django is set up once per process."""
     arguments = _arguments()
     with database(arguments.database) as one:
         if (pid := os.fork()) == 0:
@@ -67,13 +67,13 @@ class Loads:
         self._stoker = ByStoker(folder, server_pid)
 
     def run(self) -> None:
-        """One after the other; each prints its figures."""
+        """Run the loads one after another, and print the figures of each."""
         for name in self._arguments.names:
             print(f"{name}:", flush=True)
             LOADS[name](self)
 
     def steady(self, snapshot: bool = False) -> None:
-        """Enqueue and run at once, with many finished jobs kept."""
+        """Enqueue and run at the same time, with many finished jobs kept."""
         from benchmarks import steady
 
         self._stoker.clear()
@@ -91,7 +91,7 @@ class Loads:
         print(f"  last third to first: {ratio:.2f}", flush=True)
 
     def waiting(self) -> None:
-        """Jobs that wait: one at a time, in threads, on an event loop."""
+        """Run jobs that wait: one at a time, in threads, on an event loop."""
         from benchmarks.tasks import nothing, wait, wait_async
 
         jobs = self._arguments.jobs
@@ -106,7 +106,7 @@ class Loads:
             self._drains(title, options, wait_async, jobs, min(no_op, ideal * flying))
 
     def guards(self) -> None:
-        """Jobs with a lock: each has its own key, or all share a few."""
+        """Run jobs with a lock: each with its own key, or all with a few keys."""
         from benchmarks.tasks import HOT_KEYS, nothing, with_hot_key, with_own_key
 
         jobs = self._arguments.jobs
@@ -115,14 +115,14 @@ class Loads:
         self._drains(f"a lock, {HOT_KEYS} keys", {}, with_hot_key, jobs, unguarded)
 
     def computing(self) -> None:
-        """Jobs that use the processor for as long."""
+        """Run jobs that use the processor for the same time."""
         from benchmarks.tasks import compute
 
         cores = min(WORKERS, os.cpu_count() or 1)
         self._drains("sync, one at a time", {}, compute, self._arguments.jobs // 10, cores * 200.0)
 
     def due(self) -> None:
-        """All jobs become due at one moment."""
+        """Make all jobs due at one moment."""
         from stoker.conf import settings_for
         from stoker.jobs.package import sealer_for
         from stoker.models import Job
@@ -139,7 +139,7 @@ class Loads:
                 results = at_once.enqueue_many(((), {}) for _ in range(jobs))
                 assert time.time() < due, "they were due before all were enqueued"
                 self._stoker.wait_for(results[-1].id, cluster)
-            # Stamps of the machine's clock: it is the database's, too.
+            # The times are those of the machine's clock, which the database uses, too.
             ended = Job.objects.filter(run_after__isnull=False, status="SUCCESSFUL")
             values = ended.values_list("value", flat=True)
             stamps = sorted(sealer.open_value(bytes(value or b"")) for value in values)
@@ -151,7 +151,7 @@ class Loads:
         print(f"  the last of {jobs:,} began {_spread(seconds, 2)} s after it; none early")
 
     def payload(self) -> None:
-        """Arguments of some size."""
+        """Run jobs with arguments of several sizes."""
         from benchmarks.tasks import swallow
 
         for size, jobs in ((1_000, self._arguments.jobs), (100_000, self._arguments.jobs // 10)):
@@ -167,7 +167,7 @@ class Loads:
         possible: float | None = None,
         arguments: tuple[Any, ...] | None = None,
     ) -> float:
-        """The median of some drains by a cluster with these options."""
+        """Return the median of several drains by a cluster with these options."""
         before = os.environ.get("STOKER_BENCH_OPTIONS", "{}")
         os.environ["STOKER_BENCH_OPTIONS"] = json.dumps({**json.loads(before), **options})
         try:

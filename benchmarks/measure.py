@@ -58,14 +58,14 @@ class Bench:
         self.hand = ByHand(name, json.loads(os.environ["STOKER_BENCH_DATABASE"]), server_pid)
 
     def round(self) -> dict[str, Any]:
-        """Everything once: by Stoker, then by hand."""
+        """Run all measurements once: of Stoker, then of the reference."""
         found: dict[str, Any] = {"stoker": {}, "hand": {}}
         self._enqueue(found)
         self._run(found)
         return found
 
     def version(self) -> str:
-        """What the database calls itself."""
+        """Return the name and version of the database."""
         numbers = self._connection.get_database_version()
         return f"{self._connection.display_name} {'.'.join(map(str, numbers))}"
 
@@ -77,7 +77,7 @@ class Bench:
         }
         for way, count in ways.items():
             self.stoker.clear()
-            getattr(self.stoker, way)(5)  # the first ones open a connection and load modules
+            getattr(self.stoker, way)(5)  # the first jobs open a connection and load modules
             found["stoker"][way] = getattr(self.stoker, way)(count)
             found["hand"][way] = getattr(self.hand, way)(count)
 

@@ -1,4 +1,4 @@
-"""What processes use: processor time and memory, read from the kernel."""
+"""Resources of processes: processor time and memory, read from the kernel."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,7 +7,7 @@ import psutil
 
 
 def family(pid: int) -> list[psutil.Process]:
-    """A process and all its descendants."""
+    """Return a process and all its descendants."""
     try:
         head = psutil.Process(pid)
         return [head, *head.children(recursive=True)]
@@ -16,7 +16,7 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def processor_seconds(processes: Iterable[psutil.Process]) -> dict[str, float]:
-    """Processor seconds that processes have used so far, added up by the process's name."""
+    """Return the processor seconds that processes have used so far, by name of the process."""
     used: dict[str, float] = {}
     for process in processes:
         try:
@@ -28,7 +28,8 @@ def processor_seconds(processes: Iterable[psutil.Process]) -> dict[str, float]:
 
 
 def _processor_seconds(process: psutil.Process) -> float:
-    """In nanoseconds where the kernel keeps them: its clock ticks are too coarse for idle ones."""
+    """Return nanoseconds if the kernel has them, because clock ticks are too coarse for idle
+    processes."""
     try:
         threads = Path(f"/proc/{process.pid}/task").iterdir()
         return sum(int((one / "schedstat").read_text().split()[0]) for one in threads) / 1e9
@@ -38,12 +39,12 @@ def _processor_seconds(process: psutil.Process) -> float:
 
 
 def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """What was used between two looks."""
+    """Return the difference between two measurements."""
     return {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
 
 
 def memory_mb(processes: Iterable[psutil.Process]) -> float:
-    """MiB. Pages that processes share are counted once (PSS), where the kernel says so."""
+    """Return the memory in MiB. Shared pages are counted once (PSS) if the kernel reports that."""
     total = 0
     for process in processes:
         try:

@@ -1,4 +1,4 @@
-"""What was measured, as a table: medians over the rounds, with the lowest and the highest."""
+"""The measurements as a table: medians over the rounds, with the lowest and the highest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Row:
 
     title: str
     of_round: Callable[[Side, int], float]
-    """One number of one side of a round, given the number of jobs."""
+    """Return one number of one side of a round, given the number of jobs."""
     digits: int = 0
 
 
@@ -53,7 +53,7 @@ TITLE_WIDTH = max(len(row.title) for row in ROWS)
 
 
 def table(measured: dict[str, Any], jobs: int) -> str:
-    """The table of one database."""
+    """Return the table of one database."""
     rounds = measured["rounds"]
     lines = [
         f"{measured['database']}: {jobs:,} jobs, {len(rounds)} rounds",
@@ -76,13 +76,14 @@ def _spread(numbers: Numbers, digits: int) -> str:
 
 
 def _ratio(stoker: Numbers, hand: Numbers) -> str:
-    """The median of the rounds' ratios: what slows a whole round down slows down both sides."""
+    """Return the median of the rounds' ratios. A disturbance of a whole round slows both sides
+    down."""
     ratios = [ours / theirs for ours, theirs in zip(stoker, hand, strict=True) if theirs]
     return f"{median(ratios):.2f}" if ratios else "-"
 
 
 def _processor_line(rounds: list[dict[str, Any]], jobs: int) -> str:
-    """Which process uses how much for one job."""
+    """Return the processor time of each process per job."""
     names = sorted(rounds[0]["stoker"]["processor"])
     parts = []
     for name in names:

@@ -111,7 +111,8 @@ class Measured(NamedTuple):
     seconds: float
     """The 95th percentile."""
     processor_seconds: float
-    """Of this process and the database's, which other programs on the machine disturb less."""
+    """Processor time of this process and the database, which other programs on the machine affect
+    less."""
     queries: int
     size: int
     """The size of its HTML in bytes, without compression."""
@@ -126,7 +127,7 @@ class Measured(NamedTuple):
 
 
 def main() -> int:
-    """Fill a database, print a line for each page. 1 when a page costs too much."""
+    """Fill a database, and print a line for each page. Return 1 if a page costs too much."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.screens", description=__doc__)
     parser.add_argument("--jobs", type=int, default=int(os.environ.get("JOBS") or 1_000_000))
     parser.add_argument("--requests", type=int, default=10, help="how often each page is requested")
@@ -290,7 +291,7 @@ def _add_clusters(holder: UUID) -> None:
             name=settings_for().cluster,
             host=f"host{number}",
             pid=100 + number,
-            # As if its heartbeat were in the future: it stays alive while the pages are measured.
+            # A heartbeat in the future keeps it alive during the measurement.
             heartbeat_us=DatabaseNow() + 86_400_000_000,
             started_at=timezone.now(),
             info={

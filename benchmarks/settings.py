@@ -1,7 +1,7 @@
 """Django settings of the benchmarks: the database that is measured, and a backend by default.
 
 - STOKER_BENCH_DATABASE: the entry of DATABASES, as JSON;
-- STOKER_BENCH_OPTIONS: what is to be changed under OPTIONS, as JSON.
+- STOKER_BENCH_OPTIONS: changes of OPTIONS, as JSON.
 """
 
 import importlib.util
@@ -13,7 +13,7 @@ USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 INSTALLED_APPS = ["stoker"]
-# On Django 5.2 the backport is what brings django.tasks.
+# On Django 5.2 the backport provides django.tasks.
 if importlib.util.find_spec("django.tasks") is None:
     INSTALLED_APPS.insert(0, "django_tasks")
 

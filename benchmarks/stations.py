@@ -34,14 +34,14 @@ SOURCE = f"{ROOT}/src/stoker/"
 PROCESSES = ("pusher", "worker", "monitor")
 WARM_UP_JOBS = 50
 IDLE_SECONDS = 8.0
-"""Longer than any pause after which a process of an idle cluster does something."""
+"""Longer than any pause between two actions of a process in an idle cluster."""
 BEFORE, IDLE, JOB, OVER = range(4)
-"""What the byte that all processes share says."""
+"""Values of the byte that all processes share."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One call of a function of Stoker while the job was on its way."""
+    """A call of a function of Stoker on the way of the job."""
 
     place: str
     """The file and the name of the function."""
@@ -56,7 +56,7 @@ class Tracer:
     """Notes the calls in this process, and in those that it forks.
 
     Args:
-        folder: where each process writes what it has noted.
+        folder: where each process writes its calls.
     """
 
     folder: Path
@@ -72,7 +72,7 @@ class Tracer:
 
     @property
     def phase(self) -> int:
-        """What is being done."""
+        """The current phase."""
         return self._phase[0]
 
     @phase.setter
@@ -85,7 +85,7 @@ class Tracer:
         sys.setprofile(self._note)
 
     def write(self) -> None:
-        """Write down which calls were on the way of the job."""
+        """Write the calls on the way of the job to a file."""
         on_the_way = set()
         for call in self.calls:
             call.is_on_the_way |= any(one.is_on_the_way for one in call.callers)
@@ -127,7 +127,7 @@ class Tracer:
 
 
 def place_of(code: CodeType) -> str:
-    """The file and the name of a function."""
+    """Return the file and the name of a function."""
     return f"{code.co_filename.removeprefix(SOURCE)} {code.co_qualname}"
 
 
@@ -157,7 +157,7 @@ def trace_job(folder: Path, cluster: RunningCluster) -> None:
     sys.setprofile(None)
     _wait_for(result, cluster)
     cluster.wait_until(lambda: not any(map(sum, (one.values() for one in broker.sizes().values()))))
-    time.sleep(0.1)  # until the worker has been told
+    time.sleep(0.1)  # until the worker has the job
     tracer.phase = OVER
     tracer.write()
 
@@ -171,8 +171,8 @@ def _wait_for(result: Any, cluster: RunningCluster) -> None:
 
 
 def files_of(folder: Path) -> Iterator[tuple[str, str, list[str]]]:
-    """Each file with the process that reached it first and the names of its functions, in the order
-    in which the job came to them."""
+    """Return each file with the process that reached it first and the names of its functions, in
+    the order in which the job reached them."""
     reports = [json.loads(one.read_text(encoding="utf-8")) for one in folder.glob("*.json")]
     calls = [
         (began_ns, name, *place.split(" "))
@@ -192,7 +192,7 @@ def files_of(folder: Path) -> Iterator[tuple[str, str, list[str]]]:
 
 @contextmanager
 def stand(name: str) -> Iterator[None]:
-    """Servers for a database, or for a broker with PostgreSQL as its store."""
+    """Start the servers for a database, or for a broker with PostgreSQL as its store."""
     with ExitStack() as stack:
         options: dict[str, Any] = {"WORKERS": 1}
         if name == "redis":
@@ -205,7 +205,7 @@ def stand(name: str) -> Iterator[None]:
 
 
 def list_stations(name: str, *, names_functions: bool) -> None:
-    """Trace one job in a process of its own, since Django is set up once per process."""
+    """Trace one job in a separate process, because Django is set up once per process."""
     with stand(name), tempfile.TemporaryDirectory(prefix="stoker-stations-") as folder:
         path = Path(folder)
         (path / "phase").write_bytes(bytes([BEFORE]))

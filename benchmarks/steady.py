@@ -1,4 +1,4 @@
-"""A steady load: a producer keeps so many jobs ahead of a cluster, for as long as is asked."""
+"""A steady load: a producer keeps a number of jobs ahead of a cluster for a given time."""
 
 import time
 from collections import deque
@@ -16,7 +16,7 @@ from benchmarks.cluster import RunningCluster
 from benchmarks.tasks import nothing
 
 IN_BULK, SINGLY, DELAYED = 450, 10, 40
-"""How the jobs of one portion are enqueued. Few singly: the producer must not be what limits."""
+"""How the jobs of one portion are enqueued. Few singly, so that the producer is not the limit."""
 AHEAD = 6
 """Portions that wait or run."""
 LOOK_SECONDS = 0.002
@@ -33,7 +33,7 @@ FROM generate_series(1, %s) AS n
 
 
 def keep(count: int) -> None:
-    """Have so many finished jobs in the store."""
+    """Insert this many finished jobs into the store."""
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:
             cursor.execute(FILL, [count])
@@ -50,7 +50,7 @@ def keep(count: int) -> None:
 
 @contextmanager
 def snapshot(is_wanted: bool) -> Iterator[None]:
-    """Another session in a transaction that has read, as a dump or a long report is."""
+    """Hold a snapshot open in another session, as a dump or a long report does."""
     if not is_wanted:
         yield
         return
@@ -70,7 +70,7 @@ def snapshot(is_wanted: bool) -> Iterator[None]:
 
 
 def load(cluster: RunningCluster, seconds: float) -> list[float]:
-    """Jobs that were done in each second."""
+    """Return the number of finished jobs in each second."""
     began = time.monotonic()
     waiting: deque[str] = deque()
     done = [0.0] * int(seconds)
@@ -88,7 +88,7 @@ def load(cluster: RunningCluster, seconds: float) -> list[float]:
 
 
 def _enqueue_portion() -> str:
-    """Enqueue jobs in three ways. Returns the id of one of the last that are to run."""
+    """Enqueue jobs in three ways. Return the id of one of the jobs that run last."""
     nothing.using(run_after=DELAY).enqueue_many(((number,), {}) for number in range(DELAYED))
     results = nothing.enqueue_many(((number,), {}) for number in range(IN_BULK))
     for number in range(SINGLY):

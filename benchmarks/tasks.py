@@ -1,4 +1,4 @@
-"""What the jobs of the benchmarks do: nothing, tell the time, wait or compute."""
+"""The jobs of the benchmarks: they do nothing, return the time, wait or compute."""
 
 import asyncio
 import time
@@ -10,13 +10,13 @@ HOT_KEYS = 50
 
 @task
 def nothing(number: int) -> int:
-    """Do nothing, and have a small result."""
+    """Do nothing, and return a small result."""
     return number
 
 
 @task(lock=Lock("key {number}"))
 def with_own_key(number: int) -> int:
-    """Do nothing, under a lock that no other job has."""
+    """Do nothing, under a lock with a key of its own."""
     return number
 
 
@@ -28,19 +28,19 @@ def with_hot_key(number: int) -> int:
 
 @task
 def first_line(number: int) -> int:
-    """Tell when it began, on the monotonic clock, which all processes of a machine share."""
+    """Return the start time on the monotonic clock, which all processes of a machine share."""
     return time.monotonic_ns()
 
 
 @task
 def clock() -> float:
-    """Tell when it began, on the machine's clock."""
+    """Return the start time on the machine's clock."""
     return time.time()
 
 
 @task
 def wait(number: int) -> None:
-    """Wait for 5 ms, as for an answer from elsewhere."""
+    """Wait for 5 ms, as for an answer from another server."""
     time.sleep(0.005)
 
 
@@ -60,5 +60,5 @@ def compute(number: int) -> None:
 
 @task
 def swallow(text: str) -> int:
-    """Take what is given."""
+    """Accept arguments."""
     return len(text)

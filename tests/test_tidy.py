@@ -227,7 +227,7 @@ def test_no_path_of_a_machine_is_mentioned() -> None:
 
 
 def test_pins_name_no_registry() -> None:
-    """Those who install the packages choose their source."""
+    """Users choose the source of the packages."""
     found = [
         f"{_name(path)}: {line}"
         for path in (ROOT / "requirements").iterdir()

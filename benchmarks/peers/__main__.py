@@ -32,7 +32,7 @@ MOST_FAILURES = 2
 
 
 def main() -> int:
-    """Measure, and print the tables. 1 when Stoker itself could not be measured."""
+    """Measure, and print the tables. Return 1 if Stoker could not be measured."""
     arguments = _arguments()
     load = Load(arguments.jobs, arguments.seconds, arguments.samples)
     run = Run(load, arguments.rounds, 60 * arguments.minutes)
@@ -41,7 +41,7 @@ def main() -> int:
     with ExitStack() as stack:
         run.introduce(list(dict.fromkeys(asked)), stack)
         for _ in run.turns():
-            if arguments.json:  # after each, so that a run that is broken off was not in vain
+            if arguments.json:  # after each round, so that an interrupted run keeps its results
                 arguments.json.write_text(json.dumps(run.measured, indent=1) + "\n")
     print(report(run.measured))
     return int(not run.measured["peers"].get(asked[0], {}).get("rounds"))
@@ -88,7 +88,7 @@ class Run:
         }
 
     def introduce(self, asked: list[str], stack: ExitStack) -> None:
-        """Install the peers, have them say what they are, start the servers that they need."""
+        """Install the peers, ask each for its description, and start the servers that they need."""
         for name in asked:
             try:
                 python = python_of(name.partition(":")[0])
@@ -103,7 +103,7 @@ class Run:
             self.measured["peers"][name] = {"about": statement, "rounds": [], "failures": []}
 
     def turns(self) -> Iterator[str]:
-        """All rounds, all peers in each: the name of the one that has had its turn."""
+        """Run all rounds with all peers. Yield the name of each peer after its turn."""
         for number in range(1, self._rounds + 1):
             for name, peer in self.measured["peers"].items():
                 if time.monotonic() > self._until:

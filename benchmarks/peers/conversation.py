@@ -20,7 +20,7 @@ LONGEST_SECONDS = 120.0
 
 
 class PeerFailedError(Exception):
-    """A peer that did not do what it was asked for."""
+    """A peer did not do what was requested."""
 
 
 class Conversation:
@@ -50,7 +50,7 @@ class Conversation:
         )
 
     def ask(self, what: str, **details: Any) -> Any:
-        """Have something done, and give back what it says.
+        """Send a request, and return the answer.
 
         Raises:
             PeerFailedError: it could not, or took longer than two minutes.
@@ -75,11 +75,11 @@ class Conversation:
 
     @property
     def pid(self) -> int:
-        """Of the script itself."""
+        """Id of the script's process."""
         return self._process.pid
 
     def workers(self) -> list[psutil.Process]:
-        """All processes that the script has started."""
+        """Return all processes that the script has started."""
         return family(self._process.pid)[1:]
 
     def __enter__(self) -> Self:
@@ -91,7 +91,7 @@ class Conversation:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """End the workers in good order, then whatever is left."""
+        """Stop the workers gracefully, then kill the remaining processes."""
         members = family(self._process.pid)
         for one in members:
             _resume(one)

@@ -1,4 +1,4 @@
-"""What peers on Django's `django.tasks` have in common; each has its own `settings.py`."""
+"""The common parts of peers on Django's `django.tasks`; each has its own `settings.py`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ def django_basics(app: str) -> dict[str, Any]:
                 "PORT": str(parts.port),
                 "USER": parts.username,
                 "NAME": parts.path.strip("/"),
-                # As Django's documentation advises for workers that live long.
+                # As Django's documentation recommends for long-lived workers.
                 "CONN_MAX_AGE": 600,
             }
         },
-        # A line for each job would be measured, too.
+        # A log line for each job would be measured, too.
         "LOGGING": {
             "version": 1,
             "disable_existing_loggers": False,
@@ -57,11 +57,11 @@ class DjangoPeer(Peer):
     command: ClassVar[tuple[str, ...]]
     """Its management command."""
     processes: ClassVar[int] = 1
-    """How often the command is started."""
+    """Number of processes of the command."""
     unfinished: ClassVar[str]
-    """SQL that gives a row while jobs wait or run."""
+    """SQL that returns a row while jobs wait or run."""
     succeeded: ClassVar[str]
-    """SQL that counts the jobs that ended well."""
+    """SQL that counts successful jobs."""
 
     def prepare(self) -> None:
         os.environ["DJANGO_SETTINGS_MODULE"] = f"benchmarks.peers.{self.folder}.settings"
@@ -76,7 +76,7 @@ class DjangoPeer(Peer):
         self._tasks = self.tasks()
 
     def tasks(self) -> dict[str, Any]:
-        """The tasks by name."""
+        """Return the tasks by name."""
         from benchmarks.peers import django_tasks_side
 
         return {
@@ -88,7 +88,7 @@ class DjangoPeer(Peer):
         self._tasks[task].enqueue(number)
 
     def enqueue_many(self, count: int) -> None:
-        """In transactions of a thousand, for those that have nothing quicker."""
+        """Enqueue in transactions of a thousand, for peers without a quicker way."""
         from django.db import transaction
 
         for numbers in chunks(count):
@@ -113,6 +113,6 @@ class DjangoPeer(Peer):
 
 
 def chunks(count: int, size: int = BULK) -> Iterator[range]:
-    """The numbers below ``count``, a thousand at a time."""
+    """Yield the numbers below ``count``, a thousand at a time."""
     for start in range(0, count, size):
         yield range(start, min(start + size, count))

@@ -22,11 +22,11 @@ NEWEST = 14
 
 
 class PeerUnavailableError(Exception):
-    """A peer that cannot be had here: its sentence stands in the report."""
+    """A peer that is unavailable here. The report shows the message."""
 
 
 def python_of(name: str) -> str:
-    """The Python of a peer's environment, which is made first if it is not there.
+    """Return the Python of a peer's environment. Create the environment first if it is missing.
 
     Raises:
         PeerUnavailableError: there is no such peer, or it cannot be installed.
@@ -39,7 +39,7 @@ def python_of(name: str) -> str:
 
 
 def plotting_python() -> str:
-    """The Python that has matplotlib.
+    """Return the Python that has matplotlib.
 
     Raises:
         PeerUnavailableError: it cannot be installed.
@@ -48,7 +48,7 @@ def plotting_python() -> str:
 
 
 def names() -> list[str]:
-    """All peers that there are."""
+    """Return the names of all peers."""
     return sorted(path.parent.name for path in HERE.glob("*/peer.py"))
 
 
@@ -57,7 +57,9 @@ def _python_with(name: str, requirements: Path) -> str:
     stamp = FOLDER / name / ".stamp"
     wanted = requirements.read_text()
     FOLDER.mkdir(exist_ok=True)
-    with (FOLDER / f"{name}.lock").open("w") as lock:  # several processes of pytest may want it
+    with (FOLDER / f"{name}.lock").open(
+        "w"
+    ) as lock:  # several processes of pytest may create it at once
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not stamp.exists() or stamp.read_text() != wanted:
             _make(name, requirements)

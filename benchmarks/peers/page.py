@@ -25,13 +25,13 @@ Lines = list[list[str]]
 
 
 def main() -> None:
-    """Print all three."""
+    """Print all three tables."""
     measured = json.loads(Path(sys.argv[1]).read_text())
     print("\n\n".join(_markdown(table(measured)) for table in (speed, cost, terms)))
 
 
 def speed(measured: Measured) -> Lines:
-    """How fast each one is, and how many times as fast Stoker is."""
+    """Return the table of rates, and Stoker's rate relative to each."""
     stoker, raw = measured["bases"]
     lines = [
         [
@@ -62,7 +62,7 @@ def speed(measured: Measured) -> Lines:
 
 
 def cost(measured: Measured) -> Lines:
-    """What a job takes."""
+    """Return the table of costs per job."""
     names = ("commits", "wal", "aof", "dead", "memory_mb", "idle_percent")
     peers = fastest_first(measured)
     rows = [BY_NAME[name] for name in names]
@@ -76,7 +76,7 @@ def cost(measured: Measured) -> Lines:
 
 
 def terms(measured: Measured) -> Lines:
-    """What each promises for it, and how it was set."""
+    """Return the table of promises and settings."""
     lines = [["", "version", "delivery", "results", "at once", "settings"]]
     for _, peer in fastest_first(measured):
         about = peer["about"]

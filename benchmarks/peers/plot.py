@@ -24,7 +24,7 @@ SERVER = "#d9c27a"
 
 
 def main() -> None:
-    """Draw, with the Python that has matplotlib."""
+    """Draw with the Python that has matplotlib."""
     try:
         import matplotlib as mpl
     except ImportError:
@@ -75,7 +75,7 @@ def _draw(measured: Measured, image: Path) -> None:
 
 
 def _rates(panel: Any, rounds: list[list[Measured]], colours: list[str]) -> None:
-    """The medians as bars, all rounds as points on them."""
+    """Draw the medians as bars, and all rounds as points on them."""
     panel.set_title("no-op jobs per second, drained and recorded", fontsize=9)
     for place, (found, colour) in enumerate(zip(rounds, colours, strict=True)):
         rates = numbers(found, BY_NAME["drain"])
@@ -93,7 +93,7 @@ def _rates(panel: Any, rounds: list[list[Measured]], colours: list[str]) -> None
 
 
 def _costs(panel: Any, rounds: list[list[Measured]], colours: list[str]) -> None:
-    """On a scale of powers of ten parts of a bar cannot be compared, so these are two points."""
+    """Draw two points, because parts of a bar cannot be compared on a logarithmic scale."""
     panel.set_title("processor microseconds per job", fontsize=9)
     for place, (found, colour) in enumerate(zip(rounds, colours, strict=True)):
         workers = median(numbers(found, BY_NAME["workers_us"]))
@@ -107,7 +107,7 @@ def _costs(panel: Any, rounds: list[list[Measured]], colours: list[str]) -> None
 
 
 def _pick_ups(panel: Any, rounds: list[list[Measured]], colours: list[str]) -> None:
-    """From the half of the jobs to 99 of 100."""
+    """Draw a line from the median to the 99th percentile."""
     panel.set_title("pick-up on idle workers, ms: p50 to p99", fontsize=9)
     for place, (found, colour) in enumerate(zip(rounds, colours, strict=True)):
         half, most = (median(numbers(found, BY_NAME[name])) for name in ("p50", "p99"))

@@ -1,4 +1,4 @@
-"""What was measured of all peers, as a table: medians over the rounds, with lowest and highest."""
+"""The measurements of all peers as a table: medians over the rounds, with lowest and highest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Measured = dict[str, Any]
 Numbers = list[float]
 
 BASES = {"postgres": ("stoker", "raw"), "redis": ("stoker_redis", "raw_redis")}
-"""Where the work is -> Stoker and the loop by hand there, which the others are compared with."""
+"""Base -> Stoker and the hand-written loop on it, with which the others are compared."""
 ABSENT = "-"
 
 
@@ -22,7 +22,7 @@ class Row:
     name: str
     title: str
     of_round: Callable[[Measured], float | None]
-    """None where a peer has no such number."""
+    """None if a peer has no such number."""
     digits: int = 0
 
 
@@ -65,14 +65,14 @@ ROWS = (
 
 
 def numbers(rounds: list[Measured], row: Row) -> Numbers:
-    """One measure in each round that a peer has come through."""
+    """Return one measure in each round that a peer has completed."""
     found = [row.of_round(one) for one in rounds]
     return [number for number in found if number is not None]
 
 
 def ratios(measured: Measured, name: str, base: str) -> Numbers:
-    """A peer's drained jobs per second to another's, in each round that both came through: what
-    slows a whole round down slows down both."""
+    """Return a peer's rate relative to another's, in each round that both have completed. A
+    disturbance of a whole round slows both down."""
     theirs = {one["round"]: one[DRAIN] for one in _rounds(measured, base)}
     return [
         one[DRAIN] / theirs[one["round"]]
@@ -82,7 +82,7 @@ def ratios(measured: Measured, name: str, base: str) -> Numbers:
 
 
 def report(measured: Measured) -> str:
-    """All of it, for a screen."""
+    """Return the whole report as text."""
     parts = [_head(measured), _figures(measured), _costs(measured), _statements(measured)]
     missing = [f"{name}: {why.splitlines()[0]}" for name, why in measured["missing"].items()]
     if missing:
@@ -98,7 +98,7 @@ def report(measured: Measured) -> str:
 
 
 def fastest_first(measured: Measured) -> list[tuple[str, Measured]]:
-    """The peers in the order of a table."""
+    """Return the peers in the order of a table."""
     return sorted(
         measured["peers"].items(),
         key=lambda item: -median([one[DRAIN] for one in item[1]["rounds"]] or [0.0]),
@@ -106,7 +106,7 @@ def fastest_first(measured: Measured) -> list[tuple[str, Measured]]:
 
 
 def spread(found: Numbers, digits: int = 0) -> str:
-    """Median, and in brackets the lowest and the highest."""
+    """Return the median, and in brackets the lowest and the highest value."""
     if not found:
         return ABSENT
     low, middle, high = min(found), median(found), max(found)
@@ -142,7 +142,7 @@ def _columns(measured: Measured, rows: tuple[Row, ...]) -> list[list[str]]:
     peers = fastest_first(measured)
     rows = tuple(
         row for row in rows if any(numbers(peer["rounds"], row) for _, peer in peers)
-    )  # a server of one kind counts what another does not
+    )  # servers of different kinds count different things
     lines = [["", *(row.title for row in rows)]]
     for name, peer in peers:
         found = [spread(numbers(peer["rounds"], row), row.digits) for row in rows]

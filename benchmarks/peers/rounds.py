@@ -1,4 +1,4 @@
-"""One round of one peer: everything once, from an empty database to the last number."""
+"""One round of one peer: all measurements, from an empty database on."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ PAUSE_SECONDS = (0.05, 0.25)
 
 @dataclass(frozen=True)
 class Load:
-    """How much is asked of every peer."""
+    """The load of each peer."""
 
     jobs: int
-    """At most so many are drained."""
+    """Maximum number of jobs to drain."""
     seconds: float
-    """A drain, and the enqueueing for it, may take about so long each; slow peers get less jobs."""
+    """Approximate limit of a drain and of its enqueueing; slow peers get fewer jobs."""
     samples: int
-    """Jobs whose pick-up is measured."""
+    """Number of jobs whose pick-up is measured."""
 
 
 def about(name: str, python: str) -> Measured:
-    """What a peer says of itself: no server is needed for that."""
+    """Return a peer's description of itself, which needs no server."""
     with (
         tempfile.TemporaryDirectory(prefix="stoker-peers-") as folder,
         Conversation(name, python, Path(folder), {}) as peer,
@@ -56,7 +56,8 @@ class Round:
         self._servers = servers
 
     def run(self, load: Load, jobs: int | None) -> Measured:
-        """The numbers. ``jobs`` are drained, or as many as trials say that there is time for.
+        """Return the measurements. Drain ``jobs`` jobs, or as many as trials show to fit into the
+        time.
 
         Raises:
             PeerFailedError: the peer did not do what it was asked for.
@@ -71,7 +72,7 @@ class Round:
             singly = min(SINGLY, load.jobs)
             found: Measured = {"enqueue_singly": singly / peer.ask("enqueue_singly", count=singly)}
             peer.ask("start")
-            peer.ask("wait")  # those were the jobs to get warm with
+            peer.ask("wait")  # those were the warm-up jobs
             found |= self._drain(peer, jobs or self._jobs_for(peer, load))
             found["latencies_ms"] = self._latencies(peer, load.samples)
             peer.ask("wait")
@@ -81,7 +82,7 @@ class Round:
             return found
 
     def _jobs_for(self, peer: Conversation, load: Load) -> int:
-        """So many jobs that neither their drain nor their enqueueing takes too long."""
+        """Return the largest number of jobs whose drain and enqueueing fit into the time."""
         jobs = load.jobs
         for probe in PROBES:
             if probe >= load.jobs:
@@ -90,7 +91,7 @@ class Round:
             jobs = min(load.jobs, round(probe * load.seconds / slower))
             if slower > load.seconds / 4:
                 break
-        # A trial is shorter than what it stands for, and the start of it weighs more.
+        # A trial is shorter than the measurement, so its start weighs more.
         return load.jobs if jobs > load.jobs / 2 else _rounded(jobs)
 
     def _fill_and_wait(self, peer: Conversation, count: int) -> tuple[float, float]:
@@ -101,8 +102,8 @@ class Round:
         return filled, (end["at_ns"] - started) / 1e9
 
     def _drain(self, peer: Conversation, jobs: int) -> Measured:
-        """All workers are stopped as by Ctrl-Z while the jobs are put in: the clock runs from when
-        they go on until everything is recorded."""
+        """Stop all workers, as by Ctrl-Z, while the jobs are enqueued. The clock runs from their
+        continuation until everything is recorded."""
         for server in self._servers.values():
             server.quiesce()
         with _stopped(peer):
@@ -140,7 +141,8 @@ class Round:
         return 100 * (self._busy(peer)["workers"] - before) / IDLE_SECONDS
 
     def _busy(self, peer: Conversation) -> dict[str, float]:
-        """Processor seconds so far: of the workers without the script that enqueues and looks."""
+        """Processor seconds so far of the workers, without the script that enqueues and
+        observes."""
         heads = psutil.Process(peer.pid).children()
         return {
             "workers": sum(busy_seconds(head.pid) for head in heads),
@@ -157,7 +159,7 @@ class Round:
 
 
 class _stopped:  # noqa: N801 - it is used as a word
-    """Stop all workers for a while: parents first, so that none misses a child."""
+    """Stop all workers for a while: parents first, so that no child is missed."""
 
     def __init__(self, peer: Conversation) -> None:
         self._workers = peer.workers()
@@ -174,6 +176,6 @@ class _stopped:  # noqa: N801 - it is used as a word
 
 
 def _rounded(jobs: int) -> int:
-    """To two digits, as it is to be read."""
+    """Round to two digits, for reading."""
     digits = int(10 ** max(0, len(str(jobs)) - 2))
     return jobs // digits * digits

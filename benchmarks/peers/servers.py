@@ -30,27 +30,27 @@ class Server(Protocol):
         """Stop it, and leave nothing behind."""
 
     def version(self) -> str:
-        """Its name and version, and how it writes to disk."""
+        """Return its name, its version, and how it writes to disk."""
 
     def fresh(self) -> str:
-        """Throw away what there is, and say where it is: an URL for PEER_<KIND>_URL."""
+        """Delete all data, and return the address: a URL for PEER_<KIND>_URL."""
 
     def quiesce(self) -> None:
-        """Write to disk what earlier work left to be written, before something is measured."""
+        """Write pending data of earlier work to disk before a measurement."""
 
     def look_over(self) -> None:
-        """Learn how much there is, after jobs were put in: what a server in use does by itself now
-        and then, and a turn is too short for."""
+        """Update the planner's statistics after the enqueue. A busy server does this regularly, but
+        a turn is too short for it."""
 
     def busy_seconds(self) -> float:
-        """Processor seconds that it has used so far."""
+        """Return the processor seconds that it has used so far."""
 
     def counters(self) -> Counters:
-        """What it counts, exact at once: the report divides the difference of two looks by the
+        """Return its counters, which are exact at once. The report divides the difference by the
         number of jobs."""
 
     def left(self) -> Counters:
-        """What a turn has left behind: looked at when it is over."""
+        """Return the traces that a turn has left, such as dead rows."""
 
 
 class Postgres:
@@ -83,7 +83,7 @@ class Postgres:
         self._connection.execute("CHECKPOINT")
 
     def look_over(self) -> None:
-        # Else statements keep the plans that were made when the tables were all but empty.
+        # Otherwise statements keep the plans that were made while the tables were nearly empty.
         with psycopg.connect(self._url(), autocommit=True) as connection:
             connection.execute("ANALYZE")
 
@@ -115,10 +115,10 @@ class Postgres:
 
 
 class Redis:
-    """A Redis that writes every command to its log, and syncs that, before it answers."""
+    """A Redis that writes every command to its log, and syncs the log before it answers."""
 
     def __init__(self) -> None:
-        # The log is written anew before a turn, and not during one.
+        # Rewrite the log before a turn, and not during one.
         self._server = PrivateRedis(is_durable=True, **{"auto-aof-rewrite-percentage": "0"})
 
     def __enter__(self) -> Self:
@@ -143,10 +143,10 @@ class Redis:
         return self._server.url
 
     def quiesce(self) -> None:
-        """It leaves nothing to be written later."""
+        """Do nothing, because Redis has no pending writes."""
 
     def look_over(self) -> None:
-        """It plans nothing."""
+        """Do nothing, because Redis has no planner."""
 
     def busy_seconds(self) -> float:
         return busy_seconds(self._pid)

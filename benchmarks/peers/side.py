@@ -1,4 +1,4 @@
-"""A peer's own side: what each `NAME/peer.py` is written with, and run by the peer's own Python.
+"""The peer's side: the base of each `NAME/peer.py`, run by the peer's own Python.
 
 Nothing but the standard library is imported here, and nothing of Stoker: the environments of the
 peers have neither it nor what the harness uses. The harness writes a line of JSON on standard input
@@ -27,12 +27,12 @@ NOTHING, FIRST_LINE = "nothing", "first_line"
 
 
 def nothing(number: int) -> int:
-    """The body of the job that does nothing, and has a small result."""
+    """The body of the job that does nothing and has a small result."""
     return number
 
 
 def first_line(began_ns: int) -> int:
-    """The body of the job that tells how long after ``began_ns`` it began."""
+    """The body of the job that returns how long after ``began_ns`` it began."""
     now = time.monotonic_ns()
     line = f"{began_ns} {now}\n".encode()
     file = os.open(os.environ["PEER_LATENCIES"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -45,57 +45,57 @@ class Peer:
     """One queue with one choice of settings. See README.md, "How to add a peer"."""
 
     package: ClassVar[str] = ""
-    """Its name on the package index, for the version."""
+    """Its name on the package index, to find its version."""
     servers: ClassVar[tuple[str, ...]] = ("postgres",)
-    """What it needs: their URLs are in PEER_POSTGRES_URL, PEER_REDIS_URL, ..."""
+    """The servers that it needs: their URLs are in PEER_POSTGRES_URL, PEER_REDIS_URL, ..."""
 
     title: str
     settings: str
-    """What differs from the defaults, in words."""
+    """Differences from the default settings, in words."""
     delivery: str
     """at most once | at least once | at least once, fenced"""
     concurrency: str
-    """As "2 processes", "2 processes x 8 threads", "1 process, 100 coroutines"."""
+    """For example "2 processes", "2 processes x 8 threads", "1 process, 100 coroutines"."""
     results: str
-    """What remains of a job that has ended: "kept" | "a row without the value" | "none" ..."""
+    """What is kept of an ended job: "kept" | "a row without the value" | "none" ..."""
 
     def __init__(self, variant: str) -> None:
-        """``variant`` is what stands behind the colon of NAME:VARIANT, else ""."""
+        """``variant`` is the part after the colon in NAME:VARIANT, or ""."""
         self.variant = variant
 
     # -- for each peer to say ---------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Make the tables. The database (or Redis) is empty."""
+        """Create the tables. The database (or Redis) is empty."""
 
     def enqueue(self, task: str, number: int) -> None:
-        """One job of the task NOTHING or FIRST_LINE with one argument, as a caller would write it,
-        committed when this returns."""
+        """Enqueue one job of the task NOTHING or FIRST_LINE with one argument, as a caller would,
+        and commit it before returning."""
         raise NotImplementedError
 
     def enqueue_many(self, count: int) -> None:
-        """So many NOTHING jobs in the quickest way that its interface has."""
+        """Enqueue ``count`` NOTHING jobs in the quickest way that its interface has."""
         raise NotImplementedError
 
     def commands(self) -> list[list[str]]:
-        """The command lines of its worker processes, as its documentation says. They are started
-        in the repository's folder, with this process's environment."""
+        """Return the command lines of its worker processes, as its documentation recommends. They
+        are started in the repository's folder, with this process's environment."""
         raise NotImplementedError
 
     def is_settled(self, count: int) -> bool:
-        """Whether all of the ``count`` jobs that were ever enqueued have ended and their ends are
-        recorded, so that a crash of all workers would run none of them again. Asked every 20 ms,
-        so it must be cheap: look for a row that waits or runs, and don't count."""
+        """Return whether all ``count`` jobs that were ever enqueued have ended and are recorded, so
+        that a crash of all workers would run none of them again. Called every 20 ms, so it must be
+        cheap: look for a waiting or running row, and do not count."""
         raise NotImplementedError
 
     def finished(self) -> int | None:
-        """How many jobs have ended well, as its own records tell; None when it keeps none."""
+        """Return the number of successful jobs by its own records; None if it keeps none."""
         return None
 
     # -- the same for all -------------------------------------------------------------------------
 
     def about(self) -> dict[str, Any]:
-        """What the report says of it."""
+        """Return its description for the report."""
         return {
             "title": self.title,
             "version": metadata.version(self.package) if self.package else "",
@@ -109,18 +109,18 @@ class Peer:
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """A command that runs a module with this Python."""
+    """Return a command that runs a module with this Python."""
     return [sys.executable, "-m", name, *arguments]
 
 
 def program(name: str, *arguments: str) -> list[str]:
-    """A command that runs a program of the peer's environment."""
+    """Return a command that runs a program of the peer's environment."""
     return [str(Path(sys.executable).parent / name), *arguments]
 
 
 def serve(make: Callable[[str], Peer]) -> None:
-    """Do what the harness asks for, until it has no more to ask."""
-    # What a library prints must not come between the lines of the conversation.
+    """Answer the harness's requests until there are no more."""
+    # Output of libraries must not mix with the conversation.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     session = _Session(make(os.environ.get("PEER_VARIANT", "")))
@@ -130,7 +130,7 @@ def serve(make: Callable[[str], Peer]) -> None:
             answer: dict[str, Any]
             try:
                 answer = {"value": getattr(session, question.pop("do"))(**question)}
-            except Exception:  # noqa: BLE001 - whatever went wrong, the harness is told
+            except Exception:  # noqa: BLE001 - every error is reported to the harness
                 answer = {"error": traceback.format_exc()}
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
@@ -139,7 +139,7 @@ def serve(make: Callable[[str], Peer]) -> None:
 
 
 class _Session:
-    """What the harness may ask for."""
+    """The requests of the harness."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -153,7 +153,7 @@ class _Session:
         self._peer.prepare()
 
     def enqueue_singly(self, count: int) -> float:
-        """Seconds for so many jobs, one by one."""
+        """Return the seconds for ``count`` jobs, one by one."""
         started = time.perf_counter()
         for number in range(count):
             self._peer.enqueue(NOTHING, number)
@@ -161,7 +161,7 @@ class _Session:
         return time.perf_counter() - started
 
     def enqueue_in_bulk(self, count: int) -> float:
-        """Seconds for so many jobs, in the quickest way."""
+        """Return the seconds for ``count`` jobs, in the quickest way."""
         started = time.perf_counter()
         self._peer.enqueue_many(count)
         self._enqueued += count
@@ -182,7 +182,7 @@ class _Session:
                 )
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> dict[str, int]:
-        """Until every job is settled: when that was."""
+        """Wait until every job is settled, and return the time."""
         until = time.monotonic() + seconds
         while not self._peer.is_settled(self._enqueued):
             self._workers_must_live()
@@ -195,7 +195,8 @@ class _Session:
         return self._enqueued, self._peer.finished()
 
     def latencies_ms(self, count: int, shortest: float, longest: float) -> list[float]:
-        """From before an enqueue until the first line of the job, on idle workers."""
+        """Return the times from the start of an enqueue to the first line of the job, on idle
+        workers."""
         path = Path(os.environ["PEER_LATENCIES"])
         path.unlink(missing_ok=True)
         for pause in _pauses(count, shortest, longest):
@@ -230,7 +231,7 @@ class _Session:
 
 
 def _pauses(count: int, shortest: float, longest: float) -> Iterator[float]:
-    """Irregular, so that they fall into step with nobody's polling; the same in each round."""
+    """Irregular, so that they never coincide with a polling interval; the same in each round."""
     chance = random.Random(count)
     for _ in range(count):
         yield chance.uniform(shortest, longest)

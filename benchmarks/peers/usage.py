@@ -1,4 +1,4 @@
-"""What a tree of processes has used, those that have ended in it included."""
+"""The resources that a tree of processes has used, including ended processes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def busy_seconds(pid: int) -> float:
-    """Processor seconds of a process and its descendants, ended ones included: a queue that forks
-    for every job, and a server that does for every connection, use most of theirs in processes
-    that are gone when one looks."""
+    """Return the processor seconds of a process and its descendants, including ended ones: a queue
+    that forks for every job, and a server that forks for every connection, use most of theirs in
+    processes that have ended."""
     members = family(pid)
     return sum(processor_seconds(members).values()) + sum(_of_ended(one.pid) for one in members)
 
 
 def _of_ended(pid: int) -> float:
-    """Of children that have ended and were waited for, with their own."""
+    """Return the processor seconds of ended children that were waited for, with their own
+    children."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

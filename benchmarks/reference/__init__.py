@@ -1,8 +1,8 @@
-"""The same durable work by hand-written SQL: what a careful engineer would write for one program.
+"""Hand-written SQL for the same durable work, as a careful engineer would write it for one program.
 
-One table; a claim marks up to 100 rows as running, in a transaction of its own, so that a crash
-leaves a trace; when their work is done they are marked as done, with results and times, in another.
-No process is isolated from another, nothing is signed, nobody extends a lease, nothing is retried.
+There is one table. A claim marks up to 100 rows as running in one transaction, so that a crash
+leaves a trace. When their work is done, another transaction marks them as done, with results and
+times. There are no isolated processes, signatures, leases or retries.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ class Reference(Protocol):
     """Hand-written SQL for one kind of database, over one connection."""
 
     def create(self) -> None:
-        """An empty table."""
+        """Create an empty table."""
 
     def insert(self, package: str) -> None:
-        """One job, by one statement."""
+        """Enqueue one job with one statement."""
 
     def insert_many(self, packages: Iterable[str]) -> None:
-        """Many jobs in the quickest way that the database has, in one transaction."""
+        """Enqueue many jobs in the quickest way that the database has, in one transaction."""
 
     def transaction(self) -> AbstractContextManager[Any]:
-        """A transaction around several inserts."""
+        """Open a transaction around several inserts."""
 
     def announce(self) -> None:
-        """Wake up who waits, after the commit."""
+        """Wake up the waiting process, after the commit."""
 
     def claim(self) -> list[Row]:
-        """Up to 100 jobs, marked as running."""
+        """Mark up to 100 jobs as running, and return them."""
 
     def finish(self, results: Sequence[Row]) -> None:
         """Mark jobs as done."""
 
     def listen(self) -> None:
-        """Get ready to ``wait``."""
+        """Prepare for ``wait``."""
 
     def wait(self) -> None:
-        """Sleep until something may have come."""
+        """Sleep until a job may have arrived."""
 
     def results(self) -> list[str]:
-        """The results of all jobs, in the order of their ids."""
+        """Return the results of all jobs, in the order of their ids."""
 
     def close(self) -> None:
         """Close the connection."""
 
 
 def reference_for(name: str, entry: dict[str, Any]) -> Reference:
-    """The reference for a kind of database, connected to the one that DATABASES would name so."""
+    """Return the reference for a kind of database, connected to a database as in DATABASES."""
     module = importlib.import_module(f"benchmarks.reference.{name}")
     reference: Reference = module.connect(entry)
     return reference

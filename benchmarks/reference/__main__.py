@@ -15,7 +15,7 @@ from benchmarks.reference import Reference, Row, reference_for
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     name, way = sys.argv[1:]
     reference = reference_for(name, json.loads(os.environ["STOKER_BENCH_DATABASE"]))
     if way == "serve":
@@ -29,7 +29,7 @@ def _drain(reference: Reference) -> None:
     while rows := reference.claim():
         reference.finish([_run(row, _nothing) for row in rows])
     print("done", flush=True)
-    sys.stdin.readline()  # the connection stays, so that what the server did for it can be counted
+    sys.stdin.readline()  # stays open, so that the server's work for it can be counted
 
 
 def _serve(reference: Reference) -> None:

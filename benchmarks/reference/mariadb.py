@@ -1,4 +1,4 @@
-"""By hand on MariaDB: SKIP LOCKED, INSERT of many rows, and a look every few milliseconds."""
+"""By hand on MariaDB: SKIP LOCKED, INSERT of many rows, and a poll every few milliseconds."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FINISH = "UPDATE by_hand SET state = 'done', finished_at = now(6), result = %s W
 
 
 def connect(entry: dict[str, Any]) -> MariadbReference:
-    """Connect to what an entry of DATABASES names."""
+    """Connect to the database of an entry of DATABASES."""
     return MariadbReference(
         MySQLdb.connect(
             host=entry["HOST"],
@@ -78,7 +78,7 @@ class MariadbReference:
         self._cursor.execute("COMMIT")
 
     def announce(self) -> None:
-        """There is nothing to wake up by."""
+        """Do nothing, because MariaDB has no notifications."""
 
     def claim(self) -> list[Row]:
         with self.transaction():
@@ -93,7 +93,7 @@ class MariadbReference:
             self._cursor.executemany(FINISH, [(row[1], row[0]) for row in results])
 
     def listen(self) -> None:
-        """There is nothing to listen to."""
+        """Do nothing, because MariaDB has no notifications."""
 
     def wait(self) -> None:
         time.sleep(PAUSE_SECONDS)

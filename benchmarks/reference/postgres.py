@@ -41,7 +41,7 @@ FINISH = """
 
 
 def connect(entry: dict[str, Any]) -> PostgresReference:
-    """Connect to what an entry of DATABASES names."""
+    """Connect to the database of an entry of DATABASES."""
     return PostgresReference(
         psycopg.connect(
             host=entry["HOST"],

@@ -50,11 +50,11 @@ class RedisReference:
         self._count = 0
 
     def clear(self) -> None:
-        """Forget all."""
+        """Delete all keys."""
         self._client.delete(*self._keys)
 
     def insert_many(self, packages: Iterable[str]) -> None:
-        """Many jobs by one pipeline, numbered by this object."""
+        """Enqueue many jobs with one pipeline, numbered by this object."""
         pipeline = self._client.pipeline(transaction=False)
         for package in packages:
             self._count += 1
@@ -63,21 +63,21 @@ class RedisReference:
         pipeline.execute()
 
     def claim(self) -> list[Row]:
-        """Up to 100 jobs, marked as running."""
+        """Mark up to 100 jobs as running, and return them."""
         found = self._claim(keys=self._keys, args=[BATCH, "here"])
         return list(zip(*found, strict=True)) if found else []
 
     def finish(self, results: Iterable[tuple[bytes, str]]) -> int:
-        """Mark jobs as done. Returns how many."""
+        """Mark jobs as done. Return their number."""
         return int(self._finish(keys=self._keys, args=[word for row in results for word in row]))
 
     def wait(self) -> None:
-        """Sleep until something waits, a second at most. The first is moved to where it is."""
+        """Sleep until a job waits, a second at most. The command leaves the first job in place."""
         ready = self._keys[0]
         self._client.blmove(ready, ready, 1, "LEFT", "LEFT")
 
     def drain(self) -> int:
-        """Work until nothing is left. Returns how many jobs that were."""
+        """Work until no job is left. Return the number of jobs."""
         count = 0
         while rows := self.claim():
             done = [
@@ -87,6 +87,6 @@ class RedisReference:
         return count
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Delete all keys, and close the connection."""
         self.clear()
         self._client.close()

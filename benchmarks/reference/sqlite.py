@@ -1,4 +1,4 @@
-"""By hand on SQLite: WAL, BEGIN IMMEDIATE, and a look at the count of commits every few ms."""
+"""By hand on SQLite: WAL, BEGIN IMMEDIATE, and a poll of the count of commits every few ms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FINISH = (
 
 
 def connect(entry: dict[str, Any]) -> SqliteReference:
-    """Connect to what an entry of DATABASES names."""
+    """Connect to the database of an entry of DATABASES."""
     connection = sqlite3.connect(entry["NAME"], timeout=20, isolation_level=None)
     connection.execute("PRAGMA journal_mode = WAL")
     return SqliteReference(connection)
@@ -68,7 +68,7 @@ class SqliteReference:
         self._connection.execute("COMMIT")
 
     def announce(self) -> None:
-        """A commit can be seen."""
+        """Do nothing, because every process can see a commit."""
 
     def claim(self) -> list[Row]:
         with self.transaction():

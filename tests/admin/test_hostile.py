@@ -143,7 +143,7 @@ def test_hostile_fields_of_forms_never_answer_5xx(
 
 
 def test_marks_in_texts_of_jobs_are_shown_as_escapes(anna: Visitor) -> None:
-    """Also in forms, whose values are the same when they are sent back."""
+    """Forms, too, show escapes, and their values stay the same when they are submitted."""
     text = "gp\u202eexe\x1b"
     queues.pause(text, because=text)
     failed = tasks.fail.using(max_attempts=1).enqueue(text)

@@ -179,7 +179,7 @@ def test_debug_mode_raises_the_error_for_djangos_page(
 def test_views_ignore_atomic_requests(
     anna: Caller, monkeypatch: pytest.MonkeyPatch, transactional_db: None
 ) -> None:
-    """A bulk action that fails half-way keeps what it has done."""
+    """A bulk action that fails half-way keeps the changes that it has made."""
     seen = []
     monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
     monkeypatch.setattr(

@@ -312,7 +312,7 @@ def say(line: str) -> None:
 def look_at_log_record() -> list[str]:
     """Return the fields of a log record that is made inside a task."""
     records: list[logging.LogRecord] = []
-    logger = logging.Logger("tests.app.chaos")  # noqa: LOG001 - seen by nobody else
+    logger = logging.Logger("tests.app.chaos")  # noqa: LOG001 - used only here
     handler = logging.Handler()
     handler.emit = records.append  # type: ignore[method-assign] # for this one
     logger.addHandler(handler)

@@ -38,4 +38,4 @@ def once(number: int) -> int:
 
 @task
 def hidden() -> None:
-    """Not exposed."""
+    """A task that is not exposed."""

@@ -244,7 +244,7 @@ def end_family(cluster: ProcessCluster) -> None:
 def wait_while_it_goes_on(
     left: Callable[[], object], explain: Callable[[], str], seconds: float = WAIT_SECONDS
 ) -> None:
-    """Wait until nothing is left; fail if there is no progress for so many seconds."""
+    """Wait until nothing is left; fail if there is no progress for this many seconds."""
     before, until = None, 0.0
     while now := left():
         if now != before:

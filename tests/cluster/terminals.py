@@ -127,7 +127,7 @@ class TerminalProgram:
         while select.select([self._ours], [], [], 0.05)[0]:
             try:
                 data = os.read(self._ours, 65536)
-            except OSError:  # nobody has the other end any more
+            except OSError:  # the other end is closed
                 return
             self._rest = self.screen.write(self._rest + self._decoder.decode(data))
 

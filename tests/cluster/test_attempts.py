@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("db")
 
 @pytest.fixture(scope="module")
 def cluster(share_cluster: Callable[..., ProcessCluster]) -> ProcessCluster:
-    """A cluster with a grace period long enough for tasks that end by themselves."""
+    """A cluster with a grace period long enough for tasks that end without being killed."""
     return share_cluster(TIMEOUT_GRACE_SECONDS=5, UNKNOWN_TASK_GRACE_SECONDS=HOUR_SECONDS / 2)
 
 

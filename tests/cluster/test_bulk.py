@@ -81,7 +81,7 @@ def test_killed_scheduler_leaves_each_dead_letter_requeued_once(tmp_path: Path) 
 
 
 def test_killed_scheduler_leaves_each_step_of_a_workflow_retried_once(tmp_path: Path) -> None:
-    """Ten batches of 100 steps. Their jobs wait in a queue that nobody serves."""
+    """Ten batches of 100 steps. No cluster serves the queue of their jobs."""
     task = payments.plain.using(queue_name="elsewhere")
     workflow = group(task.si(number) for number in range(1000)).enqueue()
     workflow.cancel()

@@ -31,7 +31,7 @@ def dead_json(*arguments: str) -> dict[str, Any]:
 
 
 def letters(number: int) -> list[str]:
-    """Make so many dead letters and return their ids, oldest first."""
+    """Make this many dead letters and return their ids, oldest first."""
     fail_once.enqueue_many([((), {})] * number)
     assert work_off() == number
     return [

@@ -53,7 +53,7 @@ def test_each_failed_attempt_is_one_line_with_its_traceback() -> None:
     assert "The job has ended" in failed[final.id]["message"]
     assert "in ask_for_retry" in failed[again.id]["exception"]
     assert "The next attempt is in 3600.0 s" in failed[again.id]["message"]
-    # Nothing else repeats it, but for the one line that says what became of the job.
+    # Nothing repeats it, except the one line with the outcome of the job.
     others = [line for line in lines if "exception" in line and line not in failed.values()]
     assert others == []
     dead = [line for line in lines if line["level"] == "ERROR"]

@@ -104,7 +104,7 @@ def go_to(program: TerminalProgram, words: str) -> None:
 
 
 def test_monitor_and_memory_show_a_running_cluster(tmp_path: Path) -> None:
-    """As text, as JSON and on a terminal."""
+    """Shown as text, as JSON and on a terminal."""
     assert run_command("stoker", "memory").returncode == 1
     with running_cluster(tmp_path) as cluster:
         cluster.wait_for_crew()

@@ -136,7 +136,7 @@ class Ledger:
 
         Args:
             leases_in_two_steps: whether a claim reads its jobs after it has leased them. If a lease
-                ends in between, the job is rescued, and nobody is told of that claim.
+                ends in between, the job is rescued, and no caller sees that claim.
         """
         counted = Counter(self.acked)
         assert {job_id: n for job_id, n in counted.items() if n > 1} == {}, "acked twice"

@@ -11,7 +11,7 @@ import django
 from stoker.brokers.contract import ClaimRequest
 
 LOOKS_IN_VAIN, PAUSE_SECONDS = 10, 0.025
-"""After so many empty claims there is little left."""
+"""Number of empty claims after which little is left."""
 
 
 def claim(place: tuple[str, str], line: Connection) -> None:
@@ -38,7 +38,7 @@ def claim(place: tuple[str, str], line: Connection) -> None:
         in_vain = 0 if batch else in_vain + 1
         if not batch:
             time.sleep(PAUSE_SECONDS)
-    broker.close()  # other holders get what it has not handed out
+    broker.close()  # other holders get the rest
     line.send(claimed)
 
 

@@ -94,7 +94,7 @@ class Stand(ABC):
         return [message.job_id for message in messages]
 
     def many(self, count: int) -> int:
-        """Return that number, or fewer if the server is slow with so many."""
+        """Return that number, or fewer if the server is slow with many."""
         return count
 
     def claim(self, limit: int = 100, *queues: str, **options: Any) -> list[Delivery]:

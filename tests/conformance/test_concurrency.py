@@ -204,7 +204,7 @@ def test_random_concurrent_calls_never_make_two_leases_valid(stand: Stand, seed:
 
 
 def _claim_all(claimed: list[Delivery], total: int) -> Callable[[Broker], None]:
-    """Return a function that claims until all threads together have so many jobs."""
+    """Return a function that claims until all threads together have this many jobs."""
 
     def claim_all(broker: Broker) -> None:
         holder, deadline = uuid.uuid4(), time.monotonic() + PATIENCE_SECONDS
@@ -222,7 +222,7 @@ def _claim_all(claimed: list[Delivery], total: int) -> Callable[[Broker], None]:
 
 @contextmanager
 def switching_often() -> Iterator[None]:
-    """Make Python switch threads as often as possible."""
+    """Make Python switch threads after every few instructions."""
     usual = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:

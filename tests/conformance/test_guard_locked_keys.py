@@ -81,7 +81,9 @@ def test_claim_looks_behind_jobs_of_locked_keys(
     put(stand, need("held"), count=3)
     free = put(stand, need("free", "limit", 2), count=2)
     claimed: list[UUID] = []
-    while len(claimed) < limit:  # a claim ends after 50 ms with what it has, which may be nothing
+    while (
+        len(claimed) < limit
+    ):  # a claim ends after 50 ms with the jobs that it has found, perhaps none
         be_careful(stand)
         claimed += claim_ids(stand, limit)
     assert claimed == free[:limit]

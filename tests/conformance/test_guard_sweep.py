@@ -24,7 +24,7 @@ def stand() -> OrmStand:
 
 
 def lose_leases() -> None:
-    """As by a hand in the tables."""
+    """Delete the claimed rows, as a user may do by hand."""
     Claimed.objects.all().delete()
 
 

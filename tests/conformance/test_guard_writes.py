@@ -53,7 +53,7 @@ def test_full_key_calls_no_blocked_job(stand: Stand, monkeypatch: pytest.MonkeyP
 
 
 def test_key_with_room_behind_a_blocked_job_is_checked_a_moment_later(stand: Stand) -> None:
-    """As when the blocked job is being withdrawn by an open transaction."""
+    """This happens while an open transaction withdraws the blocked job."""
     first, _ = stand.put(2, needs=[need("smtp")])
     assert len(stand.claim()) == 1
     assert stand.claim() == []

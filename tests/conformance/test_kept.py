@@ -80,7 +80,7 @@ def test_lost_connection_raises_and_the_next_prepares_again(
 
 
 def test_session_ended_by_the_server_raises_operational_error(stand: OrmStand) -> None:
-    """As if the server was killed while it runs our statement."""
+    """The server may have been killed while it ran our statement."""
     sql = "SELECT pg_terminate_backend(pg_backend_pid()), %(number)s::int"
     assert kept.are_kept(connection)
     with pytest.raises(OperationalError):

@@ -68,7 +68,7 @@ def test_acked_job_is_gone(stand: Stand) -> None:
 def test_ack_with_an_old_and_a_new_lease_accepts_only_the_new(
     stand: Stand, *, is_late_first: bool
 ) -> None:
-    """As from two workers of a cluster, the first of which was thought to be dead."""
+    """This happens with two workers of a cluster, the first of which was thought to be dead."""
     stand.put(2)
     late, other = stand.claim()
     stand.advance(LEASE_SECONDS + 1)

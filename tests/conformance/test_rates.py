@@ -27,7 +27,7 @@ def stand(guarding_stand: Stand) -> Stand:
 
 
 def rate(starts: int, **options: Any) -> NewNeed:
-    """Return a rate of so many starts in ten minutes."""
+    """Return a rate of this many starts in ten minutes."""
     key_id = uuid.uuid5(uuid.NAMESPACE_OID, "rate")
     period_us = microseconds(PERIOD_SECONDS)
     return NewNeed(key_id, "rate", "rate", starts, period_us=period_us, **options)

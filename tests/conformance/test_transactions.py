@@ -86,7 +86,7 @@ def test_rolled_back_withdrawal_keeps_the_job(stand: Stand) -> None:
 
 
 def test_whole_life_of_a_job_inside_one_transaction_works(stand: Stand) -> None:
-    """As in a user's TestCase."""
+    """A user's TestCase does this."""
     with rolled_back(stand):
         stand.put(2)
         stand.put(run_after=stand.now() - 1)

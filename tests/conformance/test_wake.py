@@ -229,7 +229,7 @@ def test_probe_of_listener_does_not_wait_for_its_answer(
 def test_jobs_are_found_by_polling_without_listen(
     transactional_stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As with a pooler that does not support LISTEN; here no server listens on the port."""
+    """A pooler may not support LISTEN. Here no server listens on the port."""
     with monkeypatch.context() as patch:
         patch.setitem(connection.settings_dict, "PORT", "1")
         wake = transactional_stand.broker.open_wake()

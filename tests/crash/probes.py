@@ -15,7 +15,7 @@ from tests.crash.verdict import Facts, Finding, Span, unexcused_seconds
 
 EVERY_SECONDS = 0.5
 MANY = 3
-"""A killed cluster cannot have received so many probes committed after the last start."""
+"""A killed cluster cannot have received this many probes committed after the last start."""
 
 
 @dataclass

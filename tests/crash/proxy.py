@@ -117,7 +117,7 @@ class Proxy:
         return self.cut(by_reset=True)
 
     def delay(self, seconds: float) -> None:
-        """Delay all data by so many seconds."""
+        """Delay all data by this many seconds."""
         self._delay_seconds = seconds
 
     def lose_commits(self, count: int) -> None:

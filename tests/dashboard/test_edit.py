@@ -208,7 +208,7 @@ def test_edit_of_large_arguments_is_not_undone(
 def test_step_of_a_workflow_is_requeued_with_other_arguments(
     step: Any, given: Any, wrong: Any, problem: str, anna: Client
 ) -> None:
-    """Also a step that receives a result, and one that makes the calls of a map."""
+    """This includes a step that receives a result, and one that makes the calls of a map."""
     flow = chain(tasks.echo.si(-1), step).enqueue()
     drain()
     letter = DeadLetter.objects.get()

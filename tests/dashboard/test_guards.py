@@ -1,4 +1,4 @@
-"""The pages of guards: keys, who holds them, who waits, and what lets them go on."""
+"""The pages of guards: keys, their holders, waiting jobs, and the actions on them."""
 
 import re
 from collections.abc import Callable

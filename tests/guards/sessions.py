@@ -86,7 +86,7 @@ def session() -> Iterator[Session]:
 
 
 def wait_until_waiting(count: int = 1) -> None:
-    """Wait until so many sessions wait for a lock. SQLite does not show lock waits."""
+    """Wait until this many sessions wait for a lock. SQLite does not show lock waits."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while connection.display_name in WAITING:
         with connection.cursor() as cursor:

@@ -72,7 +72,7 @@ def arguments(job_id: str) -> list[Any]:
     return list(add.get_result(job_id).args)
 
 
-# -- who takes the key --------------------------------------------------------------------------
+# -- the holder of the key ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_in_transaction", [False, True], ids=["alone", "in a transaction"])

@@ -40,7 +40,7 @@ HOLDER = uuid.uuid4()
 
 
 class NotFound(Exception):
-    """An error after which the task is not tried again."""
+    """An error after which the task is not retried."""
 
 
 @task(max_attempts=3, give_up_on=(NotFound,))

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @pytest.mark.postgres
 @pytest.mark.mariadb
 def test_thread_asks_whether_a_busy_connection_may_be_in_a_transaction() -> None:
-    """As a worker does when one of several async tasks ends. mysqlclient 2.3 raises an error for a
-    connection that is in use."""
+    """A worker does this when one of several async tasks ends. mysqlclient 2.3 raises an error for
+    a connection that is in use."""
     GuardKey.objects.create(id=uuid.uuid4(), kind="lock")
     with session() as other, session() as busy:
         theirs = busy.do(lambda: connections["default"])

@@ -172,7 +172,7 @@ class TestBadCache:
                 self._assert_results_stay_in_store()
                 with pytest.raises(TaskResultDoesNotExist):
                     add.get_result(str(uuid.uuid4()))
-        assert events.count("results_not_cached") == 1  # the cache is not tried again at once
+        assert events.count("results_not_cached") == 1  # the cache is not used again at once
         assert "results_not_read" in events
 
     def test_silent_cache_leaves_results_in_store(

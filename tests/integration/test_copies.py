@@ -166,7 +166,7 @@ CALLS_OF_ECHO: list[Any] = [((number,), {}) for number in range(COUNT)]
 
 
 def test_execute_wrapper_that_forbids_writes_is_obeyed() -> None:
-    """As in a read-only shell."""
+    """For example, a read-only shell forbids writes like this."""
 
     def forbid(execute: Any, sql: str, *arguments: Any) -> Any:
         if not sql.startswith("SELECT"):

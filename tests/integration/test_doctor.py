@@ -387,7 +387,7 @@ def test_job_in_two_places_stays_claimed() -> None:
 
 
 def test_place_without_job_becomes_dead_letter() -> None:
-    """As the finding's sentence says."""
+    """The finding's sentence recommends this."""
     wrong = places_without_job()
     drain()
     assert set(DeadLetter.objects.values_list("job_id", "reason")) == {

@@ -23,7 +23,7 @@ from tests.integration.test_schedules import HOUR, due, ticks
 pytestmark = pytest.mark.django_db(transaction=True)
 
 MOST_STATEMENTS = {"postgresql": 7, "sqlite": 9, "mysql": 9}
-"""Of a batch: savepoints and BEGIN are not counted."""
+"""Maximum per batch. Savepoints and BEGIN are not counted."""
 
 
 def put(count: int, **options: Any) -> list[UUID]:

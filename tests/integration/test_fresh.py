@@ -71,7 +71,7 @@ def test_enqueue_follows_its_transaction(way: str) -> None:
 
 
 def test_failed_insert_breaks_the_open_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a failed ``Model.save()`` does."""
+    """A failed ``Model.save()`` has the same effect."""
     same = ids.new_job_id()
     monkeypatch.setattr(sealing, "new_job_id", lambda *_: same)
     with transaction.atomic():

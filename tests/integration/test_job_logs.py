@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 def store(job_id: UUID, *sizes: int, days: float = 1) -> None:
-    """Store chunks with so many lines each: numbers from 0 on."""
+    """Store chunks with the given numbers of lines: numbers from 0 on."""
     number = 0
     for size in sizes:
         lines = [StoredLine(1000 * n, "INFO", "shop", str(n)) for n in range(number, number + size)]

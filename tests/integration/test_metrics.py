@@ -275,7 +275,7 @@ def test_totals_never_decrease(settings: Settings, now: float) -> None:
 
 
 def test_outcome_without_job_row_is_counted(settings: Settings, now: float) -> None:
-    """As if results were not kept."""
+    """The row is deleted, as if results were not kept."""
     tasks.nothing.enqueue()
     tallies = Tallies(settings)
     end = Attempted(claim(1)[0], done(), "me", now, now)

@@ -53,7 +53,7 @@ def at(url: str, **options: Any) -> Any:
 
 class TestConnections:
     def test_unreachable_server_raises_without_showing_the_password(self) -> None:
-        with socket.socket() as unused:  # bound, but nobody listens
+        with socket.socket() as unused:  # bound, but without a listener
             unused.bind(("127.0.0.1", 0))
             broker = at(f"redis://user:secret@127.0.0.1:{unused.getsockname()[1]}/0")
             with pytest.raises(BrokerUnavailable, match="could not process the request") as raised:
@@ -281,7 +281,7 @@ def test_driver_does_not_repeat_an_enqueue() -> None:
 
 
 class TestDamage:
-    """Somebody deletes or changes Stoker's keys: the jobs run, and the others too."""
+    """A user deletes or changes Stoker's keys: these jobs and all others run."""
 
     @pytest.mark.parametrize("rest", [b"", b"\xc1", b"\x05", b"\x91\x01"])
     @pytest.mark.parametrize("place", ["ready", "deferred", "leases"])

@@ -1,4 +1,4 @@
-"""Packages that somebody changed or put into a broker are not run, and become dead letters."""
+"""Packages that were changed or put into a broker by others do not run, and become dead letters."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ HOUR_SECONDS = 3600.0
 
 @pytest.fixture
 def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
-    """Of one of two clusters. The spans are long, because a test may take longer than theirs."""
+    """Ticks of one of two clusters. The spans are long, because a test may take longer than the
+    usual ones."""
     monkeypatch.setattr(ticking, "OVERDUE_US", microseconds(HOUR_SECONDS))
     monkeypatch.setattr(ticking, "LOOK_SECONDS", HOUR_SECONDS)
     settings = settings_for()

@@ -23,7 +23,8 @@ class Hammer:
         self._place = place
 
     def strike(self, name: str, folder: str, least: int) -> dict[str, Any]:
-        """Repeat until all had so many turns together. Return our turns and the faults seen."""
+        """Repeat until all processes together had this many turns. Return our turns and the faults
+        seen."""
         turns, faults = 0, []
         counter = Path(folder) / "counter"
         count = 0

@@ -29,7 +29,7 @@ KEPT_SECONDS = 6.0
 PATIENCE_SECONDS = 120.0
 PROCESSES = 4
 TURNS = 100
-"""Of all processes together."""
+"""Number of turns of all processes together."""
 
 
 def test_held_lock_is_refused_to_another(place: Place, name: str) -> None:

@@ -57,7 +57,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A mistake that somebody might make, and the smallest selection of tests that notices it."""
+    """A plausible mistake, and the smallest selection of tests that detects it."""
 
     name: str
     changes: Sequence[Change | Text]

@@ -214,7 +214,7 @@ class Runner:
             if code == SURVIVED:
                 run = partial(_run, session, items, mutant.place, mutant.code)
                 code = _in_fork(run, limit)
-            else:  # its tests fail by themselves in a fork
+            else:  # its tests fail in a fork anyway
                 code = NOT_RUN
                 print(f"not run: {mutant.place[1]}", flush=True)
             if code == SURVIVED:

@@ -145,7 +145,7 @@ def check(source: Path, place: str, operation: Operation) -> None:
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """Return the syntax tree of a module, which nobody may change: it is parsed once."""
+    """Return the syntax tree of a module. It is parsed once, so callers must not change it."""
     return ast.parse(path.read_text())
 
 

@@ -2,9 +2,9 @@
 
     python -m tests.servers.disque_wire PORT [PORT OF ANOTHER NODE]...
 
-Besides Disque's commands it knows `STANDIN ADVANCE seconds [prefix]`, which turns its clock, or
-only makes the jobs of such queues older, and the nodes tell one another `PEER port kind ...`, to
-which nobody replies.
+Besides Disque's commands it has `STANDIN ADVANCE seconds [prefix]`, which moves its clock, or only
+makes the jobs of the queues with this prefix older. The nodes send one another `PEER port kind
+...`, which has no reply.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ class PrivateMemcached(PrivateServer):
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The address where it listens."""
         return f"memcached://127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:

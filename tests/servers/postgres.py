@@ -33,7 +33,7 @@ class PrivatePostgres(PrivateServer):
         self.version = chosen_version(self.name)
         self.settings = settings
         self._primary = ""
-        """Where the primary of this replica is; empty = this is a primary."""
+        """Address of the primary of this replica; empty = this is a primary."""
 
     @property
     def url(self) -> str:

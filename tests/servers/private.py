@@ -36,7 +36,7 @@ _claims: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on and that no other caller here gets."""
+    """Return a port without a listener that no other caller here gets."""
     for port in random.SystemRandom().sample(PORTS, 100):
         claim = socket.socket(socket.AF_UNIX)
         with socket.socket() as probe:

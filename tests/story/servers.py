@@ -23,7 +23,7 @@ from tests.story.ledgers import unfinished
 
 CHUNK_BYTES = 1 << 16
 NAME = "postgres"
-"""Of the default database on a private server. A new PostgreSQL has it."""
+"""Name of the default database on a private server. A new PostgreSQL has it."""
 
 
 @contextmanager

@@ -15,9 +15,9 @@ LONG_BYTES, JOBS, AT_ONCE = 1_000_000, 500, 20
 LEARNED = 400
 """Short jobs from which the pusher learns that it may claim hundreds."""
 MOST_BYTES = 400 << 20
-"""Of the pusher's memory, while all packages are 500 MB: some 70 MiB for Python, Django and Stoker,
-32 MiB of packages whose jobs are being recorded, and claims of 16 MiB. The clients of Redis and
-MongoDB hold what they read two or three times: up to 320 MiB were seen."""
+"""Limit of the pusher's memory, while all packages are 500 MB: some 70 MiB for Python, Django and
+Stoker, 32 MiB of packages whose jobs are being recorded, and claims of 16 MiB. The clients of Redis
+and MongoDB hold their data two or three times: up to 320 MiB were seen."""
 
 pytestmark = [
     pytest.mark.postgres,

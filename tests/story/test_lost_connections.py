@@ -159,8 +159,8 @@ def test_lost_pusher_connection_delays_no_job_without_guards(proxy: Proxy, tmp_p
 
 
 def test_connections_behind_a_silent_peer_are_reopened(proxy: Proxy, tmp_path: Path) -> None:
-    """A pooler or load balancer acknowledges packets but forwards nothing. Each process notices by
-    itself, so the sentinel replaces none and no running job is stopped."""
+    """A pooler or load balancer acknowledges packets but forwards nothing. Each process notices
+    this, so the sentinel replaces none and no running job is stopped."""
     roles = ("pusher", "monitor", "scheduler")
     over = tmp_path / "over"
     with ExitStack() as stack:

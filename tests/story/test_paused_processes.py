@@ -69,7 +69,7 @@ def test_no_attempts_overlap_though_processes_pause_for_longer_than_a_lease(
 
 
 def test_worker_stops_at_the_fence_while_sentinel_and_pusher_are_paused(tmp_path: Path) -> None:
-    """No process extends its lease or can kill it, so it has to stop by itself."""
+    """No process extends its lease or can kill it, so it has to stop on its own."""
     beats, may_end = tmp_path / "beats", tmp_path / "may end"
     options = {"LEASE_SECONDS": LEASE_SECONDS, "WORKERS": 1}
     with running_cluster(tmp_path, **options) as first:

@@ -122,7 +122,7 @@ class _Starts:
         return max(end - begin for begin, end in enumerate(ends))
 
     def seconds_of(self, count: int) -> float:
-        """Return the time from the first start to the one after so many."""
+        """Return the time from the first start until ``count`` starts later."""
         moments = self._moments_ns()
         return (moments[count] - moments[0]) / 1e9
 

@@ -1,7 +1,7 @@
 """Each tick makes one job: three clusters, two of which are killed and started again.
 
-``STOKER_TEST_SCHEDULES=200x60`` is the full size: so many schedules with one-second intervals, for
-so many seconds. The default is smaller.
+``STOKER_TEST_SCHEDULES=200x60`` is the full size: 200 schedules with one-second intervals, for 60
+seconds. The default is smaller.
 """
 
 import os

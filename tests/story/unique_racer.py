@@ -27,7 +27,7 @@ BATCH = 30
 WANTED = ("jobs", "duplicates", "rolled back")
 """The events that must happen in a race."""
 MOST_PATIENCE = 50
-"""The race does at most so many times the ordered deeds to make these events happen."""
+"""Maximum ratio of the race's actions to the ordered actions that make these events happen."""
 
 
 class RolledBack(Exception):

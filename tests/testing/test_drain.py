@@ -129,7 +129,7 @@ def test_job_out_of_attempts_becomes_dead_letter(seen: list[Any]) -> None:
 
 
 def test_writes_of_a_failed_attempt_are_kept() -> None:
-    """As in a worker, which has no open transaction."""
+    """A worker, too, has no open transaction."""
     tasks.write_and_fail.enqueue(5)
     drain()
     assert list(Account.objects.order_by("total").values_list("total", flat=True)) == [5, 6]

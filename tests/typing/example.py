@@ -1,4 +1,4 @@
-"""Code that a type checker reads and nobody runs.
+"""Code that a type checker reads. It is never run.
 
 A line with a comment that starts with ``E:`` must cause an error with the text that follows; every
 other line must not.

@@ -249,7 +249,7 @@ class Clock(datetime):
     ],
 )
 def test_subclasses_come_back_as_their_base_type(given: Any, kept: Any) -> None:
-    """As an equal value of the base type, alone and nested."""
+    """They come back as an equal value of the base type, alone and nested."""
     assert is_same(there_and_back(given), kept)
     assert is_same(there_and_back([{"a": (given,)}]), [{"a": (kept,)}])
 
@@ -292,7 +292,7 @@ INTO: dict[str, Callable[[Any], Any]] = {
 
 
 def nested(kind: str, levels: int) -> Any:
-    """Nest lists, or another container, so many levels deep."""
+    """Nest lists, or another container, this many levels deep."""
     value: Any = 1
     for _ in range(levels):
         value = INTO[kind](value)

@@ -1,4 +1,4 @@
-"""Where a claim looks when jobs may wait in two places."""
+"""The order in which a claim asks two places where jobs may wait."""
 
 from __future__ import annotations
 

@@ -369,7 +369,7 @@ def test_unreadable_package_is_explained(data: bytes, told: str) -> None:
 
 
 def test_packages_and_values_are_not_interchangeable() -> None:
-    """Not even with a valid signature."""
+    """A valid signature does not change that."""
     with pytest.raises(UnreadablePackage, match="not a value of Stoker's"):
         PICKLE.open_value(VERSION_2_PICKLED)
     with pytest.raises(UnreadablePackage, match="not a package of Stoker's"):

@@ -205,7 +205,7 @@ def count(name: str, **columns: Any) -> int:
 
 
 def began(prefix: str, many: int) -> bool:
-    """Return whether so many jobs whose names begin like this have begun."""
+    """Return whether this many jobs whose names begin like this have begun."""
     return Ledger.objects.filter(note__startswith=prefix).count() == many
 
 

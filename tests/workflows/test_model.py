@@ -33,7 +33,7 @@ NOTHING = "nothing"
 
 @dataclass
 class World:
-    """The input of the interpreter and what it has done."""
+    """The input of the interpreter and its actions."""
 
     failing: set[str]
     done: list[Any] = field(default_factory=list)

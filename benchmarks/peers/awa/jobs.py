@@ -1,4 +1,4 @@
-"""The arguments of the two tasks, for awa, and how many of them have run."""
+"""The arguments of the two tasks for awa, and the number of jobs that have run."""
 
 import mmap
 import os
@@ -11,23 +11,23 @@ QUEUE = "default"
 
 @dataclass
 class Nothing:
-    """Of the task that does nothing."""
+    """Argument of the task that does nothing."""
 
     number: int
 
 
 @dataclass
 class FirstLine:
-    """Of the task that tells the time."""
+    """Argument of the task that returns the time."""
 
     number: int
 
 
 class RunCount:
-    """A number in memory that the worker and who looks at it share.
+    """A number in memory that the worker and the observer share.
 
-    To ask awa whether anything is left costs its database some 50 ms, which would be measured, too.
-    So it is asked only when every job has run.
+    A query for unfinished jobs takes awa's database some 50 ms, which would be measured, too. So
+    the query is sent only when every job has run.
     """
 
     def __init__(self) -> None:
@@ -39,10 +39,10 @@ class RunCount:
             self._memory = mmap.mmap(file.fileno(), 8)
 
     def add_one(self) -> None:
-        """From one process alone."""
+        """Write the number. Only one process may do that."""
         struct.pack_into("q", self._memory, 0, self.value() + 1)
 
     def value(self) -> int:
-        """How many so far."""
+        """Return the current number."""
         (number,) = struct.unpack_from("q", self._memory)
         return int(number)

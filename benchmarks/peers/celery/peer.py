@@ -13,7 +13,8 @@ DELIVERY = {
 
 
 class Celery(Peer):
-    """Acked early, as by default; late (`celery:late`); early, with results (`celery:results`)."""
+    """Early acks, as by default; late acks (`celery:late`); early acks with results
+    (`celery:results`)."""
 
     package = "celery"
     servers = ("redis",)
@@ -46,7 +47,7 @@ class Celery(Peer):
         return [program("celery", "-A", "benchmarks.peers.celery.app", "worker", *options)]
 
     def is_settled(self, count: int) -> bool:
-        """What is acked early may have one job in each process that still runs."""
+        """With early acks, each process may still run one acked job."""
         if self.variant == "results":
             return self.finished() == count
         return not self._redis.exists("celery", "unacked")

@@ -48,7 +48,7 @@ class DjangoQ(Peer):
         return [python_module("django", "qcluster")]
 
     def is_settled(self, count: int) -> bool:
-        """A count is all that tells: it pops a job before it runs it."""
+        """Only a count shows it, because it pops a job before it runs it."""
         return not self._redis.exists("django_q:bench:q") and self.finished() >= count
 
     def finished(self) -> int:

@@ -1,4 +1,4 @@
-"""pgqueuer: claims of so many jobs, run as coroutines of one process."""
+"""pgqueuer: claims in batches, run as coroutines of one process."""
 
 import asyncio
 import os

@@ -27,7 +27,7 @@ def connect() -> Reference:
 
 
 def package(task: str, number: int) -> str:
-    """About what Stoker's packages say."""
+    """Return a package of about the same content as Stoker's."""
     return json.dumps(
         {
             "task": task,
@@ -43,7 +43,7 @@ def package(task: str, number: int) -> str:
 
 
 class Raw(Peer):
-    """One loop, or as many as the variant says."""
+    """Start one loop, or the number in the variant."""
 
     def __init__(self, variant: str) -> None:
         super().__init__(variant)

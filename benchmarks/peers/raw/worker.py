@@ -10,7 +10,7 @@ TASKS = {"nothing": nothing, "first_line": first_line}
 
 
 def main() -> None:
-    """Work until ended."""
+    """Work until the process is ended."""
     reference = connect()
     reference.listen()
     while True:

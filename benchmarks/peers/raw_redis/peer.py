@@ -11,7 +11,7 @@ from benchmarks.reference.redis import RedisReference
 
 
 class RawRedis(Peer):
-    """One loop, or as many as the variant says."""
+    """One loop, or the number in the variant."""
 
     servers = ("redis",)
 

@@ -13,7 +13,7 @@ OPTIONS = {"retries": 3, "ttl": 86400}
 
 
 class Saq(Peer):
-    """With retries, without which it gives up a killed worker's jobs."""
+    """With retries; without them it gives up the jobs of a killed worker."""
 
     package = "saq"
     servers = ("redis",)
@@ -41,7 +41,8 @@ class Saq(Peer):
         self._run(self._enqueue_many(count))
 
     async def _enqueue_many(self, count: int) -> None:
-        """It has nothing for many: as many calls at a time as it lets through."""
+        """Enqueue singly, with as many calls at a time as SAQ allows, because it has no bulk
+        enqueue."""
         for start in range(0, count, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, count))
             one = self._queue.enqueue

@@ -10,7 +10,7 @@ from benchmarks.peers.side import NOTHING, Peer, python_module, serve
 
 
 class Stoker(Peer):
-    """As a project would run it, on PostgreSQL."""
+    """The usual settings of a project, on PostgreSQL."""
 
     package = "django-stoker"
 
@@ -55,7 +55,7 @@ class Stoker(Peer):
     def is_settled(self, count: int) -> bool:
         from stoker.models import Claimed, Deferred, Job, Ready
 
-        # The last job is asked for first: it costs a look-up, while the others walk dead rows.
+        # The last job is looked up first, because the other look-ups scan dead rows.
         if not Job.objects.filter(pk=self._last, status__isnull=False).exists():
             return False
         return not any(place.objects.exists() for place in (Ready, Claimed, Deferred))

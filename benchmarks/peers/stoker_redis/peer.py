@@ -11,7 +11,7 @@ from benchmarks.peers.stoker.peer import Stoker
 
 
 class StokerOnRedis(Stoker):
-    """As a project would run it."""
+    """The usual settings of a project."""
 
     servers = ("redis", "postgres")
 
@@ -28,7 +28,7 @@ class StokerOnRedis(Stoker):
         super().prepare()
 
     def is_settled(self, count: int) -> bool:
-        """Recorded in the one, and gone from the other."""
+        """Return whether all jobs are recorded in PostgreSQL and gone from Redis."""
         return not self._redis.exists("{stoker:default}:job") and super().is_settled(count)
 
 

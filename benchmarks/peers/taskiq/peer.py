@@ -46,7 +46,7 @@ class Taskiq(Peer):
         self._run(self._enqueue_many(count))
 
     async def _enqueue_many(self, count: int) -> None:
-        """It has nothing for many: so many calls at a time."""
+        """Enqueue several calls at a time, because it has no bulk enqueue."""
         task = self._tasks[NOTHING]
         for start in range(0, count, AT_ONCE):
             numbers = range(start, min(start + AT_ONCE, count))
@@ -63,7 +63,7 @@ class Taskiq(Peer):
         return bool((group["entries-read"] or 0) >= count and not group["pending"])
 
     def finished(self) -> int | None:
-        """Each result is a key, beside the stream; an empty list is none."""
+        """Each result is a key beside the stream; an empty list does not exist."""
         if self.variant == "unkept":
             return None
         others = ("taskiq", "autoclaim:taskiq:taskiq")

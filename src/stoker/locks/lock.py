@@ -349,7 +349,7 @@ class NamedLock:
         return True
 
     def _drop(self, owner: UUID) -> None:
-        with suppress(Exception):  # the lease ends by itself
+        with suppress(Exception):  # the lease ends anyway
             self._terms.find_store().drop(self._terms.key, owner)
 
     async def _drop_after(self, asking: asyncio.Future[Any], owner: UUID) -> None:

@@ -153,7 +153,7 @@ class WebhookReporter(Reporter):
                 described = f"{type(error).__name__}: {error}"
                 tell("reporter_failed", reporter="webhook", hook="enqueue", error=described)
         finally:
-            # Nobody else closes the connections of this thread.
+            # No other code closes the connections of this thread.
             connections[settings_for(backend).database].close()
 
 

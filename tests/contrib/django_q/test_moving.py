@@ -181,7 +181,7 @@ def test_project_migrates_with_its_rows(project: Project) -> None:
 
 
 def test_new_database_is_migrated_without_django_q(project: Project) -> None:
-    """As the database of the project's own tests."""
+    """The database of the project's own tests is migrated like this."""
     project.use_stoker()
     project.manage("migrate", "stoker_django_q")
     project.manage("makemigrations", "shop")

@@ -299,7 +299,7 @@ def test_broker_counts_and_purges_its_own_queue() -> None:
 
 
 def test_task_rows_can_be_created_and_deleted() -> None:
-    """As rows of any model."""
+    """They behave like rows of any model."""
     Task.objects.create(name="by hand", func="a.b", args=(1,), result={"x": 1}, success=True)
     row = Task.objects.get(name="by hand")
     assert (row.args, row.result) == ((1,), {"x": 1})

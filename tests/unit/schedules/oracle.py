@@ -58,7 +58,7 @@ def zones() -> tuple[str, ...]:
 
 @cache
 def minutes(zone: str, around: datetime, days: int) -> tuple[tuple[datetime, datetime], ...]:
-    """Return instant and local time of each minute so many days before and after."""
+    """Return instant and local time of each minute, this many days before and after."""
     place, start = ZoneInfo(zone), around - timedelta(days=days)
     instants = (start + number * MINUTE for number in range(days * 2 * 1440))
     return tuple((at, at.astimezone(place).replace(tzinfo=None, fold=0)) for at in instants)

@@ -388,7 +388,7 @@ class ConcurrentRunner:
 
     async def _attend(self, slot: int, job: Job) -> None:
         worker, number, delivery = self._worker, job[0], open_job(job)
-        # Its earlier attempts are read from the database, or what it is given.
+        # Its earlier attempts are read from the database, or passed in.
         if delivery.attempt > 1 or is_marked(delivery.job_id):
             running = await self._in_thread(lambda: worker.executor.open(delivery))
         else:

@@ -70,7 +70,7 @@ class Command(BaseCommand):
         "Background jobs: run clusters of workers, enqueue jobs, inspect and manage queues, jobs, "
         "dead letters, schedules and workflows."
     )
-    # `run` checks what it needs by itself; the others must answer quickly.
+    # `run` makes its own checks; the others must answer quickly.
     requires_system_checks = ()
     _is_run = False
 
