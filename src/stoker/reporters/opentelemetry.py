@@ -132,7 +132,7 @@ class OpenTelemetryReporter(Reporter):
         context.detach(begun.token)
         begun.span.end()
 
-    # -- what never came to its end ---------------------------------------------------------------
+    # -- lost attempts ----------------------------------------------------------------------------
 
     def on_failure(self, failure: Failure) -> None:
         """Record an exception on the span. If the worker was lost with its span, create a new

@@ -278,7 +278,7 @@ class Advance:
         self._late += self._start([self._steps.get(pk=ids[0])])
         return True
 
-    # -- what holds them --------------------------------------------------------------------------
+    # -- groups and chains ------------------------------------------------------------------------
 
     def _climb(self, wave: Sequence[Over]) -> list[Over]:
         """Update the parents of ended steps. Return the parents that ended."""

@@ -163,7 +163,7 @@ class Nodes:
         near = [node for node in line if self._away_until.get(node, 0.0) <= now]
         yield from near or line
 
-    # -- which of them ----------------------------------------------------------------------------
+    # -- the choice of nodes ----------------------------------------------------------------------
 
     def note_origins(self, job_ids: Iterable[bytes]) -> None:
         """Count which nodes these jobs come from. Prefer the node that more than half of them come

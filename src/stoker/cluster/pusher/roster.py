@@ -193,7 +193,7 @@ class Roster:
         oldest = islice(self._held(worker).values(), self._settings.concurrency)
         return sum(flight.sent_at <= before for flight in oldest)
 
-    # -- what comes back --------------------------------------------------------------------------
+    # -- reports ----------------------------------------------------------------------------------
 
     def reported(self, worker: int, reports: Sequence[Report]) -> list[Flight]:
         """Store reports of a worker. Return the flights that they belong to."""
