@@ -86,9 +86,11 @@ def classes() -> dict[str, list[str]]:
     return {name: files for name, files in found.items() if len(files) > 1}
 
 
-def docstrings() -> Iterator[tuple[Path, int, str]]:
-    """Yield path, line and text of all docstrings, those of attributes included."""
-    for path in modules().values():
+def docstrings(*folders: str) -> Iterator[tuple[Path, int, str]]:
+    """Yield path, line and text of all docstrings, those of attributes included: in these folders
+    of the repository, or in the package."""
+    elsewhere = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    for path in elsewhere or modules().values():
         for node in nodes_of(path):
             if isinstance(node, DOCUMENTED) and (text := ast.get_docstring(node)):
                 yield path, getattr(node, "lineno", 1), " ".join(text.split())

@@ -58,7 +58,7 @@ def test_cluster_continues_an_unfinished_operation(tmp_path: Path) -> None:
 
 
 def test_killed_scheduler_leaves_each_dead_letter_requeued_once(tmp_path: Path) -> None:
-    """Four batches of 100 letters. Their jobs wait in a queue that nobody serves."""
+    """Four batches of 100 letters. Their jobs wait in a queue that no cluster serves."""
     frail.broken.add("order")
     frail.charge.enqueue_many([(("order",), {})] * 400)
     drain()
