@@ -23,13 +23,13 @@ JOBS = 60
 TABLES = re.compile(r"stoker_(need|key|blocked)\b")
 OF_GUARDS = {
     ("postgresql", "lock", JOBS): (4, 3),
-    ("postgresql", "lock", 10): (4, 4),
+    ("postgresql", "lock", 10): (4, 5),
     ("postgresql", "sequence", 10): (4, 7),
     ("sqlite", "lock", JOBS): (4, 3),
-    ("sqlite", "lock", 10): (6, 7),
+    ("sqlite", "lock", 10): (6, 8),
     ("sqlite", "sequence", 10): (6, 7),
     ("mysql", "lock", JOBS): (4, 3),
-    ("mysql", "lock", 10): (6, 7),
+    ("mysql", "lock", 10): (6, 8),
     ("mysql", "sequence", 10): (6, 7),
 }
 """Database, kind of guard, keys -> statements on tables of guards of a claim, and of the ends of

@@ -98,6 +98,22 @@ def test_jobs_that_keep_coming_do_not_keep_out_one_that_cannot_follow(
     pytest.fail("it starves")
 
 
+def test_lock_that_blocks_jobs_of_two_queues_becomes_free(stand: OrmStand) -> None:
+    """The cluster that holds it claims each time before another cluster does."""
+    put(stand, LOCK, count=2 * TURNS)
+    held = claim(stand)
+    (waiting,) = put(stand, LOCK, queue="other")
+    other = {"holder": uuid.uuid4(), "turns": TURNS}
+    assert stand.claim(1, "other", **other) == []
+    while held:
+        put(stand, LOCK)
+        assert stand.where(waiting) == "blocked"
+        stand.broker.settle([held.pop(0).lease])
+        if held:
+            assert claim(stand, *held) == []
+    assert ids(stand.claim(1, "other", **other)) == [waiting]
+
+
 def test_claim_calls_the_line_of_a_lock_behind_its_new_job(stand: OrmStand) -> None:
     jobs = put(stand, LOCK, count=2 * TURNS)
     (running,) = stand.claim()

@@ -6,12 +6,14 @@ skips waiting jobs that others have locked, and looks at their keys again a mome
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
 from stoker.models.blocked import Blocked
 from stoker.models.guard_key import GuardKey, LockedKey
 from stoker.models.need import Need
+from stoker.store.engines import engine_of
 from stoker.store.written import MICROSECONDS, database_now_us
 
 from .statements import update_by_key
@@ -56,7 +58,20 @@ def free(
                 vacant[need.key_id] = vacant.get(need.key_id, 0) + 1
     Need.objects.using(alias).remove(gone)
     update_by_key(Need.objects.using(alias), released, holds=None)
-    return call_all(alias, [(lines[key_id], n) for key_id, n in vacant.items() if key_id in lines])
+    lines = {key_id: lines[key_id] for key_id in vacant if key_id in lines}
+    for key_id in _to_become_free(alias, lines):
+        del lines[key_id]
+    return call_all(alias, [(key, vacant[key_id]) for key_id, key in lines.items()])
+
+
+def _to_become_free(alias: str, lines: Mapping[UUID, LockedKey]) -> list[UUID]:
+    """Return the locks that must become free before other jobs start, as further jobs hold them and
+    they block jobs of several queues. See ``_Admission._has_other_lines``."""
+    locks = [key_id for key_id, key in lines.items() if key.kind == Need.Kind.LOCK]
+    holders = Need.objects.using(alias).holders(locks) if locks else {}
+    held = [key_id for key_id, job_ids in holders.items() if job_ids]
+    queues = Counter(key_id for key_id, _ in engine_of(alias).lines_of(held))
+    return [key_id for key_id, count in queues.items() if count > 1]
 
 
 def leave(alias: str, guards: Mapping[UUID, int], *, had_turn: bool) -> set[UUID]:
