@@ -199,7 +199,7 @@ def test_bulk_action_applies_to_ticked_dead_letters_after_confirmation(anna: Vis
     assert "select dead letters" in anna.post("deadletter/together/", verb="discard")
     gone = [str(uuid.uuid4()), ids[0]]
     told = anna.post("deadletter/together/", verb="requeue", ids=gone, confirmed="1")
-    assert "There is no dead letter" in told
+    assert "there is no such dead letter" in told
     assert "Choose an operation" in anna.post("deadletter/together/", verb="burn", ids=ids)
 
 

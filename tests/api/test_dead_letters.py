@@ -225,7 +225,7 @@ def test_bulk_discard_and_purge_apply_limit_and_dry_run(anna: Caller) -> None:
         ("discard", {"limit": 1001}, "at most 1000"),
         ("purge", {"limit": 1001, "older_than_seconds": 1}, "at most 1000"),
         ("requeue", {"all": True, "limit": 1000, "pause_seconds": 1}, "longer than 30 seconds"),
-        ("discard", {"because": "known"}, "name at least one"),
+        ("discard", {"because": "known"}, "give at least one"),
         ("requeue", {"filters": {"taks": "x"}}, "Extra inputs"),
         ("requeue", {"dry_run": "yes"}, "valid boolean"),
         ("requeue", {"limit": "1"}, "valid integer"),

@@ -42,8 +42,8 @@ ADD = '{"task": "numbers.add", "args": [%s]}'
         ('{"task": "numbers.add", "args": {}}', 422, "body.args"),
         ('{"task": "numbers.add", "args": [1], "priority": 1e2}', 422, "body.priority"),
         ('{"task": "numbers.add", "args": [1], "priority": 101}', 422, "less than or equal"),
-        ('{"task": "numbers.add", "args": [1], "run_after": 5}', 422, "write a moment"),
-        ('{"task": "numbers.add", "args": [1], "run_after": "5"}', 422, "write a moment"),
+        ('{"task": "numbers.add", "args": [1], "run_after": 5}', 422, "write a time"),
+        ('{"task": "numbers.add", "args": [1], "run_after": "5"}', 422, "write a time"),
         (
             '{"task": "numbers.add", "args": [1], "run_after": "0001-01-01T00:00:00+23:59"}',
             422,

@@ -379,7 +379,7 @@ class TestRelays:
 
     def test_relay_that_comes_too_late_is_refused(self, stand: RedisStand) -> None:
         read_at = stand.broker.relay_until() - 2 * redis_relay.RELAY_SECONDS
-        with pytest.raises(BrokerUnavailable, match="it will be read again"):
+        with pytest.raises(BrokerUnavailable, match="they will be read again"):
             stand.broker.relay([message()], until=read_at)
         assert stand.broker.sizes() == {}
 
