@@ -15,7 +15,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from redis import Redis
 
-from stoker import Lock, Unique, dead_letters, group, queues
+from stoker import Lock, Unique, chain, dead_letters, group, queues
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.dispatch import Dispatch
@@ -200,6 +200,19 @@ class TestEnds:
         assert work_off() == 1
         account.refresh_from_db()
         assert account.total == 1
+
+    def test_atomic_steps_and_hooks_wait_in_the_store(self, broker: Dispatch) -> None:
+        """Outside it, a worker that dies between the ack and the commit would lose the job."""
+        account = Account.objects.create()
+        step = atomic_tasks.add.si(account.pk)
+        chain(step, step).enqueue()
+        add.using(on_success=step).enqueue(1, 2)
+        assert outside(broker) == 1  # the job with the hook
+        for _ in range(3):
+            work_off()
+            assert outside(broker) == 0
+        account.refresh_from_db()
+        assert account.total == 3
 
     def test_holder_of_lost_lease_records_nothing(self, broker: Dispatch) -> None:
         result = add.enqueue(1, 2)

@@ -38,24 +38,23 @@ def write(message: Message, delay_seconds: float | None = None) -> bytes:
         delay_seconds: delay between the step's start and the earliest start of the job; None = the
             message's own ``run_after``.
     """
-    return codec.write(
-        codec.encode(
-            [
-                message.task,
-                message.queue,
-                message.priority,
-                message.package,
-                message.run_after,
-                delay_seconds,
-                [list(need) for need in message.needs],
-            ]
-        )
-    )
+    fields = [
+        message.task,
+        message.queue,
+        message.priority,
+        message.package,
+        message.run_after,
+        delay_seconds,
+        [list(need) for need in message.needs],
+    ]
+    if message.stays_in_store:  # left out otherwise, as earlier versions did not know this field
+        fields.append(True)
+    return codec.write(codec.encode(fields))
 
 
 def read(job_id: UUID, data: bytes) -> Message:
     """Return the message of a step that starts now."""
-    task, queue, priority, package, run_after, delay_seconds, needs = codec.read(data)
+    task, queue, priority, package, run_after, delay_seconds, needs, *rest = codec.read(data)
     now = time.time()
     return Message(
         job_id=job_id,
@@ -66,4 +65,5 @@ def read(job_id: UUID, data: bytes) -> Message:
         run_after=run_after if delay_seconds is None else now + delay_seconds,
         enqueued_at=now,
         needs=[NewNeed(*need) for need in needs],
+        stays_in_store=bool(rest),
     )

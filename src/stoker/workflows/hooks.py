@@ -33,11 +33,12 @@ from django.utils.module_loading import import_string
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
-from stoker.exceptions import PackageError, PackageTooLarge
+from stoker.exceptions import PackageError, PackageTooLarge, StokerError
 from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.models import Job
 from stoker.models.job import Message
 from stoker.models.need import NewNeed
+from stoker.tasks.registry import find_task
 from stoker.values import codec
 from stoker.values.ids import BELOW_MARKS, LINKED, STEP
 
@@ -123,7 +124,16 @@ def _message(
         short = replace(about, value=None, message=about.message[:1000])
         data = sealer.seal(replace(own, options=replace(job_options, about=short.as_text())))
     stated = [NewNeed(*need) for need in needs]
-    return Message(hook_id, task, queue, priority, data, None, now, stated)
+    stays = _is_atomic(task)
+    return Message(hook_id, task, queue, priority, data, None, now, stated, stays_in_store=stays)
+
+
+def _is_atomic(path: str) -> bool:
+    """Return whether a task records itself, so that its jobs have to wait in the store."""
+    try:
+        return bool(getattr(find_task(path), "atomic", False))
+    except StokerError:
+        return False
 
 
 def _id_of(job_id: UUID, number: int) -> UUID:
