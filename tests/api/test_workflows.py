@@ -16,6 +16,12 @@ from tests.workflows.tasks import FAILING, note
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.fixture(autouse=True)
+def none_fails() -> None:
+    """Forget which steps were to fail in earlier tests of this process."""
+    FAILING.clear()
+
+
 def test_workflows_are_listed_by_state_and_page(anna: Caller) -> None:
     ids = [chain(note.si("a"), note.si("b")).enqueue(name=f"order {n}").id for n in range(3)]
     drain()
