@@ -39,14 +39,14 @@ class LineOfFlights:
 
     @property
     def held_up_at(self) -> float:
-        """Return from when on the followers do not count as jobs that will soon start. There is at
-        least one."""
+        """Return when the followers stop counting as jobs that will soon start. There must be at
+        least one follower."""
         assert self.first is not None
         return min(self.first.came_at, self.followers[-1].came_at) + HELD_UP_SECONDS
 
     @property
     def keep_until(self) -> float:
-        """Return when to release the first follower. There is at least one."""
+        """Return when to release the first follower. There must be at least one."""
         assert self.first is not None
         has_waited_at = self.followers[0].came_at + FOLLOWER_SECONDS
         return min(self.first.came_at + KEEP_SECONDS, has_waited_at)
@@ -162,7 +162,7 @@ class Turns:
 
     @property
     def moving_until(self) -> float:
-        """When the first of these lines counts as held up, in monotonic seconds."""
+        """When ``moving`` falls if no turn begins before, in monotonic seconds."""
         now = time.monotonic()
         times = (line.held_up_at for line in self._followed.values())
         return min((one for one in times if one >= now), default=float("inf"))
