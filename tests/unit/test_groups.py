@@ -60,11 +60,11 @@ def test_worker(number):
 
 
 def run_tests_in(folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run the tests in this folder in two processes."""
+    """Run the tests in this folder in two processes. Print each failure once, without a summary."""
     (folder / "pytest.ini").touch()
-    command = [sys.executable, "-m", "pytest", "-n2", "-p", "tests.groups", "-p", "no:django"]
+    command = [sys.executable, "-m", "pytest", "-n2", "-rN", "-p", "tests.groups"]
     return subprocess.run(
-        [*command, "tests"],
+        [*command, "-p", "no:django", "tests"],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
