@@ -325,7 +325,7 @@ def user() -> str:
     """Return the name of the user of this process; "" if the operating system knows none."""
     try:
         return getpass.getuser()
-    except (KeyError, OSError):
+    except (KeyError, OSError, ImportError):  # ImportError: Windows without USERNAME, Python < 3.13
         return ""
 
 
