@@ -17,7 +17,7 @@ from redis import Redis
 
 from stoker import Lock, Unique, chain, dead_letters, group, queues
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import ClaimRequest
+from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings, settings_for
 from stoker.dead_letters import Fate, undoing
@@ -72,6 +72,20 @@ ENQUEUED: list[Callable[[], Any]] = [
     lambda: add.enqueue(1, 2),
     lambda: group(add.s(1, 2), add.s(3, 4)).enqueue(),
 ]
+
+
+def enqueue_to_atomic_task(broker: Dispatch) -> tuple[Account, uuid.UUID]:
+    """Enqueue a job as if its task had no ``atomic`` yet: it waits outside the store."""
+    account = Account.objects.create()
+    result = replace(atomic_tasks.add, atomic=False).enqueue(account.pk)
+    assert (outside(broker), Ready.objects.count()) == (1, 0)
+    return account, uuid.UUID(result.id)
+
+
+def rescue(broker: Dispatch, job_id: uuid.UUID) -> list[Delivery]:
+    """End the lease of the job, and claim it again."""
+    broker.expire_holder(_holder_of(broker, job_id))
+    return broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
 
 
 class TestPlaces:
@@ -213,6 +227,54 @@ class TestEnds:
             assert outside(broker) == 0
         account.refresh_from_db()
         assert account.total == 3
+
+    def test_job_enqueued_before_its_task_became_atomic_is_acked_after_the_commit(
+        self, broker: Dispatch
+    ) -> None:
+        """Its worker may die before the ack: the job is neither lost nor done again."""
+        account, job_id = enqueue_to_atomic_task(broker)
+        (delivery,) = claim()
+        Executor(settings_for(), worker_id="w").run(delivery)
+        assert Job.objects.get().status == "SUCCESSFUL"
+        assert list(broker.states([job_id])) == [job_id], "its lease has not ended"
+        assert rescue(broker, job_id) == []
+        assert broker.states([job_id]) == {}
+        account.refresh_from_db()
+        assert account.total == 1
+
+    def test_lease_of_such_a_job_ends_when_it_is_recorded_again(self, broker: Dispatch) -> None:
+        account, job_id = enqueue_to_atomic_task(broker)
+        assert work_off() == 1
+        assert broker.states([job_id]) == {}
+        assert (Job.objects.get().status, Attempt.objects.count()) == ("SUCCESSFUL", 0)
+        account.refresh_from_db()
+        assert account.total == 1
+
+    def test_such_a_job_whose_worker_dies_before_the_ack_is_not_put_back(
+        self, broker: Dispatch
+    ) -> None:
+        """Its cluster records the crash with a lease that is valid."""
+        account, job_id = enqueue_to_atomic_task(broker)
+        (delivery,) = claim()
+        attempted = Executor(settings_for(), worker_id="w").run(delivery)
+        crashed = replace(attempted, outcome=Crashed("it was killed", signal=9))
+        assert finish(settings_for(), broker, [crashed]) == set()
+        assert broker.states([job_id]) == {}
+        assert (Job.objects.get().status, Attempt.objects.count()) == ("SUCCESSFUL", 0)
+        account.refresh_from_db()
+        assert account.total == 1
+
+    def test_such_a_job_that_two_workers_run_is_done_once(self, broker: Dispatch) -> None:
+        account, job_id = enqueue_to_atomic_task(broker)
+        (first,) = claim()
+        (second,) = rescue(broker, job_id)
+        executor = Executor(settings_for(), worker_id="w")
+        attempted = executor.run(second)
+        executor.run(first)
+        assert finish(settings_for(), broker, [attempted]) == set()
+        assert broker.states([job_id]) == {}
+        account.refresh_from_db()
+        assert account.total == 1
 
     def test_holder_of_lost_lease_records_nothing(self, broker: Dispatch) -> None:
         result = add.enqueue(1, 2)

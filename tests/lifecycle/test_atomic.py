@@ -15,10 +15,9 @@ from stoker.brokers.contract import Broker, ClaimRequest, Delivery
 from stoker.compat import InvalidTask
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
-from stoker.jobs import execute as machinery
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Retried, Snoozed, Succeeded
-from stoker.jobs.record import finish
+from stoker.jobs.record import Recorder, finish
 from stoker.jobs.running import Running
 from stoker.models import Attempt, Claimed, Job
 from stoker.testing import drain
@@ -139,7 +138,8 @@ def test_time_limit_ends_before_recording(
 ) -> None:
     """The soft time-out would be raised wherever the thread is, even in the recording."""
     limited = []
-    during_finish = []
+    during_record = []
+    record = Recorder.record_in_task
 
     @contextmanager
     def limit(seconds: float | None) -> Iterator[None]:
@@ -147,14 +147,14 @@ def test_time_limit_ends_before_recording(
         yield
         limited.pop()
 
-    def look_and_finish(*arguments: Any) -> Any:
-        during_finish.append(list(limited))
-        return finish(*arguments)
+    def look_and_record(*arguments: Any) -> Any:
+        during_record.append(list(limited))
+        return record(*arguments)
 
-    monkeypatch.setattr(machinery, "finish", look_and_finish)
+    monkeypatch.setattr(Recorder, "record_in_task", look_and_record)
     atomic.add.using(timeout=5).enqueue(account.pk)
     assert run(claim(), limit=limit).is_recorded
-    assert during_finish == [[]]
+    assert during_record == [[]]
 
 
 @pytest.mark.sqlite

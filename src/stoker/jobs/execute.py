@@ -18,7 +18,7 @@ from asgiref.sync import async_to_sync, sync_to_async
 from django.db import connections, transaction
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Delivery, Lease
+from stoker.brokers.contract import Delivery
 from stoker.compat import (
     InvalidTask,
     TaskContext,
@@ -30,7 +30,6 @@ from stoker.compat import (
 from stoker.conf import Settings
 from stoker.exceptions import (
     BadSignature,
-    LeaseLost,
     NewerVersion,
     PackageError,
     TaskTimeout,
@@ -52,7 +51,7 @@ from .once import is_once, note_begin
 from .outcomes import Attempted, Outcome
 from .package import Package, sealer_for
 from .received import each_of, with_received
-from .record import finish
+from .record import Recorder
 from .results import Result
 from .retries import decide, unprepared
 from .running import (
@@ -106,7 +105,7 @@ T = TypeVar("T")
 
 def run_and_record(
     settings: Settings, run: Callable[[], T], attempted_of: Callable[[T], Attempted]
-) -> T:
+) -> tuple[T, bool]:
     """Run a task and record its success in one transaction on the store's database.
 
     Args:
@@ -114,7 +113,9 @@ def run_and_record(
         attempted_of: returns the attempt, given the result of ``run``.
 
     Returns:
-        The result of ``run``. The success is recorded then.
+        The result of ``run``, and whether the lease has ended. The success is recorded then. A
+        lease of a broker outside the store has not ended: the job waited there before its task got
+        ``atomic=True``. Recording the attempt again ends it.
 
     Raises:
         LeaseLost: the lease was lost. Nothing is written, and the caller must not record anything.
@@ -135,12 +136,12 @@ def run_and_record(
             after_commit(alias, lambda: is_committed.append(True))
             with _inner_blocks_closed(alias):
                 ran = run()
-            _refuse_stale(finish(settings, broker, [attempted_of(ran)]))
+            has_ended = Recorder(settings, broker).record_in_task(attempted_of(ran))
     except Exception:
         if not is_committed:
             raise
         logger.exception("An on_commit hook failed; its job is done and recorded nevertheless.")
-    return ran
+    return ran, has_ended
 
 
 @contextmanager
@@ -163,11 +164,6 @@ def _inner_blocks_closed(alias: str) -> Iterator[None]:
             connection.atomic_blocks[-1].__exit__(type(error), error, None)
     if is_refused:
         raise error
-
-
-def _refuse_stale(stale: set[Lease]) -> None:
-    if stale:
-        raise LeaseLost("The lease was lost before the job could be recorded as done.")
 
 
 MOST_FOUND = 10_000
@@ -210,18 +206,19 @@ class Executor:
     def run_opened(self, running: Running) -> Attempted:
         if running.found.is_once and (refused := self._refused(running)):
             return refused
-        token = self._announce(running)
+        token, is_recorded = self._announce(running), False
         try:
-            value, outcome = (
-                self._complete(running) if running.found.is_atomic else self._try(running)
-            )
+            if running.found.is_atomic:
+                (value, outcome), is_recorded = self._complete(running)
+            else:
+                value, outcome = self._try(running)
         except BaseException as error:  # an error of the task is its outcome, whatever its class
             if _is_ctrl_c(error):
                 raise
             return self._raised(running, error)
         else:
             attempted = self._concluded(running, outcome, value)
-            return replace(attempted, is_recorded=True) if running.found.is_atomic else attempted
+            return replace(attempted, is_recorded=True) if is_recorded else attempted
         finally:
             current.reset(token)
 
@@ -318,8 +315,9 @@ class Executor:
     def _show(self, running: Running, package: Package) -> Result[Any]:
         return running_result(self.settings, running, package, self.worker_id)
 
-    def _complete(self, running: Running) -> tuple[Any, outcomes.Succeeded]:
-        """Run an atomic task and record it in one transaction."""
+    def _complete(self, running: Running) -> tuple[tuple[Any, outcomes.Succeeded], bool]:
+        """Run an atomic task and record it in one transaction. Return what it returned, and whether
+        its lease has ended."""
 
         def attempted(ran: tuple[Any, outcomes.Succeeded]) -> Attempted:
             running.on_completing()

@@ -105,7 +105,7 @@ def _log(attempted: Attempted, outcome: Failed | Retried, package: Package | Non
         queue=attempted.delivery.queue,
         attempt=attempted.delivery.attempt,
         after=after,
-        error=outcome.fault.in_one_line,
+        error=outcome.fault.in_one_line.removesuffix("."),
         follows=follows,
         traceback=trace if "\n" in trace else "",  # one line says no more than the sentence
     )

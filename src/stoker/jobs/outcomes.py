@@ -114,7 +114,7 @@ class Attempted:
     unknown."""
     finished_at: float
     is_recorded: bool = False
-    """Whether the outcome was recorded in the transaction of the task itself."""
+    """Whether the outcome was recorded, and the lease ended, in the transaction of the task."""
     task: str = ""
     """Task path in the package; "" = the package was not opened."""
     enqueued_at: float | None = None

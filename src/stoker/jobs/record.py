@@ -12,8 +12,7 @@ stale lease changes nothing.
     Crashed, TimedOut              tries left: as Retried; else as Failed
 
 A job whose cancellation was requested is never released to run again: it ends as CANCELLED.
-All outcomes are rows of one batch and are processed by the same code. Then the workflows and hooks
-of the ended jobs continue (stoker.workflows.follow).
+Then the workflows and hooks of the ended jobs continue (stoker.workflows.follow).
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +31,7 @@ from stoker.brokers.contract import Lease, Leases, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
-from stoker.exceptions import PackageError
+from stoker.exceptions import LeaseLost, PackageError
 from stoker.models import Attempt, Cancellation, DeadLetter, Job, Step
 from stoker.models.wait import NewWait, Wait
 from stoker.signals import post_execute
@@ -48,8 +48,8 @@ from .failures import announce
 from .faults import Fault, plain_fault
 from .once import has_not_begun
 from .outcomes import Attempted, Batch, Failed, Outcome, Retried, Snoozed, Tallies, Verdict
-from .package import JobOptions, Package, sealer_for
-from .retries import crash_delay_seconds, is_out_of_attempts
+from .package import Package, sealer_for
+from .retries import decide_unseen
 
 CHECKED_SHARE = 0.25
 """If less than this share of a lease is left, the broker is asked whether the lease is still
@@ -134,6 +134,28 @@ class Recorder:
         stale = self._record_inside(inside, recorded) if len(inside) else set()
         return (stale | self._record_outside(outside, recorded)) - recorded
 
+    def record_in_task(self, attempted: Attempted) -> bool:
+        """Record a success in the open transaction of its atomic task.
+
+        Returns:
+            Whether the lease has ended. One of a broker outside the store has not, because a job
+            acked before the commit could be lost. ``record`` ends it after the commit.
+
+        Raises:
+            LeaseLost: another cluster has the job, or has recorded it.
+        """
+        batch = Batch.of([attempted])
+        batch.decide({})
+        is_inside = self._broker.is_inside(attempted.delivery.lease_id)
+        if is_inside:
+            stale = self._record_inside(batch, ())
+        else:
+            self._describe(batch)
+            stale = self._check(batch) or set[Lease]().union(*self._record_rest(batch, ()))
+        if stale:
+            raise LeaseLost("The lease was lost before the job could be recorded as done.")
+        return is_inside
+
     def _decide(self, batch: Batch) -> None:
         """Decide the outcome of each attempt that did not succeed."""
         decided = dict(batch.seen)
@@ -154,18 +176,12 @@ class Recorder:
     ) -> Outcome:
         """Decide the outcome of an attempt whose worker crashed or was killed."""
         package = self._package_of(batch, place)
-        options = _options(self._settings, package)
+        options = self._settings if package is None else package.options
         attempt, crashes = batch.attempts[place], batch.crashes[place] + 1
-        if isinstance(seen, outcomes.TimedOut):
-            fault = plain_fault(TaskKilled, seen.detail)
-            return _retry_unless(is_out_of_attempts(options, attempt), fault, "timeout", attempt)
-        if not seen.has_begun and crashes < options.max_crashes:
-            return Snoozed(crash_delay_seconds(crashes), f"it had not begun: {seen.detail}")
-        is_last = is_out_of_attempts(options, attempt, crashes)
-        # A package that kills the process that opens it never begins. Its crashes still count.
-        if is_last and crashes < options.max_crashes and has_not_begun(self._settings, package):
-            return Snoozed(0.0, "its cluster is gone, and it had not begun")
-        return _retry_unless(is_last, plain_fault(WorkerCrashed, seen.detail), "crash", crashes)
+        error = TaskKilled if isinstance(seen, outcomes.TimedOut) else WorkerCrashed
+        fault = plain_fault(error, seen.detail)
+        unbegun = partial(has_not_begun, self._settings, package)
+        return decide_unseen(seen, fault, options, attempt, crashes, unbegun)
 
     def _recorded(self, batch: Batch) -> set[Lease]:
         """Return the leases whose attempts are already recorded as ended."""
@@ -224,7 +240,9 @@ class Recorder:
         rowless = self._rowless(todo)
         rest = self._add(todo, rowless)
         if len(rest):
-            self._record_known(rest, rowless)
+            ended, _ = self._record_rest(rest, rowless)
+            again = {at: one for at, one in batch.decided.items() if batch.leases[at] not in ended}
+            batch.decide(again)  # the leases of jobs that have ended are acked
         self._settle_outside(*_leases_of(batch))
         return stale
 
@@ -279,21 +297,23 @@ class Recorder:
         self._tell(new, entries)
         return batch.among(known.union(rowless))
 
-    def _record_known(self, batch: Batch, rowless: Collection[str]) -> None:
+    def _record_rest(self, batch: Batch, rowless: Collection[str]) -> tuple[set[Lease], set[Lease]]:
         """Record jobs that the store may have already: from an earlier attempt, or from a process
-        that recorded this attempt and died before it acked the lease."""
+        that recorded this attempt and died before it acked the lease. Result: as ``_known``."""
         needed = {job_id for job_id in batch.job_ids if job_id not in rowless}
         needed.update(batch.job_ids[place] for place in batch.marked)
         with self._transaction(batch):
             rows = batch.among(needed)
             if len(rows):
                 self._engine.ensure_jobs(rows)
-            batch = batch.without(self._known(batch))
+            known = self._known(batch)
+            batch = batch.without(set[Lease]().union(*known))
             entries = self._carry_on(batch, rowless)
             self._finishing(batch, rowless)()
         self._tell(batch, entries)
+        return known
 
-    def _known(self, batch: Batch) -> set[Lease]:
+    def _known(self, batch: Batch) -> tuple[set[Lease], set[Lease]]:
         """Return the leases of jobs that have ended, and of attempts that have failed, according to
         the store. A process recorded them and died before it acked the leases, or this process was
         suspended until another cluster took over the jobs. The rows stay locked until the batch is
@@ -303,11 +323,9 @@ class Recorder:
         ended = {job.id for job in jobs if job.status is not None}
         attempts = Attempt.objects.using(self._alias).filter(job_id__in=job_ids)
         lost = set(attempts.values_list("job_id", "number"))
-        return {
-            batch.leases[place]
-            for place, job_id in enumerate(job_ids)
-            if job_id in ended or (job_id, batch.attempts[place]) in lost
-        }
+        attempts_of = zip(batch.leases, zip(job_ids, batch.attempts, strict=True), strict=True)
+        failed = {lease for lease, attempt in attempts_of if attempt in lost}
+        return {lease for lease in batch.leases if lease.job_id in ended}, failed
 
     # -- all of them ------------------------------------------------------------------------------
 
@@ -392,18 +410,6 @@ class Recorder:
             return sealer_for(self._settings).open_without_arguments(data)
         except PackageError:
             return None
-
-
-def _options(settings: Settings, package: Package | None) -> JobOptions:
-    if package is None:
-        return JobOptions(max_attempts=settings.max_attempts, max_crashes=settings.max_crashes)
-    return package.options
-
-
-def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:
-    if is_last:
-        return Failed(fault, reason)
-    return Retried(fault, crash_delay_seconds(times), reason)
 
 
 def _leases_of(batch: Batch) -> tuple[Leases, list[Return], set[UUID]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 from django.db import InterfaceError, OperationalError
 
 from stoker.brokers.contract import Delivery
+from stoker.conf import Settings
 from stoker.exceptions import (
     Cancel,
     Retry,
@@ -22,7 +24,7 @@ from stoker.tasks.options import TaskOptions
 from stoker.values.text import stored_text
 
 from . import outcomes
-from .faults import MESSAGE_LIMIT, fault_of
+from .faults import MESSAGE_LIMIT, Fault, fault_of
 from .package import JobOptions, Package
 
 logger = logging.getLogger("stoker")
@@ -58,11 +60,13 @@ def decide(
     return outcomes.Retried(fault, delay_seconds, reason)
 
 
-def is_out_of_attempts(options: JobOptions | TaskOptions, attempt: int, crashes: int = 0) -> bool:
+def is_out_of_attempts(
+    options: JobOptions | TaskOptions | Settings, attempt: int, crashes: int = 0
+) -> bool:
     """Return whether a job may not be retried after this attempt.
 
     Args:
-        options: of the job or its task.
+        options: of the job or its task, or the settings.
         attempt: which attempt this was, from 1.
         crashes: number of attempts during which the worker died, including this one.
     """
@@ -92,6 +96,42 @@ def crash_delay_seconds(times: int) -> float:
     """Return the delay in seconds after a crash. The task's own ``backoff`` needs an exception, and
     a crash has none."""
     return min(CRASH_DELAY_CAP_SECONDS, float(2 ** min(times, 20)))
+
+
+def decide_unseen(
+    seen: outcomes.Crashed | outcomes.TimedOut,
+    fault: Fault,
+    options: JobOptions | Settings,
+    attempt: int,
+    crashes: int,
+    has_not_begun: Callable[[], bool],
+) -> Outcome:
+    """Return the outcome of an attempt whose worker crashed or was killed.
+
+    Args:
+        seen: how the worker ended.
+        fault: the same, as it is recorded.
+        options: of the job, or the settings if its package cannot be opened.
+        attempt: which attempt this was, from 1.
+        crashes: number of attempts during which the worker died, including this one.
+        has_not_begun: returns whether the task runs at most once and was not called.
+    """
+    if isinstance(seen, outcomes.TimedOut):
+        is_last = is_out_of_attempts(options, attempt)
+        return _retry_unless(is_last, fault, "timeout", attempt)
+    if not seen.has_begun and crashes < options.max_crashes:
+        return outcomes.Snoozed(crash_delay_seconds(crashes), f"it had not begun: {seen.detail}")
+    is_last = is_out_of_attempts(options, attempt, crashes)
+    # A package that kills the process that opens it never begins. Its crashes still count.
+    if is_last and crashes < options.max_crashes and has_not_begun():
+        return outcomes.Snoozed(0.0, "its cluster is gone, and it had not begun")
+    return _retry_unless(is_last, fault, "crash", crashes)
+
+
+def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:
+    if is_last:
+        return outcomes.Failed(fault, reason)
+    return outcomes.Retried(fault, crash_delay_seconds(times), reason)
 
 
 def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:

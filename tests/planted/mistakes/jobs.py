@@ -1,7 +1,15 @@
 """Mistakes in jobs, tasks and dead letters."""
 
 from tests.planted.mistake import Change, Mistake, Text
-from tests.planted.operations import drop, drop_keyword, drop_operand, lift, repeat, replace
+from tests.planted.operations import (
+    drop,
+    drop_keyword,
+    drop_operand,
+    lift,
+    precede,
+    repeat,
+    replace,
+)
 
 MISTAKES = (
     Mistake(
@@ -125,20 +133,51 @@ MISTAKES = (
     ),
     Mistake(
         "an atomic task is acked outside of its transaction",
-        [Change("jobs.execute:run_and_record", lift("_refuse_stale(...)"))],
+        [Change("jobs.execute:run_and_record", lift("has_ended = _"))],
         "tests/lifecycle/test_atomic.py",
     ),
     Mistake(
         "an atomic task in a cluster is acked outside of its transaction",
-        [Change("jobs.execute:run_and_record", lift("_refuse_stale(...)"))],
+        [Change("jobs.execute:run_and_record", lift("has_ended = _"))],
         "tests/story/test_atomic.py",
         database="postgres",
         needs_cluster=True,
     ),
     Mistake(
         "an atomic task with a stale lease is committed",
-        [Change("jobs.execute:_refuse_stale", replace("stale", "not stale and stale"))],
+        [Change("jobs.record:Recorder.record_in_task", drop("if stale: ..."))],
         "tests/lifecycle/test_atomic.py",
+    ),
+    Mistake(
+        "a job that waited outside before its task became atomic is acked before the commit",
+        [
+            Change(
+                "jobs.record:Recorder.record_in_task",
+                precede("return is_inside", "self._settle(*_leases_of(batch))"),
+            )
+        ],
+        "tests/integration/test_fronted.py",
+        "became",
+        needs_redis=True,
+    ),
+    Mistake(
+        "a job that waited outside before its task became atomic is done by two workers",
+        [
+            Change(
+                "jobs.record:Recorder.record_in_task",
+                replace("self._check(batch) or _", "self._record_rest(batch, ()) and set()"),
+            )
+        ],
+        "tests/integration/test_fronted.py",
+        "such_a_job",
+        needs_redis=True,
+    ),
+    Mistake(
+        "a job that has ended is put back if its worker dies before the ack",
+        [Change("jobs.record:Recorder._record_outside", drop("batch.decide(again)"))],
+        "tests/integration/test_fronted.py",
+        "dies_before_the_ack",
+        needs_redis=True,
     ),
     Mistake(
         "the time limit of an atomic task goes on while it is recorded",
