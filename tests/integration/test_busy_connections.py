@@ -4,13 +4,23 @@ import uuid
 
 import pytest
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from stoker.models import GuardKey
 from stoker.store.engines import engine_for
 
-from tests.guards.sessions import PATIENCE_SECONDS, session, wait_until_waiting
+from tests.guards.sessions import PATIENCE_SECONDS, Session, session, wait_until_waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def opened_by(session: Session) -> BaseDatabaseWrapper:
+    """Return the session's connection, open and in no transaction. The statements that opened it
+    count as if they might have begun one, until the server is asked."""
+    theirs = session.do(lambda: connections["default"])
+    session.do(theirs.ensure_connection)
+    assert not session.do(lambda: engine_for(theirs).is_in_transaction(theirs))
+    return theirs
 
 
 @pytest.mark.postgres
@@ -20,7 +30,7 @@ def test_thread_asks_whether_a_busy_connection_may_be_in_a_transaction() -> None
     a connection that is in use."""
     GuardKey.objects.create(id=uuid.uuid4(), kind="lock")
     with session() as other, session() as busy:
-        theirs = busy.do(lambda: connections["default"])
+        theirs = opened_by(busy)
         other.begin()
         other.do(lambda: GuardKey.objects.select_for_update().get())
         waiting = busy.start(lambda: GuardKey.objects.update(name="changed"))
@@ -34,8 +44,7 @@ def test_thread_asks_whether_a_busy_connection_may_be_in_a_transaction() -> None
 def test_connection_that_its_thread_is_closing_is_in_no_transaction() -> None:
     """A worker asks this when one of several async tasks ends. An error would fail that task."""
     with session() as other:
-        theirs = other.do(lambda: connections["default"])
-        other.do(theirs.ensure_connection)
+        theirs = opened_by(other)
         other.do(theirs.connection.close)
         try:
             assert not engine_for(theirs).may_be_in_transaction(theirs)
