@@ -22,9 +22,9 @@ pytestmark = pytest.mark.django_db(transaction=True)
 JOBS = 60
 TABLES = re.compile(r"stoker_(need|key|blocked)\b")
 OF_GUARDS = {
-    ("postgresql", "lock", JOBS): (4, 3),
-    ("postgresql", "lock", 10): (4, 5),
-    ("postgresql", "sequence", 10): (4, 7),
+    ("postgresql", "lock", JOBS): (1, 1),
+    ("postgresql", "lock", 10): (5, 3),
+    ("postgresql", "sequence", 10): (5, 5),
     ("sqlite", "lock", JOBS): (4, 3),
     ("sqlite", "lock", 10): (6, 8),
     ("sqlite", "sequence", 10): (6, 7),
@@ -33,7 +33,7 @@ OF_GUARDS = {
     ("mysql", "sequence", 10): (6, 7),
 }
 """Database, kind of guard, keys -> statements on tables of guards of a claim, and of the ends of
-its jobs. PostgreSQL leases by one of them."""
+its jobs. PostgreSQL leases jobs with new keys by one of them, and others by the last."""
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from stoker.store import turns
 
 from tests.conformance.stands import OrmStand
 from tests.conformance.test_guards import claim_ids, ids, need, put
-from tests.guards.sessions import Session, session, wait_until_waiting
+from tests.guards.sessions import PATIENCE_SECONDS, Session, session, wait_until_waiting
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -134,6 +134,25 @@ def test_job_that_becomes_ready_meanwhile_is_withdrawn(stand: OrmStand, other: S
         assert withdrawn.result(60) == {moving}
     assert not Blocked.objects.exists()
     assert claim_ids(stand) == []
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_job_that_was_just_blocked_is_called_when_the_running_job_ends(
+    stand: OrmStand, other: Session
+) -> None:
+    """The end of the running job sees the line of its key only after it has waited for the key."""
+    put(stand, need("key"))
+    (running,) = stand.claim()
+    (blocked,) = put(stand, need("key"))
+    other.begin()
+    assert other.do(partial(claim_ids, stand)) == []
+    with session() as third:
+        settled = third.start(partial(stand.broker.settle, [running.lease]))
+        wait_until_waiting()
+        other.commit()
+        assert settled.result(PATIENCE_SECONDS) == set()
+    assert claim_ids(stand) == [blocked]
 
 
 def test_purge_removes_several_batches_of_blocked_jobs(

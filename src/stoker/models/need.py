@@ -64,6 +64,8 @@ def need_ids(job_id: UUID, guards: int) -> list[UUID]:
 
     They are found by primary key, are adjacent in the index, and cannot be inserted twice.
     """
+    if guards == 1:  # nearly always
+        return [job_id]
     first = job_id.int
     return [id_of(number) for number in range(first, first + guards)]
 

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from stoker.models.blocked import Blocked
 from stoker.models.guard_key import GuardKey, LockedKey
-from stoker.models.need import Need
+from stoker.models.need import Need, need_ids
 from stoker.store.engines import engine_of
 from stoker.store.written import MICROSECONDS, database_now_us
 
@@ -41,6 +41,25 @@ def free(
     Returns:
         The queues with jobs that became ready.
     """
+    ended = None
+    if not again and not failed:
+        ids = [one for job_id, count in over.items() for one in need_ids(job_id, count)]
+        ended = engine_of(alias).end_needs(ids)
+    if ended is None:
+        lines, vacant = _give_up(alias, over, again, failed)
+    else:
+        lines = {key_id: LockedKey(key_id, kind, has_line=True) for key_id, kind, _ in ended}
+        vacant = {key_id: count for key_id, _, count in ended}
+    for key_id in _to_become_free(alias, lines):
+        del lines[key_id]
+    return call_all(alias, [(key, vacant[key_id]) for key_id, key in lines.items()])
+
+
+def _give_up(
+    alias: str, over: Mapping[UUID, int], again: Mapping[UUID, int], failed: Collection[UUID]
+) -> tuple[dict[UUID, LockedKey], dict[UUID, int]]:
+    """Delete the needs of the jobs, or let them hold no place any more. Return the locked keys that
+    may block jobs, and key -> number of places that became free."""
     needs = Need.objects.using(alias).of_jobs({**over, **again})
     lines = GuardKey.objects.using(alias).lock_lines(
         {need.key_id for needed in needs.values() for need in needed}
@@ -58,10 +77,7 @@ def free(
                 vacant[need.key_id] = vacant.get(need.key_id, 0) + 1
     Need.objects.using(alias).remove(gone)
     update_by_key(Need.objects.using(alias), released, holds=None)
-    lines = {key_id: lines[key_id] for key_id in vacant if key_id in lines}
-    for key_id in _to_become_free(alias, lines):
-        del lines[key_id]
-    return call_all(alias, [(key, vacant[key_id]) for key_id, key in lines.items()])
+    return {key_id: lines[key_id] for key_id in vacant if key_id in lines}, vacant
 
 
 def _to_become_free(alias: str, lines: Mapping[UUID, LockedKey]) -> list[UUID]:

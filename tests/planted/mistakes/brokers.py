@@ -379,6 +379,67 @@ MISTAKES = (
         needs_redis=True,
     ),
     Mistake(
+        "two transactions that make the same key each start a job",
+        [
+            Text(
+                "store/sql/claim_new_keys.sql",
+                "DO NOTHING",
+                "DO UPDATE SET places_by = excluded.places_by",
+            )
+        ],
+        "tests/conformance/test_new_keys.py",
+        "makes_meanwhile",
+        database="postgres",
+    ),
+    Mistake(
+        "only the first of several jobs with a new key is leased",
+        [Text("store/sql/claim_new_keys.sql", "    HAVING count(*) = 1\n", "")],
+        "tests/conformance/test_new_keys.py",
+        "several_jobs",
+        database="postgres",
+    ),
+    Mistake(
+        "a job starts under a new key with a limit of 0",
+        [Text("store/sql/claim_new_keys.sql", "        AND need.places > 0\n", "")],
+        "tests/conformance/test_new_keys.py",
+        "one_by_one",
+        database="postgres",
+    ),
+    Mistake(
+        "a job with a new key does not hold it",
+        [Text("store/sql/claim_new_keys.sql", "SET holds = key_id, fence", "SET fence")],
+        "tests/conformance/test_new_keys.py",
+        "exists",
+        database="postgres",
+    ),
+    Mistake(
+        "a failed job leaves the sequence that it halts",
+        [Change("store.turns:free", replace("not again and not failed", "not again"))],
+        "tests/conformance/test_guards.py",
+        "sequence",
+        database="postgres",
+    ),
+    Mistake(
+        "the end of a job overlooks a line that began while it waited for the key",
+        [
+            Text(
+                "store/sql/need_end.sql",
+                "(ARRAY(SELECT key_id FROM freed))",
+                "(ARRAY(SELECT key_id FROM freed)) AND has_line",
+            )
+        ],
+        "tests/conformance/test_guard_turns.py",
+        "just_blocked",
+        database="postgres",
+    ),
+    Mistake(
+        "the end of a job lets none of its line start",
+        [Text("store/sql/need_end.sql", "WHERE locked.has_line", "WHERE NOT locked.has_line")],
+        "tests/conformance/test_guards.py",
+        "in_order_of_enqueue",
+        database="postgres",
+    ),
+    Mistake(
         "the longest wait ignores one of the priorities of a queue",
         [
             Text(

@@ -346,8 +346,22 @@ class Claiming:
         self.is_over = not guarded
         yield [row for row in found if row[LEASE_ID] is not None] if guarded else found
         if guarded:
-            room = self._limit - len(found) + len(guarded)
-            yield self._decide(partial(self._lock, [row[0] for row in guarded]), room, room)
+            yield from self._go_on(
+                [row[JOB_ID] for row in guarded], self._limit - len(found) + len(guarded)
+            )
+
+    def _go_on(self, guarded: Sequence[UUID], room: int) -> Iterator[list[Claim]]:
+        """Decide about the jobs with guards of a round: first about those whose keys are new,
+        because the database can do so in one statement."""
+        if self._search.waits:
+            claims = self._engine.claim_new_keys(guarded, self._leasing)
+            yield [(*claim[:8], 0.0, "", *claim[8:]) for claim in claims]
+            leased = {claim[JOB_ID] for claim in claims}
+            guarded = [job_id for job_id in guarded if job_id not in leased]
+            room -= len(leased)
+        self.is_over = not guarded
+        if guarded:
+            yield self._decide(partial(self._lock, guarded), room, room)
 
     def _claim_plain(self) -> list[Claim] | None:
         """Claim jobs without guards. See ``Engine.claim_ready``."""

@@ -194,6 +194,11 @@ class Engine(GuardRows):
         """
         return None if ready.filter(queue__in=queues).exists() else []
 
+    def claim_new_keys(self, job_ids: Sequence[UUID], leasing: Leasing) -> list[Claim]:
+        """Lease those of the ready jobs whose only guard is a lock or a limit with a key that no
+        other job has, and return their claims. Engines without a statement for that lease none."""
+        return []
+
     def carry_out(
         self,
         ready: models.QuerySet[Any],
@@ -229,6 +234,11 @@ class Engine(GuardRows):
         self.update_each(needs, "fence", decisions.fences, holds="key_id")
         self.change_keys(decisions.keys)
         return self.read_claims(leased, leasing.lease_id)
+
+    def end_needs(self, need_ids: Sequence[UUID]) -> list[tuple[UUID, str, int]] | None:
+        """Delete needs and lock their keys. Return the id and kind of each key that may block jobs,
+        and the number of freed places. None: the engine has no statement for that."""
+        return None
 
     def extend_leases(
         self, leases: models.QuerySet[Any], keys: Sequence[LeaseKey], lease_us: int

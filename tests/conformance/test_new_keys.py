@@ -1,0 +1,136 @@
+"""Jobs whose guard keys are new: PostgreSQL claims them with one statement."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from django.db import connection
+
+from stoker.brokers.contract import ClaimRequest
+from stoker.brokers.orm.claim import leasing_of
+from stoker.models import Blocked, Claimed, GuardKey, Job, Need, Ready
+from stoker.store.engines import engine_of
+
+from tests.conformance.stands import LEASE_SECONDS, OrmStand
+from tests.conformance.test_guards import claim_ids, ids, need, put
+from tests.guards.sessions import PATIENCE_SECONDS, session, wait_until_waiting
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def stand() -> OrmStand:
+    return OrmStand()
+
+
+@contextmanager
+def decisions() -> Iterator[list[str]]:
+    """Collect the statements that decide about jobs one by one."""
+    found: list[str] = []
+
+    def note(execute, sql, *arguments):  # type: ignore[no-untyped-def] # as Django calls it
+        if "turned_away AS" in str(sql):
+            found.append(str(sql))
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(note):
+        yield found
+
+
+def test_jobs_with_new_keys_are_leased_at_once(stand: OrmStand) -> None:
+    jobs = [put(stand, need(name))[0] for name in "abc"]
+    (urgent,) = put(stand, need("d", "limit", 3), priority=9)
+    with decisions() as made:
+        claimed = stand.claim(turns=4)
+    assert made == []
+    assert ids(claimed) == [urgent, *jobs]
+    assert {one.package for one in claimed} == set(Job.objects.values_list("package", flat=True))
+    assert [(one.attempt, one.crashes, one.permit_seconds) for one in claimed] == [(1, 0, 0.0)] * 4
+    assert [one.turn for one in claimed] == [None, *(need(name).key_id for name in "abc")]
+    keys = GuardKey.objects.in_bulk()
+    for delivery in claimed:
+        stored = Need.objects.get(job_id=delivery.job_id)
+        key = keys[stored.key_id]
+        assert stored.holds == key.pk
+        assert stored.fence == key.fence == delivery.fence > 0
+        assert (key.kind, key.name, key.places) == (stored.kind, stored.name, stored.places)
+        assert key.places_by == delivery.job_id
+    assert set(Claimed.objects.values_list("guards", "is_kept")) == {(1, True)}
+    assert not Ready.objects.exists()
+    assert stand.broker.settle([one.lease for one in claimed]) == set()
+    assert not Need.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        pytest.param((need("a", "sequence"),), id="sequence"),
+        pytest.param((need("a", "rate", period_us=10**6),), id="rate"),
+        pytest.param((need("a", "limit", 0),), id="limit of 0"),
+        pytest.param((need("a"), need("b")), id="two guards"),
+    ],
+)
+def test_other_guards_are_decided_one_by_one(stand: OrmStand, needs: tuple[object, ...]) -> None:
+    put(stand, *needs)  # type: ignore[arg-type] # NewNeeds
+    assert lease_new_keys(stand) == []
+    with decisions() as made:
+        stand.claim()
+    assert len(made) == 1
+
+
+def test_key_of_several_jobs_is_decided_one_by_one(stand: OrmStand) -> None:
+    """A cluster starts jobs of one lock in turn, and this depends on all of them."""
+    several = put(stand, need("a"), count=2)
+    (alone,) = put(stand, need("b"))
+    assert set(claim_ids(stand, turns=4)) == {*several, alone}
+    assert not Blocked.objects.exists()
+
+
+def test_key_that_exists_is_not_new(stand: OrmStand) -> None:
+    put(stand, need("a"))
+    (running,) = stand.claim()
+    (waiting,) = put(stand, need("a"))
+    assert claim_ids(stand) == []
+    stand.broker.settle([running.lease])
+    assert claim_ids(stand) == [waiting]
+
+
+@pytest.mark.parametrize("table", [Ready, Need])
+def test_job_that_another_transaction_has_locked_is_skipped(
+    stand: OrmStand, table: type[Ready | Need]
+) -> None:
+    """It may be about to change the job's guards, or to withdraw the job."""
+    put(stand, need("a"))
+    with session() as other:
+        other.begin()
+        other.do(lambda: table._default_manager.select_for_update().get())
+        assert lease_new_keys(stand) == []
+        other.roll_back()
+    assert len(lease_new_keys(stand)) == 1
+
+
+def lease_new_keys(stand: OrmStand) -> list[uuid.UUID]:
+    """Claim the ready jobs with new keys alone, and return their ids."""
+    return lease(stand, list(Ready.objects.values_list("pk", flat=True)))
+
+
+def lease(stand: OrmStand, job_ids: list[uuid.UUID]) -> list[uuid.UUID]:
+    leasing = leasing_of(ClaimRequest(100, stand.holder, LEASE_SECONDS))
+    return [row[0] for row in engine_of("default").claim_new_keys(job_ids, leasing)]
+
+
+def test_key_that_another_transaction_makes_meanwhile_lets_one_job_start(stand: OrmStand) -> None:
+    jobs = put(stand, need("a"), count=2)
+    with session() as other:
+        other.begin()
+        assert other.do(lambda: lease(stand, jobs[:1])) == jobs[:1]
+        with session() as third:
+            waiting = third.start(lambda: lease(stand, jobs[1:]))
+            wait_until_waiting()
+            other.commit()
+            assert waiting.result(PATIENCE_SECONDS) == []
+    assert claim_ids(stand) == []
+    assert Blocked.objects.get().job_id == jobs[1]
