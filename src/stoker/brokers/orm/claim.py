@@ -355,7 +355,7 @@ class Claiming:
         because the database can do so in one statement."""
         if self._search.waits:
             claims = self._engine.claim_new_keys(guarded, self._leasing)
-            yield [(*claim[:8], 0.0, "", *claim[8:]) for claim in claims]
+            yield claims
             leased = {claim[JOB_ID] for claim in claims}
             guarded = [job_id for job_id in guarded if job_id not in leased]
             room -= len(leased)

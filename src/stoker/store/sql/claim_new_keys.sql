@@ -57,7 +57,7 @@ leased AS (
 SELECT leased.job_id, %(lease_id)s::bigint,
        CASE WHEN length(job.package) <= 32768 THEN job.package END,
        leased.queue, -leased.rank AS priority, leased.attempts, leased.crashes,
-       (SELECT us FROM moment), extract(epoch FROM job.run_after)::float8,
+       (SELECT us FROM moment), 0::float8, '', extract(epoch FROM job.run_after)::float8,
        CASE WHEN need.kind = 'lock' AND need.places = 1 AND need.on_busy = 'wait'
            THEN need.key_id END
 FROM leased
