@@ -210,7 +210,8 @@ def test_failed_batch_is_repeated_step_by_step(
     alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     workflow = failed_group(4)
-    bad = Step.objects.filter(workflow_id=workflow.id, kind="task", state="FAILED")[1].job_id
+    failed = Step.objects.filter(workflow_id=workflow.id, kind="task", state="FAILED")
+    bad = failed.order_by("job_id")[1].job_id
     really = requeueing._Requeue._newcomer
 
     def newcomer(self: Any, seen: DeadLetter) -> Any:

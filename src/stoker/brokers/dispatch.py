@@ -314,7 +314,7 @@ class Dispatch:
         """Extend leases. Skip those whose rows another transaction has locked.
 
         Returns:
-            The leases that are lost, and those that were skipped.
+            The stale leases, and the skipped ones.
         """
         stale: set[Lease] = set()
         locked: set[Lease] = set()

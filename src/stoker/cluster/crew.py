@@ -138,7 +138,7 @@ class Crew:
         """Change the number of workers. The last ones finish their running jobs and exit.
 
         Args:
-            workers: is cut to the size of the board; None = as many as at the start.
+            workers: the new number, limited by the size of the board; None = as at the start.
         """
         wanted = self._plan.settings.workers if workers is None else workers
         before, self._workers = self._workers, max(1, min(wanted, self._board[place.WORKERS]))

@@ -217,7 +217,7 @@ class _Requeue:
         return [answers[one] for one in self._ids]
 
     def _known(self, seen: Mapping[UUID, DeadLetter]) -> dict[UUID, LetterAnswer]:
-        """Return the answers for which no job needs to be enqueued."""
+        """Return the answers about letters that need no new job."""
         successors = [one.successor_id for one in seen.values() if one.successor_id is not None]
         jobs = Job.objects.using(self._alias).filter(status=None)
         alive = set(with_keys(jobs, successors).values_list("pk", flat=True)) if successors else ()

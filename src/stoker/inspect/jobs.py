@@ -40,9 +40,9 @@ ENDED = tuple(str(status) for status in Job.Status)
 STATES = ("READY", "RUNNING", "DEFERRED", "BLOCKED", *ENDED)
 LOOKED_AT = 10_000
 COUNTED_AMONG = 50_000
-"""Number of jobs of each state that are looked at to count those that match a filter."""
+"""At most this number of jobs per state is read to count those that match a filter."""
 COUNTED = 10_000
-"""The jobs of each state are counted only up to this number."""
+"""Counts of jobs per state stop at this number."""
 READ = 4_000
 """Maximum number of jobs that a page reads to find a text."""
 AT_ONCE = (1_000, READ)

@@ -268,7 +268,7 @@ def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> Sequen
 
 
 class _Intake:
-    """Enqueues jobs of one task, and holds what they have in common."""
+    """Enqueues jobs of one task with the same options."""
 
     def __init__(self, settings: Settings, task: Any) -> None:
         self.task = task

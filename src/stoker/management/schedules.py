@@ -236,8 +236,8 @@ class ResumeSchedule(_ChangeSchedules):
 class SchedulesCommand(SubcommandGroup):
     """List schedules, run one now, pause and resume them.
 
-    A schedule is a rule by which clusters enqueue jobs repeatedly, on time. Schedules that are
-    declared in code or settings are changed there; all of them can be paused and run here.
+    A schedule is a rule that says when clusters enqueue a job. A schedule that is declared in code
+    or settings is changed there. Every schedule can be paused and run here.
 
     Examples:
       manage.py stoker schedules list

@@ -39,7 +39,7 @@ def trace_parts(text: str) -> Sequence[TracePart]:
 
 
 def fitting(traces: Sequence[str]) -> int:
-    """Return how many of these tracebacks a page shows, the newest first: at least one."""
+    """Return how many of the tracebacks fit on a page, at least 1. The newest comes first."""
     lengths = accumulate(map(len, traces))
     return max(1, sum(length <= MOST_ON_A_PAGE for length in lengths))
 

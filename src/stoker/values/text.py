@@ -10,7 +10,8 @@ UNSAFE = re.compile(
 """Control characters except tabs and line feeds, bidirectional marks, and lone surrogates."""
 
 SHOWN = re.compile(r'(<textarea\b[^>]*>[^<]*)|>[^<]+|\b(?:title|aria-label)="[^"]*"')
-"""Texts that a page shows. The group is the one that a form sends back."""
+"""The texts that a page shows. The group matches the text of a text area, which its form sends
+back."""
 
 
 def shown_text(text: str) -> str:

@@ -279,8 +279,8 @@ class OrmBroker(Broker):
         return True
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        """Extend the leases, except those that another transaction has locked. Waiting for a lock
-        could take long, if its machine is gone, and all other leases would expire meanwhile."""
+        """Extend the leases, except those that another transaction has locked. If the host of that
+        transaction is gone, its lock may last so long that all other leases would expire."""
         lease_us = microseconds(lease_seconds)
         with explained(self.alias):
             extended = self.engine.extend_leases(self._leases, lease_keys(leases), lease_us)

@@ -16,7 +16,7 @@ from stoker.values.text import shown_text
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 GAP = "  "
 COMFORTABLE = 18
-"""Columns of texts become this narrow before other columns are left out."""
+"""Columns with texts are narrowed to this width before other columns are left out."""
 NARROWEST = 8
 WORD = re.compile(r"( *)([^ ]+)")
 INDENT = 2
