@@ -28,8 +28,8 @@ from stoker.values import rates as rate_window
 
 ALREADY_RUNNING = "already running"
 LOOK_AGAIN_EACH_US = 20_000
-"""Microseconds by which the next check of a job with locked keys is postponed, for each job that is
-already deferred for this reason."""
+"""A job whose keys are locked is checked again later by this time, in microseconds, for each job
+that waits for the same reason already."""
 LOOK_AGAIN_LATEST_US = 10_000_000
 
 
@@ -237,8 +237,8 @@ class _Admission:
 
     def _held_ahead(self, holder: UUID) -> set[UUID]:
         """Return the jobs that others may follow: those that hold a key and are still leased to
-        this cluster. The keys are locked, so no other cluster can start these jobs again before
-        this transaction ends."""
+        this cluster. No other cluster can take them over before this transaction ends, because
+        their keys are locked."""
         ahead = self._terms.ahead
         held = {one for holders in self._holders.values() for one in holders if one in ahead}
         if not held:

@@ -65,7 +65,7 @@ def _location(trace: TracebackType | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """An error in the form in which it is stored: names and texts, readable without the project's
+    """A stored error. It has only names and texts, and so can be read without the project's
     code."""
 
     exception_class: str

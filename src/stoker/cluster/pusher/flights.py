@@ -128,9 +128,9 @@ class Flights:
         return self._send(self.permitted, worker, count)
 
     def _send(self, waiting: deque[Flight], worker: int, count: int) -> list[Flight]:
-        """Send the first ``count`` of these to a worker. A worker receives ascending numbers, so
-        that the last one started separates started jobs from unstarted. Flights with a permit
-        overtake others; the overtaken get new numbers."""
+        """Send the first ``count`` of these flights to a worker. The numbers that a worker gets
+        always rise, so that all jobs up to the last started one have started. Flights with a
+        permit overtake others; the overtaken get new numbers."""
         chosen = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         if chosen:
             if chosen[0].number < self._sent_through.get(worker, 0):
@@ -191,7 +191,7 @@ class Flights:
         return [flight for flight in self._all.values() if flight.report is not None]
 
     def remove(self, *numbers: int) -> list[Flight]:
-        """Remove these flights, and return those that were here."""
+        """Remove the flights with these numbers, and return them. Skip unknown numbers."""
         removed = [self._all.pop(number) for number in numbers if number in self._all]
         for flight in removed:
             flight.is_open = False

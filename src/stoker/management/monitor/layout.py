@@ -81,7 +81,7 @@ def wrap(text: str, width: int) -> Iterator[str]:
 
 
 def _wrapped(words: Sequence[tuple[str, str]], spaces: str, width: int) -> Iterator[str]:
-    """Yield lines of these words, each with the spaces before it."""
+    """Wrap words to a width, and yield the lines. Each word comes with the spaces before it."""
     line, further = spaces, spaces + " " * INDENT
     for between, word in words:
         if width_of(line + between + word) <= width:
