@@ -104,7 +104,7 @@ def first_line_of(element: ET.Element) -> str:
 
 
 def show_summary(results: list[Result], wall: float, processor: float) -> None:
-    """Show the parts, the slowest modules, failures and skips, and the sums as the last line."""
+    """Show the parts, the slowest modules, skips, failures, and the sums as the last line."""
     columns = ("passed", "failed", "skipped", "seconds", "processor")
     print(f"\n{'part':<26}{''.join(f'{column:>10}' for column in columns)}")
     for one in results:
@@ -115,7 +115,8 @@ def show_summary(results: list[Result], wall: float, processor: float) -> None:
     _show_slowest(results)
     failures = [(one.part, *failure) for one in results for failure in one.failures]
     skips = [(one.part, *skip) for one in results for skip in one.skips]
-    for title, lines in (("Failed:", failures), ("Skipped:", skips)):
+    # Failures come last, so that they are still there if only the end of the output is kept.
+    for title, lines in (("Skipped:", skips), ("Failed:", failures)):
         if lines:
             print(f"\n{title}")
         for part, name, sentence in lines:

@@ -43,7 +43,7 @@ def report(tmp_path: Path) -> Path:
     return path
 
 
-def test_summary_lists_failures_and_skips_with_their_reasons(
+def test_summary_lists_skips_and_then_failures_with_their_reasons(
     report: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     show_summary(read_results(report), wall=6, processor=5)
@@ -54,6 +54,7 @@ def test_summary_lists_failures_and_skips_with_their_reasons(
     assert "demo: exit code 1" in lines
     assert f"sqlite: {here}::test_c: no chromium" in lines
     assert "mariadb: mariadb: not there" in lines
+    assert lines.index("Skipped:") < lines.index("Failed:")
     assert lines[-1] == "1 passed, 3 failed, 2 skipped in 6 s (5 s of processor time)"
 
 
