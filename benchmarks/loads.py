@@ -106,12 +106,20 @@ class Loads:
             self._drains(title, options, wait_async, jobs, min(no_op, ideal * flying))
 
     def guards(self) -> None:
-        """Run jobs with a lock: each with its own key, or all with a few keys."""
-        from benchmarks.tasks import HOT_KEYS, nothing, with_hot_key, with_own_key
+        """Run jobs with a lock: each with its own key, or all with many keys or a few."""
+        from benchmarks.tasks import (
+            HOT_KEYS,
+            KEYS,
+            nothing,
+            with_hot_key,
+            with_known_key,
+            with_own_key,
+        )
 
         jobs = self._arguments.jobs
         unguarded = self._drains("no guard", {}, nothing, jobs)
         self._drains("a lock, own key", {}, with_own_key, jobs, unguarded)
+        self._drains(f"a lock, {KEYS} keys", {}, with_known_key, jobs, unguarded)
         self._drains(f"a lock, {HOT_KEYS} keys", {}, with_hot_key, jobs, unguarded)
 
     def computing(self) -> None:

@@ -5,7 +5,7 @@ import time
 
 from stoker import Lock, task
 
-HOT_KEYS = 50
+HOT_KEYS, KEYS = 50, 2000
 
 
 @task
@@ -17,6 +17,12 @@ def nothing(number: int) -> int:
 @task(lock=Lock("key {number}"))
 def with_own_key(number: int) -> int:
     """Do nothing, under a lock with a key of its own."""
+    return number
+
+
+@task(lock=Lock(lambda number: f"key {number % KEYS}"))
+def with_known_key(number: int) -> int:
+    """Do nothing, under one of many locks, which earlier jobs have used."""
     return number
 
 

@@ -382,34 +382,101 @@ MISTAKES = (
         "two transactions that make the same key each start a job",
         [
             Text(
-                "store/sql/claim_new_keys.sql",
+                "store/sql/claim_free_keys.sql",
                 "DO NOTHING",
                 "DO UPDATE SET places_by = excluded.places_by",
             )
         ],
-        "tests/conformance/test_new_keys.py",
+        "tests/conformance/test_free_keys.py",
         "makes_meanwhile",
         database="postgres",
     ),
     Mistake(
         "only the first of several jobs with a new key is leased",
-        [Text("store/sql/claim_new_keys.sql", "    HAVING count(*) = 1\n", "")],
-        "tests/conformance/test_new_keys.py",
+        [Text("store/sql/claim_free_keys.sql", "    HAVING count(*) = 1\n", "")],
+        "tests/conformance/test_free_keys.py",
         "several_jobs",
         database="postgres",
     ),
     Mistake(
         "a job starts under a new key with a limit of 0",
-        [Text("store/sql/claim_new_keys.sql", "        AND need.places > 0\n", "")],
-        "tests/conformance/test_new_keys.py",
+        [Text("store/sql/claim_free_keys.sql", "        AND need.places > 0\n", "")],
+        "tests/conformance/test_free_keys.py",
         "one_by_one",
         database="postgres",
     ),
     Mistake(
-        "a job with a new key does not hold it",
-        [Text("store/sql/claim_new_keys.sql", "SET holds = key_id, fence", "SET fence")],
-        "tests/conformance/test_new_keys.py",
-        "exists",
+        "a key that another transaction claims meanwhile is claimed twice",
+        [Text("store/sql/claim_free_keys.sql", "now.fence = free.fence\n        AND ", "")],
+        "tests/conformance/test_free_keys.py",
+        "claims_meanwhile",
+        database="postgres",
+    ),
+    Mistake(
+        "a claim of free keys fails at a locked key",
+        [
+            Text(
+                "store/sql/claim_free_keys.sql",
+                "FOR UPDATE OF now SKIP LOCKED",
+                "FOR UPDATE OF now NOWAIT",
+            )
+        ],
+        "tests/conformance/test_free_keys.py",
+        "has_locked_is_skipped",
+        database="postgres",
+    ),
+    Mistake(
+        "a job with a free key overtakes those that wait for it",
+        [Text("store/sql/claim_free_keys.sql", "        AND NOT now.has_line\n", "")],
+        "tests/conformance/test_free_keys.py",
+        "more_to_decide",
+        database="postgres",
+    ),
+    Mistake(
+        "a job that changes a limit does not change it if the key is free",
+        [Text("store/sql/claim_free_keys.sql", "        AND now.places = free.places\n", "")],
+        "tests/conformance/test_free_keys.py",
+        "more_to_decide",
+        database="postgres",
+    ),
+    Mistake(
+        "a free key that an operator has closed is claimed",
+        [
+            Text(
+                "store/sql/claim_free_keys.sql",
+                "        AND COALESCE(now.places_set, now.places) = now.places\n",
+                "",
+            )
+        ],
+        "tests/conformance/test_free_keys.py",
+        "more_to_decide",
+        database="postgres",
+    ),
+    Mistake(
+        "the fencing number of a free key stays",
+        [Text("store/sql/claim_free_keys.sql", "SET fence = fence + 1", "SET fence = fence")],
+        "tests/conformance/test_free_keys.py",
+        "free_again",
+        database="postgres",
+    ),
+    Mistake(
+        "a held key counts as free",
+        [
+            Text(
+                "store/sql/claim_free_keys.sql",
+                "WHERE held.holds = known.key_id",
+                "WHERE false",
+            )
+        ],
+        "tests/conformance/test_free_keys.py",
+        "held_key_waits",
+        database="postgres",
+    ),
+    Mistake(
+        "a job with a free key does not hold it",
+        [Text("store/sql/claim_free_keys.sql", "SET holds = key_id,\n        fence", "SET fence")],
+        "tests/conformance/test_free_keys.py",
+        "held_key_waits",
         database="postgres",
     ),
     Mistake(

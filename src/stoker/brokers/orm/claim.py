@@ -351,10 +351,10 @@ class Claiming:
             )
 
     def _go_on(self, guarded: Sequence[UUID], room: int) -> Iterator[list[Claim]]:
-        """Decide about the jobs with guards of a round: first about those whose keys are new,
+        """Decide about the jobs with guards of a round: first about those whose keys are free,
         because the database can do so in one statement."""
         if self._search.waits:
-            claims = self._engine.claim_new_keys(guarded, self._leasing)
+            claims = self._engine.claim_free_keys(guarded, self._leasing)
             yield claims
             leased = {claim[JOB_ID] for claim in claims}
             guarded = [job_id for job_id in guarded if job_id not in leased]

@@ -194,9 +194,9 @@ class Engine(GuardRows):
         """
         return None if ready.filter(queue__in=queues).exists() else []
 
-    def claim_new_keys(self, job_ids: Sequence[UUID], leasing: Leasing) -> list[Claim]:
-        """Lease those of the ready jobs whose only guard is a lock or a limit with a key that no
-        other job has, and return their claims. Engines without a statement for that lease none."""
+    def claim_free_keys(self, job_ids: Sequence[UUID], leasing: Leasing) -> list[Claim]:
+        """Lease those of the ready jobs whose only guard is a lock or a limit with a free key,
+        and return their claims. Engines without a statement for that lease none."""
         return []
 
     def carry_out(

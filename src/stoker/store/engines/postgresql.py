@@ -399,9 +399,9 @@ class PostgreSQL(Engine):
         }
         return self.fetch("guard_state", arrays, **LISTS, join="JOIN", now=self.now_sql)
 
-    def claim_new_keys(self, job_ids: Sequence[UUID], leasing: Leasing) -> list[Claim]:
+    def claim_free_keys(self, job_ids: Sequence[UUID], leasing: Leasing) -> list[Claim]:
         with self.deciding():
-            return self.fetch("claim_new_keys", {"job_ids": list(job_ids), **leasing._asdict()})
+            return self.fetch("claim_free_keys", {"job_ids": list(job_ids), **leasing._asdict()})
 
     def end_needs(self, need_ids: Sequence[UUID]) -> list[tuple[UUID, str, int]] | None:
         return self.fetch("need_end", {"need_ids": list(need_ids)})

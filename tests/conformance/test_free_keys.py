@@ -1,4 +1,4 @@
-"""Jobs whose guard keys are new: PostgreSQL claims them with one statement."""
+"""Jobs whose guard keys are free: PostgreSQL claims them with one statement."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from django.db import connection
 from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.orm.claim import leasing_of
 from stoker.models import Blocked, Claimed, GuardKey, Job, Need, Ready
+from stoker.models.need import NewNeed
 from stoker.store.engines import engine_of
 
 from tests.conformance.stands import LEASE_SECONDS, OrmStand
@@ -73,9 +74,9 @@ def test_jobs_with_new_keys_are_leased_at_once(stand: OrmStand) -> None:
         pytest.param((need("a"), need("b")), id="two guards"),
     ],
 )
-def test_other_guards_are_decided_one_by_one(stand: OrmStand, needs: tuple[object, ...]) -> None:
-    put(stand, *needs)  # type: ignore[arg-type] # NewNeeds
-    assert lease_new_keys(stand) == []
+def test_other_guards_are_decided_one_by_one(stand: OrmStand, needs: tuple[NewNeed, ...]) -> None:
+    put(stand, *needs)
+    assert lease_free_keys(stand) == []
     with decisions() as made:
         stand.claim()
     assert len(made) == 1
@@ -89,13 +90,109 @@ def test_key_of_several_jobs_is_decided_one_by_one(stand: OrmStand) -> None:
     assert not Blocked.objects.exists()
 
 
-def test_key_that_exists_is_not_new(stand: OrmStand) -> None:
+def test_job_with_a_key_that_is_free_again_is_leased_at_once(stand: OrmStand) -> None:
+    for name in "abc":
+        put(stand, need(name, "limit", 2))
+    put(stand, need("d"))
+    before = stand.claim()
+    stand.broker.settle([one.lease for one in before])
+    used = {key.pk: key.fence for key in GuardKey.objects.all()}
+    assert len(used) == 4
+    jobs = [put(stand, need(name, "limit", 2))[0] for name in "abc"]
+    jobs += [*put(stand, need("d")), *put(stand, need("new"))]
+    with decisions() as made:
+        claimed = stand.claim(turns=4)
+    assert made == []
+    assert ids(claimed) == jobs
+    assert [one.turn for one in claimed] == [*[None] * 3, need("d").key_id, need("new").key_id]
+    for delivery in claimed:
+        stored = Need.objects.get(job_id=delivery.job_id)
+        assert stored.holds == stored.key_id
+        key = GuardKey.objects.get(pk=stored.key_id)
+        assert key.fence == stored.fence == delivery.fence > used.get(key.pk, 0)
+
+
+def test_job_with_a_held_key_waits(stand: OrmStand) -> None:
     put(stand, need("a"))
     (running,) = stand.claim()
     (waiting,) = put(stand, need("a"))
     assert claim_ids(stand) == []
     stand.broker.settle([running.lease])
     assert claim_ids(stand) == [waiting]
+
+
+def use_once(stand: OrmStand, of: NewNeed) -> None:
+    """Let a job with this need begin and end, so that its key exists and is free."""
+    put(stand, of)
+    stand.broker.settle([one.lease for one in stand.claim()])
+    assert GuardKey.objects.filter(pk=of.key_id, has_line=False).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "places"),
+    [
+        pytest.param({"has_line": True}, 2, id="others wait for it"),
+        pytest.param({"places_set": 0}, 2, id="operator has closed it"),
+        pytest.param({"places_set": 5}, 2, id="operator has changed it"),
+        pytest.param({}, 3, id="job changes it"),
+    ],
+)
+def test_free_key_with_more_to_decide_is_decided_one_by_one(
+    stand: OrmStand, change: dict[str, int], places: int
+) -> None:
+    use_once(stand, need("a", "limit", 2))
+    GuardKey.objects.update(**change)
+    put(stand, need("a", "limit", places))
+    assert lease_free_keys(stand) == []
+    with decisions() as made:
+        stand.claim()
+    assert len(made) == 1
+    assert GuardKey.objects.get().places == places
+
+
+def test_key_that_another_transaction_claims_meanwhile_lets_one_job_start(stand: OrmStand) -> None:
+    """The statement does not see that claim, because it has begun before."""
+    use_once(stand, need("a"))
+    first, second = put(stand, need("a"), count=2)
+    with session() as gate, session() as slow:
+        gate.begin()
+        gate.do(lambda: connection.cursor().execute(f"SELECT {WAIT_AT_THE_GATE}"))
+        waiting = slow.start(lambda: lease_slowly(stand, [second]))
+        wait_until_waiting()
+        assert lease(stand, [first]) == [first]
+        gate.commit()
+        assert waiting.result(PATIENCE_SECONDS) == []
+    assert claim_ids(stand) == []
+    assert Blocked.objects.get().job_id == second
+
+
+def test_key_that_another_transaction_has_locked_is_skipped(stand: OrmStand) -> None:
+    use_once(stand, need("a"))
+    put(stand, need("a"))
+    with session() as other:
+        other.begin()
+        other.do(lambda: GuardKey.objects.select_for_update().get())
+        assert lease_free_keys(stand) == []
+        other.roll_back()
+    assert len(lease_free_keys(stand)) == 1
+
+
+WAIT_AT_THE_GATE = "pg_advisory_xact_lock(7)"
+"""Waits while another transaction is there."""
+
+
+def lease_slowly(stand: OrmStand, job_ids: list[uuid.UUID]) -> list[uuid.UUID]:
+    """Let the statement wait after it has looked at the keys, and before it locks them."""
+
+    def slow(execute, sql, *arguments):  # type: ignore[no-untyped-def] # as Django calls it
+        if "candidate AS" in str(sql):
+            looked = "FROM known\n"
+            assert looked in sql
+            sql = sql.replace(looked, f"FROM known, (SELECT {WAIT_AT_THE_GATE}) AS gate\n")
+        return execute(sql, *arguments)
+
+    with connection.execute_wrapper(slow):
+        return lease(stand, job_ids)
 
 
 @pytest.mark.parametrize("table", [Ready, Need])
@@ -107,19 +204,19 @@ def test_job_that_another_transaction_has_locked_is_skipped(
     with session() as other:
         other.begin()
         other.do(lambda: table._default_manager.select_for_update().get())
-        assert lease_new_keys(stand) == []
+        assert lease_free_keys(stand) == []
         other.roll_back()
-    assert len(lease_new_keys(stand)) == 1
+    assert len(lease_free_keys(stand)) == 1
 
 
-def lease_new_keys(stand: OrmStand) -> list[uuid.UUID]:
-    """Claim the ready jobs with new keys alone, and return their ids."""
+def lease_free_keys(stand: OrmStand) -> list[uuid.UUID]:
+    """Claim the ready jobs with free keys alone, and return their ids."""
     return lease(stand, list(Ready.objects.values_list("pk", flat=True)))
 
 
 def lease(stand: OrmStand, job_ids: list[uuid.UUID]) -> list[uuid.UUID]:
     leasing = leasing_of(ClaimRequest(100, stand.holder, LEASE_SECONDS))
-    return [row[0] for row in engine_of("default").claim_new_keys(job_ids, leasing)]
+    return [row[0] for row in engine_of("default").claim_free_keys(job_ids, leasing)]
 
 
 def test_key_that_another_transaction_makes_meanwhile_lets_one_job_start(stand: OrmStand) -> None:

@@ -1,0 +1,106 @@
+-- Claim ready jobs whose only guard is a lock or a limit with a free key: no job holds it, and none
+-- waits for it. Move them from ready to claimed, and make the keys that no row of stoker_key has yet
+-- (PostgreSQL).
+-- Skip jobs and keys that other transactions have locked, and keys that several of the jobs have.
+-- The needs are locked, too, so that a job whose guards were changed meanwhile is skipped.
+-- Between the start of this statement and its lock on a key, another transaction may have claimed a
+-- job with that key. It has raised the key's fencing number then, so the number is compared after the
+-- lock: PostgreSQL takes it from the locked row, and the other one from the row as it was. A key that
+-- another transaction makes meanwhile is not made again. The jobs of both stay in ready.
+-- A package of more than 32 KiB is NULL: the caller reads as many of these as a claim may take.
+-- The arrays are in subqueries for the reason given in claimed_ack.sql.
+-- Plan: primary keys of stoker_ready, stoker_need, stoker_key and stoker_job, and the index of
+-- stoker_need by holds, once for each job.
+WITH moment AS MATERIALIZED (
+    SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us
+),
+candidate AS MATERIALIZED (
+    SELECT need.job_id, need.key_id, need.kind, need.name, need.places
+    FROM stoker_ready AS ready
+    JOIN stoker_need AS need ON need.id = ready.job_id
+    WHERE ready.job_id = ANY ((SELECT %(job_ids)s::uuid[])::uuid[])
+        AND ready.guards = 1
+        AND need.kind IN ('lock', 'limit')
+        AND need.places > 0
+    FOR UPDATE OF ready, need SKIP LOCKED
+),
+alone AS MATERIALIZED (
+    SELECT key_id, (array_agg(job_id))[1] AS job_id, min(kind) AS kind, min(name) AS name,
+           min(places) AS places
+    FROM candidate
+    GROUP BY key_id
+    HAVING count(*) = 1
+),
+known AS MATERIALIZED (
+    SELECT alone.key_id, alone.job_id, alone.places, before.fence
+    FROM alone
+    JOIN stoker_key AS before ON before.id = alone.key_id
+),
+free AS MATERIALIZED (
+    SELECT key_id, job_id, places, fence
+    FROM known
+    WHERE NOT EXISTS (SELECT FROM stoker_need AS held WHERE held.holds = known.key_id)
+),
+locked AS MATERIALIZED (
+    SELECT free.key_id, free.job_id, free.fence + 1 AS fence
+    FROM free
+    JOIN stoker_key AS now ON now.id = free.key_id
+    WHERE now.fence = free.fence
+        AND NOT now.has_line
+        AND now.places = free.places
+        AND COALESCE(now.places_set, now.places) = now.places
+    FOR UPDATE OF now SKIP LOCKED
+),
+raised AS (
+    UPDATE stoker_key
+    SET fence = fence + 1
+    WHERE id = ANY (ARRAY(SELECT key_id FROM locked))
+),
+made AS (
+    INSERT INTO stoker_key (
+        id, kind, name, fence, places, places_by, has_line, period_us, burst, starts
+    )
+    SELECT key_id, kind, name, (SELECT us FROM moment), places, job_id, false, 0, 0, '[]'::jsonb
+    FROM alone
+    WHERE key_id NOT IN (SELECT key_id FROM known)
+    ORDER BY key_id
+    ON CONFLICT (id) DO NOTHING
+    RETURNING id AS key_id, places_by AS job_id, fence
+),
+admitted AS MATERIALIZED (
+    SELECT key_id, job_id, fence FROM locked
+    UNION ALL
+    SELECT key_id, job_id, fence FROM made
+),
+held AS (
+    UPDATE stoker_need
+    SET holds = key_id,
+        fence = ((SELECT jsonb_object_agg(job_id, fence) FROM admitted) ->> id::text)::bigint
+    WHERE id = ANY (ARRAY(SELECT job_id FROM admitted))
+),
+gone AS (
+    DELETE FROM stoker_ready
+    WHERE job_id = ANY (ARRAY(SELECT job_id FROM admitted))
+    RETURNING job_id, queue, rank, attempts, crashes, guards
+),
+leased AS (
+    INSERT INTO stoker_claimed (
+        job_id, lease_id, holder, leased_until_us, queue, rank, attempts, crashes, guards, is_kept
+    )
+    SELECT job_id, %(lease_id)s::bigint, %(holder)s::uuid,
+           (SELECT us FROM moment) + %(lease_us)s::bigint,
+           queue, rank, attempts + 1, crashes, guards, TRUE
+    FROM gone
+    RETURNING job_id, queue, rank, attempts, crashes
+)
+SELECT leased.job_id, %(lease_id)s::bigint,
+       CASE WHEN length(job.package) <= 32768 THEN job.package END,
+       leased.queue, -leased.rank AS priority, leased.attempts, leased.crashes,
+       ((SELECT jsonb_object_agg(job_id, fence) FROM admitted) ->> leased.job_id::text)::bigint,
+       0::float8, '', extract(epoch FROM job.run_after)::float8,
+       CASE WHEN need.kind = 'lock' AND need.places = 1 AND need.on_busy = 'wait'
+           THEN need.key_id END
+FROM leased
+LEFT JOIN stoker_job AS job ON job.id = leased.job_id
+LEFT JOIN stoker_need AS need ON need.id = leased.job_id
+ORDER BY priority DESC, leased.job_id
