@@ -22,6 +22,7 @@ from stoker.cluster.pusher.requests import Pauses
 from stoker.cluster.pusher.roster import Recall, Roster
 from stoker.cluster.wire import Job, is_over, pack_job, permit_of
 from stoker.cluster.worker.worker import Worker
+from stoker.exceptions import BrokerUnavailable
 from stoker.store.engines.sessions import Patience
 
 from tests.unit.cluster.parts import Clock, make_delivery, make_report
@@ -320,13 +321,19 @@ class Stand(MemoryBroker):
 
     def __init__(self, plan: Plan, clock: Clock) -> None:
         super().__init__(plan.settings, clock.time)
+        self.limits: list[int] = []
         self.asked: list[int] = []
         self.permits: list[float] = []
         self.next: list[Delivery] = []
         self.due_seconds: dict[bool, float | None] = {True: None, False: None}
+        self.most = 10
+        """The most jobs for which it answers in time."""
 
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         assert isinstance(request.holder, UUID)
+        self.limits.append(request.limit)
+        if request.limit > self.most:
+            raise BrokerUnavailable("The broker did not answer in time.")
         self.asked.append(request.rated_limit)
         self.permits.append(round(request.permit_seconds, 6))
         deliveries, self.next = self.next, []
@@ -367,6 +374,18 @@ def claims(plan: Plan, broker: Stand, flights: Flights, board: Board) -> Claims:
     dispatch = Dispatch(plan.settings, None, broker)
     patience = Patience(plan.settings, dispatch)
     return Claims(plan, dispatch, patience, flights, board, NothingPaused())
+
+
+def test_claim_that_failed_is_made_for_fewer_jobs(
+    claims: Claims, broker: Stand, clock: Clock
+) -> None:
+    broker.most = 3
+    for _ in range(5):
+        claim(claims, 0, is_hungry=True)
+        clock.turn(0.001)  # too early for another call after a failed one
+        claim(claims, 0, is_hungry=True)
+        clock.turn(60.0)
+    assert broker.limits == [10, 5, 2, 3, 4]
 
 
 def test_no_more_rated_jobs_are_claimed_than_can_start(

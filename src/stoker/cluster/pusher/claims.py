@@ -66,7 +66,7 @@ class Claims:
         pauses.on_resume = self.tempo.hurry
         self._most = CLAIM_AT_ONCE
         """Maximum number of jobs in the next claim. It is lower if packages are long, because
-        the broker would lease and release the jobs that do not fit."""
+        the broker would lease and release the jobs that do not fit, and after a failed claim."""
         self._are_in_doubt = False
         """Whether the broker may have carried out a claim that failed here."""
         self._rated_until = 0.0
@@ -95,25 +95,24 @@ class Claims:
         if self._had_no_slot and prompt_room() > 0:
             self._had_no_slot = False
             self.tempo.hurry()
-        if room <= 0 or not self.tempo.is_due(is_hungry):
+        if room <= 0 or self._patience.is_waiting or not self.tempo.is_due(is_hungry):
             return
         if not self._broker.sees_pauses and not self._pauses.are_known(self._patience):
             return
         limit, rated_limit = min(room, self._most), max(0, prompt_room())
         asked_at = lease_clock()
-        is_calm = not len(self._flights)
         request = self._request(limit, rated_limit, turns)
         answer = self._patience.call(lambda: self._broker.claim(request))
         if answer is None:
             if self._patience.has_met_a_lock:  # nothing was leased; other rows may be unlocked soon
                 self.tempo.note(0, limit)
-            else:
-                self._are_in_doubt = True
+            else:  # a slow database may answer a smaller claim in time
+                self._are_in_doubt, self._most = True, max(1, limit // 2)
             return
         self._are_in_doubt = self._are_in_doubt or self._broker.leaves_doubt
         self._pauses.look_again()
         deliveries = answer.value
-        self.found_nothing = is_calm and not deliveries
+        self.found_nothing = not deliveries and not len(self._flights)
         if deliveries:
             self._flights.add(deliveries, asked_at)
             self.leases.include(asked_at)
@@ -122,7 +121,8 @@ class Claims:
         uses_rates = asked_at < self._rated_until
         self._had_no_slot = uses_rates and not rated_limit
         is_much = sum(map(len, map(attrgetter("package"), deliveries))) > MUCH_BYTES
-        self._most = len(deliveries) if is_much else min(2 * self._most, CLAIM_AT_ONCE)
+        more = self._most + self._most // 4 + 1
+        self._most = len(deliveries) if is_much else min(more, CLAIM_AT_ONCE)
         self.tempo.note(limit if is_much else len(deliveries), limit)
         if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
             self._look_ahead = partial(self._broker.next_due_seconds, rated=rated_limit > 0)
