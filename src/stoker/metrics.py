@@ -72,8 +72,8 @@ def history(
     Args:
         since: aware. The first point begins at the last whole step before it.
         until: aware. The last point contains it.
-        step_seconds: length of a step. It is increased to a multiple of ``finest_step`` if the
-            metrics of that age are stored in longer steps.
+        step_seconds: length of a step. It is rounded to a multiple of ``finest_step``, and is at
+            least that long.
         queue: only this queue.
         task: only this task, by its dotted path.
 

@@ -29,7 +29,7 @@ def stand() -> OrmStand:
 
 @contextmanager
 def decisions() -> Iterator[list[str]]:
-    """Collect the statements that decide about jobs one by one."""
+    """Collect the statements that carry out the decisions of ``guards.admission``."""
     found: list[str] = []
 
     def note(execute, sql, *arguments):  # type: ignore[no-untyped-def] # as Django calls it
@@ -74,7 +74,9 @@ def test_jobs_with_new_keys_are_leased_at_once(stand: OrmStand) -> None:
         pytest.param((need("a"), need("b")), id="two guards"),
     ],
 )
-def test_other_guards_are_decided_one_by_one(stand: OrmStand, needs: tuple[NewNeed, ...]) -> None:
+def test_jobs_with_other_guards_are_left_to_admission(
+    stand: OrmStand, needs: tuple[NewNeed, ...]
+) -> None:
     put(stand, *needs)
     assert lease_free_keys(stand) == []
     with decisions() as made:
@@ -82,8 +84,8 @@ def test_other_guards_are_decided_one_by_one(stand: OrmStand, needs: tuple[NewNe
     assert len(made) == 1
 
 
-def test_key_of_several_jobs_is_decided_one_by_one(stand: OrmStand) -> None:
-    """A cluster starts jobs of one lock in turn, and this depends on all of them."""
+def test_new_key_of_several_jobs_is_left_to_admission(stand: OrmStand) -> None:
+    """Only admission can lease several jobs of one lock, which then start one after another."""
     several = put(stand, need("a"), count=2)
     (alone,) = put(stand, need("b"))
     assert set(claim_ids(stand, turns=4)) == {*several, alone}

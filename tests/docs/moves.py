@@ -228,12 +228,12 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
             running(nothing),
             run_unkept,
         ),
-        ("RUNNING", "the task raises, tries are left"): (running(tasks.fail), run),
-        ("RUNNING", "the task raises, tries are left, the delay is 0"): (
+        ("RUNNING", "the task raises, attempts are left"): (running(tasks.fail), run),
+        ("RUNNING", "the task raises, attempts are left, the delay is 0"): (
             running(tasks.ask_for_retry, 0),
             run,
         ),
-        ("RUNNING", "the task raises, no tries are left"): (running(tasks.fail_once), run),
+        ("RUNNING", "the task raises, no attempts are left"): (running(tasks.fail_once), run),
         ("RUNNING", "the task raises an error that must not be retried"): (
             running(tasks.fail_unretried),
             run,
@@ -242,7 +242,7 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
             running(tasks.return_what_cannot_be_kept),
             run,
         ),
-        ("RUNNING", "the task raises `Retry`, tries are left"): (
+        ("RUNNING", "the task raises `Retry`, attempts are left"): (
             running(tasks.ask_for_retry, 60),
             run,
         ),
@@ -262,14 +262,20 @@ def ways() -> dict[tuple[str, str], tuple[Prepare, Act]]:
             see_to_requests,
         ),
         ("READY", "its queue is cleared"): (ready(nothing), clear),
-        ("RUNNING", "its worker dies, tries are left"): (running(nothing), die),
-        ("RUNNING", "its worker dies, no tries are left"): (running(once), die),
+        ("RUNNING", "its worker dies, attempts are left"): (running(nothing), die),
+        ("RUNNING", "its worker dies, no attempts are left"): (running(once), die),
         ("RUNNING", "its worker dies for the last time that `max_crashes` allows"): (
             running(*in_vain),
             die,
         ),
-        ("RUNNING", "it is killed at its time-out, tries are left"): (running(nothing), be_killed),
-        ("RUNNING", "it is killed at its time-out, no tries are left"): (running(once), be_killed),
+        ("RUNNING", "it is killed at its time-out, attempts are left"): (
+            running(nothing),
+            be_killed,
+        ),
+        ("RUNNING", "it is killed at its time-out, no attempts are left"): (
+            running(once),
+            be_killed,
+        ),
         ("RUNNING", "it is released before it started"): (running(nothing), give_back),
         ("RUNNING", "it has expired before it could start"): (running(late), run),
         ("RUNNING", "its package cannot be opened"): (spoiled, run),

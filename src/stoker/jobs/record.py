@@ -9,7 +9,7 @@ stale lease changes nothing.
     Failed                         ack      job: FAILED, dead letter   attempt
     Retried                        release  after its delay            attempt
     Snoozed                        release  after its delay, attempt not counted
-    Crashed, TimedOut              tries left: as Retried; else as Failed
+    Crashed, TimedOut              as Snoozed, Retried or Failed (see retries.decide_unseen)
 
 A job whose cancellation was requested is never released to run again: it ends as CANCELLED.
 Then the workflows and hooks of the ended jobs continue (stoker.workflows.follow).
@@ -138,8 +138,8 @@ class Recorder:
         """Record a success in the open transaction of its atomic task.
 
         Returns:
-            Whether the lease has ended. One of a broker outside the store has not, because a job
-            acked before the commit could be lost. ``record`` ends it after the commit.
+            Whether the lease has ended. A lease of a broker outside the store has not: if it were
+            acked before the commit, the job could be lost. ``record`` acks it after the commit.
 
         Raises:
             LeaseLost: another cluster has the job, or has recorded it.
@@ -486,8 +486,8 @@ def _retry_at(verdict: Verdict) -> datetime | None:
 
 
 def _wait_of(verdict: Verdict) -> NewWait:
-    """Return the wait of a job that was put back, with the time of the attempt that does not
-    count."""
+    """Return the wait of a job that was snoozed or released. It includes the time of the attempt,
+    which does not count."""
     attempted, outcome = verdict.attempted, verdict.outcome
     assert isinstance(outcome, Snoozed)
     began_at = attempted.finished_at

@@ -17,7 +17,7 @@ LONGEST_HOST = 80
 """Maximum number of characters of the host name in the id of a worker."""
 LONGEST_RECYCLE = 8000
 HANDED_OUT_SECONDS = 1.0
-"""A cluster starts or releases a claimed job within this time."""
+"""A cluster usually starts or releases a claimed job within this time."""
 
 
 class Seat(NamedTuple):

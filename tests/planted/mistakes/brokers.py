@@ -402,7 +402,7 @@ MISTAKES = (
         "a job starts under a new key with a limit of 0",
         [Text("store/sql/claim_free_keys.sql", "        AND need.places > 0\n", "")],
         "tests/conformance/test_free_keys.py",
-        "one_by_one",
+        "left_to_admission",
         database="postgres",
     ),
     Mistake(

@@ -155,7 +155,7 @@ def resume_bulk_operation(
 def stop_bulk_operation(
     request: HttpRequest, bulk_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Stop a bulk operation. Changes that were made are kept. 409: it has ended."""
+    """Stop a bulk operation. The changes that it has made are kept. 409: it has already ended."""
     return _changed(request, bulk.STOP, bulk_id, body, backend)
 
 
