@@ -142,9 +142,10 @@ class Settings:
     )  # fmt: skip
     results: str = option(
         "RESULTS", "database", results_place,
-        "Where results of jobs that succeed at once are kept: `database`; `redis`, the Redis of "
-        "`BROKER`, for `successful_seconds` and at most `successful_count` (default 1,000,000); or "
-        "`cache:NAME`, a cache of `CACHES`, for `successful_seconds` or until it drops them.",
+        "Where results of jobs that succeed at their first attempt are kept: `database`; `redis`, "
+        "the Redis of `BROKER`, for `successful_seconds` and at most `successful_count` (default "
+        "1,000,000); or `cache:NAME`, a cache of `CACHES`, for `successful_seconds` or until it "
+        "drops them.",
     )  # fmt: skip
     dead_letters: tuple[tuple[str, DeadLetters], ...] = option(
         "DEAD_LETTERS", (), letter_policies,

@@ -180,7 +180,7 @@ class Play:
         say(f"\nImported {counted(entries, 'entry', 'entries')} of {of_feeds}.")
         tell_of("Retried, and imported in the end", imported, least_attempts=2)
         given_up = {name: sight for name, sight in seen.items() if sight.outcome.word == GIVEN_UP}
-        tell_of("Dead-lettered, for somebody to look at", given_up)
+        tell_of("Not imported, and kept as dead letters", given_up)
 
     def tell_where_to_look(self, page: str) -> None:
         """Print what the user can do next."""

@@ -274,7 +274,7 @@ class Dispatch:
 
     def _done(self, deliveries: Sequence[Delivery]) -> set[UUID]:
         """Ack the deliveries of a broker that are recorded as finished, and return their job ids.
-        The process that recorded them died before it acked them."""
+        There are such deliveries if the process that recorded them died before it acked them."""
         ended = Job.objects.using(self.settings.database).exclude(status=None)
         among_these = with_keys(ended, [one.job_id for one in deliveries])
         done = set(among_these.values_list("pk", flat=True))

@@ -345,7 +345,7 @@ class Death(NamedTuple):
 
 
 class Watch:
-    """Watches the processes of one cluster."""
+    """Finds the processes of one cluster that must be killed, and explains deaths of workers."""
 
     def __init__(self, settings: Settings, board: Board) -> None:
         self._settings = settings

@@ -19,8 +19,9 @@
 
 A job has the fields of its ``Delivery`` in their order, with its id as bytes and without its turn,
 which only the pusher needs. The permit is the latest start of a job with a rate, in nanoseconds on
-the lease clock, which all processes of a host share; 0 = while its lease lasts. The monitor gets in
-its place the moment until which the lease is known to be valid, on the same clock; 0 = not known.
+the lease clock, which all processes of a host share; 0 = it may start while its lease lasts. A job
+for the monitor has in its place the time until which its lease is certainly valid, on the same
+clock; 0 = unknown.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def is_recorded(report: Report) -> bool:
 
 
 def open_batch(reported: Sequence[Reported]) -> Batch:
-    """Return these reports as columns."""
+    """Convert reports to a batch, which stores each field as a column."""
     reports, jobs = zip(*reported, strict=True)
     _, started_at, finished_at, worker_ids, outcomes, tasks, enqueued_at = zip(
         *reports, strict=True

@@ -148,8 +148,8 @@ class Search:
         self._condition = _condition(wanted)
 
     def rows(self) -> QuerySet[DeadLetter]:
-        """Return all matching dead letters, except those in which only an argument contains the
-        text."""
+        """Return all matching dead letters. Unlike ``page``, do not search arguments for the text,
+        because they are inside packages, which the database cannot read."""
         return DeadLetter.objects.using(self._alias).filter(self._condition)
 
     def page(self, limit: int, after: str | None) -> DeadLetterPage:

@@ -108,7 +108,7 @@ class _Undo:
         # The new jobs wait in the store on every broker. Others cannot undo a withdrawal.
         broker = broker_for(self._settings)
         gone = (broker.store or broker).withdraw(untried)
-        if self._tried(gone):  # they were run and put back since the first look
+        if self._tried(gone):  # they were run and released since the first look
             raise LetterChanged
         back = {job_id: letter for job_id, letter in letters.items() if job_id in gone}
         if back:

@@ -28,8 +28,8 @@ from stoker.values import rates as rate_window
 
 ALREADY_RUNNING = "already running"
 LOOK_AGAIN_EACH_US = 20_000
-"""A job whose keys are locked is checked again later by this time, in microseconds, for each job
-that waits for the same reason already."""
+"""For each job that already waits because its keys are locked, the check of the next such job is
+delayed by this time, in microseconds."""
 LOOK_AGAIN_LATEST_US = 10_000_000
 
 
@@ -236,9 +236,9 @@ class _Admission:
                 self._heads.setdefault(key_id, {})[queue] = (number, job_id)
 
     def _held_ahead(self, holder: UUID) -> set[UUID]:
-        """Return the jobs that others may follow: those that hold a key and are still leased to
-        this cluster. No other cluster can take them over before this transaction ends, because
-        their keys are locked."""
+        """Return the jobs behind which others may be leased: they hold a key and are still leased
+        to this cluster. No other cluster can take them over before this transaction ends, because
+        it has locked their keys."""
         ahead = self._terms.ahead
         held = {one for holders in self._holders.values() for one in holders if one in ahead}
         if not held:

@@ -37,7 +37,7 @@ class WaitCause(TextChoices):
 
     START_TIME = "start_time", "until its start time"
     RETRY = "retry", "for a retry"
-    PUT_BACK = "put_back", "snoozed or put back"
+    PUT_BACK = "put_back", "snoozed or released"
     LOCK = "lock", "blocked by"
     LIMIT = "limit", "blocked by"
     RATE = "rate", "blocked by"

@@ -113,9 +113,9 @@ def run_and_record(
         attempted_of: returns the attempt, given the result of ``run``.
 
     Returns:
-        The result of ``run``, and whether the lease has ended. The success is recorded then. A
-        lease of a broker outside the store has not ended: the job waited there before its task got
-        ``atomic=True``. Recording the attempt again ends it.
+        The result of ``run``, and whether the lease has ended. It has not ended if the job waits
+        at a broker outside the store, because it was enqueued before its task got ``atomic=True``.
+        The success is recorded then, too, and the caller has to record it again to end the lease.
 
     Raises:
         LeaseLost: the lease was lost. Nothing is written, and the caller must not record anything.
@@ -126,8 +126,8 @@ def run_and_record(
     alias, broker = settings.database, broker_for(settings)
     if not broker.capabilities.atomic:
         raise InvalidTask(
-            f"A task with atomic=True needs a queue in the database, and {broker.info()['broker']} "
-            "is none."
+            "A task with atomic=True needs a queue in the database, but the broker is "
+            f"{broker.info()['broker']}."
         )
     is_committed: list[bool] = []
     try:

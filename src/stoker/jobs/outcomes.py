@@ -394,8 +394,8 @@ class Tallies:
         return bool(self._sums) and time.monotonic() >= self._write_at
 
     def add(self, batch: Batch) -> None:
-        """Count the recorded outcomes, with a few calls per task and queue, because this runs
-        for every job."""
+        """Add the recorded outcomes to the sums. The sums are updated once per task and queue, not
+        once per job, because every job passes through here."""
         if not self._is_wanted or not len(batch):
             return
         if not self._sums:

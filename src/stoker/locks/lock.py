@@ -180,7 +180,7 @@ class NamedLock:
         return self._holding.fence
 
     def check(self) -> None:
-        """Raise LockLost unless the lock is still held. Does not ask the store (see ``is_held``).
+        """Raise LockLost unless the lock is still held. Does not query the store (see ``is_held``).
 
         Raises:
             LockLost: the lock is not held; the message says why.

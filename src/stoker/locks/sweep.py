@@ -37,8 +37,8 @@ class Leftovers:
         self._keys_at = 0.0
         self._ticks_at = 0.0
         self._relayed_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
-        """Time of the next run. It is not the start: if no cluster has run for long, repeated
-        relays must still be recognised."""
+        """Time of the next run. The first run is not at the start, so that repeated relays are
+        still recognised if no cluster has run for long."""
         self._begun_at = 0.0
         self._last_key: UUID | None = None
         self._logs_at = 0.0

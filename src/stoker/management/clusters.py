@@ -157,9 +157,9 @@ class StopClusters(_AskClusters):
 class ResizeClusters(_AskClusters):
     """Change the number of workers of clusters.
 
-    Each cluster keeps the number until it ends or gets another one. New workers start within a
-    second. To have fewer, a cluster stops workers once their running jobs have ended. The setting
-    MAX_WORKERS is the largest number; its default is twice WORKERS.
+    Each cluster keeps the new number until it stops or is resized again. New workers start within a
+    second. Surplus workers finish their running jobs and exit. The number may not exceed the
+    setting MAX_WORKERS, which is twice WORKERS by default.
 
     --json writes one object: clusters[] {id, is_done, sentence}.
 

@@ -41,7 +41,7 @@ Seen = tuple[JobState | None, ProgressReport | None]
 
 
 class Subject(NamedTuple):
-    """The job that a URL shows, and the user that may see it."""
+    """The job that a URL shows, and the user who may see it."""
 
     backend: str
     job_id: str

@@ -58,8 +58,8 @@ def free(
 def _give_up(
     alias: str, over: Mapping[UUID, int], again: Mapping[UUID, int], failed: Collection[UUID]
 ) -> tuple[dict[UUID, LockedKey], dict[UUID, int]]:
-    """Delete the needs of the jobs, or let them hold no place any more. Return the locked keys that
-    may block jobs, and key -> number of places that became free."""
+    """Free the places of the jobs, and delete the needs of those that have ended. Return the locked
+    keys that may block jobs, and key -> number of places that became free."""
     needs = Need.objects.using(alias).of_jobs({**over, **again})
     lines = GuardKey.objects.using(alias).lock_lines(
         {need.key_id for needed in needs.values() for need in needed}
@@ -81,7 +81,7 @@ def _give_up(
 
 
 def _to_become_free(alias: str, lines: Mapping[UUID, LockedKey]) -> list[UUID]:
-    """Return the locks that must become free before other jobs start, as further jobs hold them and
+    """Return the locks that must become free before another job starts: other jobs hold them, and
     they block jobs of several queues. See ``_Admission._has_other_lines``."""
     locks = [key_id for key_id, key in lines.items() if key.kind == Need.Kind.LOCK]
     holders = Need.objects.using(alias).holders(locks) if locks else {}

@@ -377,8 +377,12 @@ def _encode_or_name(value: Any, root: str, owner: Callable[[list[Any]], str]) ->
 
 
 def name_argument(steps: list[Any], task: str) -> str:
-    """Name an argument by its position, counted from 1, or its keyword. Removes that step from the
-    path."""
+    """Name an argument for an error message, by its position, counted from 1, or its keyword.
+
+    Args:
+        steps: the path to a value in the arguments. Its first step, the argument, is removed.
+        task: the dotted path of the task.
+    """
     if not steps:
         return f"The arguments of {task}"
     place = steps.pop(0)

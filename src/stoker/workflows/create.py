@@ -79,7 +79,7 @@ def make(settings: Settings, node: Node, name: str = "") -> UUID:
 
 
 class Maker:
-    """Converts nodes to rows."""
+    """Converts the nodes of a workflow to rows."""
 
     def __init__(self, settings: Settings, workflow_id: UUID) -> None:
         self.workflow_id = workflow_id

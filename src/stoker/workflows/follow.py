@@ -152,7 +152,7 @@ def transaction_for(alias: str, job_ids: Iterable[UUID]) -> AbstractContextManag
 def end_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
     """Cancel the jobs that wait in the store. Return their ids.
 
-    The caller must not hold locks: everywhere, jobs are withdrawn before workflows are locked.
+    The caller must not hold locks, because all code withdraws jobs before it locks workflows.
     """
     broker = broker_for(settings).store
     if broker is None:

@@ -289,12 +289,14 @@ class GuardedSearch:
         self._careful_until = time.monotonic() + CAREFUL_SECONDS
 
     def end(self) -> None:
-        """Begin again with the next claim: this one has found jobs, or all were examined."""
+        """End the search, because it has found jobs or has examined all. The next claim begins a
+        new one."""
         self.began, self._look = None, 0
 
     def look(self, limit: int) -> int:
-        """Return the number of ready jobs that the next round examines. The first round examines
-        ``limit`` jobs. If no job may start, each further round examines twice as many."""
+        """Begin a round, and return how many ready jobs it examines: ``limit`` in the first round,
+        and then twice as many in each, because none of those examined before may start. LOOK_MOST
+        bounds further rounds."""
         if self.began is None:
             self.began = time.monotonic()
         look = max(limit, self._look)
@@ -351,8 +353,8 @@ class Claiming:
             )
 
     def _go_on(self, guarded: Sequence[UUID], room: int) -> Iterator[list[Claim]]:
-        """Decide about the jobs with guards of a round: first about those whose keys are free,
-        because the database can do so in one statement."""
+        """Lease the jobs with guards of a round, if their guards admit them. Lease those with free
+        keys first, because the database can do that in one statement."""
         if self._search.waits:
             claims = self._engine.claim_free_keys(guarded, self._leasing)
             yield claims

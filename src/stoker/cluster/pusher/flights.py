@@ -129,8 +129,8 @@ class Flights:
 
     def _send(self, waiting: deque[Flight], worker: int, count: int) -> list[Flight]:
         """Send the first ``count`` of these flights to a worker. The numbers that a worker gets
-        always rise, so that all jobs up to the last started one have started. Flights with a
-        permit overtake others; the overtaken get new numbers."""
+        always rise, so if it has started a number, it has started all lower ones. Flights with a
+        permit overtake others, which then get new numbers."""
         chosen = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         if chosen:
             if chosen[0].number < self._sent_through.get(worker, 0):
@@ -234,8 +234,8 @@ class Flights:
             self._release_late(flight)
 
     def release_unstarted(self) -> None:
-        """Release flights that wait too long: for a worker, as other clusters may have a free one,
-        or for the flights before them. These then wait in the line of their key."""
+        """Release flights that have waited too long. Those without a worker may find one in another
+        cluster. Followers of a turn then wait in the line of their key."""
         before = time.monotonic() - KEEP_SECONDS
         for flight in self.turns.late():
             self.release(flight)

@@ -69,7 +69,7 @@ class Roster:
         self.times = RunTimes(sealer_for(plan.settings))
         self.links: dict[int, WorkerLink] = {}
         self.note_handed_out: Callable[[Sequence[Lease]], bool] = lambda _: True
-        """Called before jobs are sent to workers for their last try. If it returns False, they
+        """Called before jobs are sent to workers for their last attempt. If it returns False, they
         are not sent."""
 
     def welcome(self, worker: int, incarnation: int, stream: Stream) -> WorkerLink:
@@ -111,7 +111,7 @@ class Roster:
 
     def hand_out(self) -> None:
         """Queue frames with waiting jobs for the workers with the least work. Before that, tell
-        the broker in one call which jobs in their last try may start from now on."""
+        the broker in one call which jobs in their last attempt may start from now on."""
         frames = [*self._permitted_frames(), *self._waiting_frames()]
         self._note([flight for _, flights in frames for flight in flights])
         for worker, flights in frames:
@@ -158,7 +158,7 @@ class Roster:
         return count
 
     def _note(self, flights: Iterable[Flight]) -> None:
-        """Tell the broker which jobs in their last try are being sent. If it is unreachable,
+        """Tell the broker which jobs in their last attempt are being sent. If it is unreachable,
         release these jobs, so that they do not delay others."""
         unnoted = [one for one in flights if one.is_last_try and not one.is_noted]
         is_noted = not unnoted or self.note_handed_out([one.delivery.lease for one in unnoted])

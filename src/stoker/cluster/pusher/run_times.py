@@ -17,7 +17,7 @@ PREFETCH_SECONDS = 0.05
 expected to take this long or longer leaves no room for another. So does a job whose run time is
 unknown."""
 LAST_TRY_WEIGHT, LAST_TRY_SECONDS = 25, 0.0001
-"""The expected run time of a job in its last try is raised to at least LAST_TRY_SECONDS, and
+"""The expected run time of a job in its last attempt is raised to at least LAST_TRY_SECONDS, and
 multiplied by LAST_TRY_WEIGHT. So a worker gets at most 20 such jobs per slot, and only one if
 they take 2 ms or more."""
 LONGEST_SECONDS = 1.0
@@ -49,7 +49,7 @@ class RunTimes:
         """The average over the jobs that take turns under a lock; 0 = unknown."""
         self._last: tuple[bytes, bytes, tuple[float, bool]] = NONE_YET
         """Cache for the next job like the last one: the common parts of their packages, and the
-        estimate for a first try."""
+        estimate for a first attempt."""
 
     def estimate(self, delivery: Delivery) -> tuple[float, bool]:
         """Return for how many seconds this job will occupy its slot, at most PREFETCH_SECONDS, and

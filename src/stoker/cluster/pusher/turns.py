@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 FOLLOW_SECONDS = 0.25
 """How long after the start of a turn other jobs may be leased behind it."""
 HELD_UP_SECONDS = 0.1
-"""How long after a claim, and after the start of a turn, followers count as jobs that will soon
-start. Jobs of other keys are then claimed in their place."""
+"""How long after their claim, and after the start of a turn, followers count as jobs that will soon
+start. After that, the pusher claims jobs of other keys in their place."""
 KEEP_SECONDS = 0.5
 """How long an unstarted job is kept while no worker here has room for it."""
 FOLLOWER_SECONDS = 2.0
-"""How long a follower is kept, whatever number of jobs it has waited for."""
+"""How long a follower is kept, however many turns before it have ended meanwhile."""
 
 
 class LineOfFlights:
@@ -61,11 +61,11 @@ class LineOfFlights:
 
 
 class Turns:
-    """The flights of jobs with a lock. One claim or several may lease many jobs of one key to this
-    cluster. One of them at a time waits for a worker or is at one: it has the turn. The others
+    """The flights of jobs with a lock. This cluster may lease many jobs of one key, in one claim or
+    in several. One of them at a time has the turn: it waits for a worker or is at one. The others
     follow it. All of them hold the key, so no other cluster can start a job under it.
 
-    A turn begins when its flight ``came_at``, and so does the wait of a follower.
+    ``came_at`` of a flight is the time when its turn began, or its wait as a follower.
     """
 
     def __init__(self) -> None:
@@ -115,8 +115,8 @@ class Turns:
         return line.first
 
     def leave(self, flight: Flight) -> list[Flight]:
-        """Remove a flight. If it had the turn, return its followers, which are removed with it: its
-        job may still hold the key elsewhere."""
+        """Remove a flight. If it had the turn, remove its followers, too, and return them, because
+        another cluster may now run its job under the same key."""
         key_id = flight.delivery.turn
         line = None if key_id is None else self._lines.get(key_id)
         if key_id is None or line is None:
@@ -153,8 +153,8 @@ class Turns:
 
     @property
     def moving(self) -> int:
-        """The number of followers that will soon start, as they and the turn before them came a
-        moment ago."""
+        """The number of followers that are expected to start soon: the last of them was claimed,
+        and the turn before them began, within HELD_UP_SECONDS."""
         now = time.monotonic()
         return sum(
             len(line.followers) for line in self._followed.values() if line.held_up_at >= now
@@ -162,7 +162,7 @@ class Turns:
 
     @property
     def moving_until(self) -> float:
-        """When ``moving`` falls if no turn begins before, in monotonic seconds."""
+        """When ``moving`` decreases unless another turn begins, in monotonic seconds."""
         now = time.monotonic()
         times = (line.held_up_at for line in self._followed.values())
         return min((one for one in times if one >= now), default=float("inf"))

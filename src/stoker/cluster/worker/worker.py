@@ -434,8 +434,9 @@ class ConcurrentRunner:
         self._workload.flush()
 
     def _plan_care(self) -> None:
-        """Plan to close old connections of asgiref's thread, in which async tasks use the ORM.
-        Repeat it while such tasks run, and once more after the last."""
+        """Schedule a check of the database connections in asgiref's thread, where async tasks use
+        the ORM. It closes unusable ones. Repeat it while async tasks run, and once after the last.
+        """
         if not self._care_is_planned:
             self._care_is_planned = True
             self._care = asyncio.get_running_loop().create_task(self._care_for_connections())

@@ -219,8 +219,8 @@ def _answer_failed(asked: Asked, job: Job) -> Answer:
 
 
 def _letter_of(asked: Asked) -> DeadLetter | None:
-    """Return the dead letter of the logical job, which may belong to another job after a
-    requeue."""
+    """Return the dead letter of the job. If the job was requeued, the dead letter names the newest
+    job of the same logical job."""
     letters = DeadLetter.objects.using(asked.alias)
     own = letters.filter(job_id=asked.job_id).first()
     if own is not None:

@@ -16,7 +16,8 @@ from stoker.values.text import shown_text
 ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 GAP = "  "
 COMFORTABLE = 18
-"""Columns with texts are narrowed to this width before other columns are left out."""
+"""If a table is too wide, its columns of text are narrowed, but not below this width. If that is
+not enough, columns are left out, and then texts are narrowed to NARROWEST."""
 NARROWEST = 8
 WORD = re.compile(r"( *)([^ ]+)")
 INDENT = 2

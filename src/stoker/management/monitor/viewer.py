@@ -71,9 +71,10 @@ class Reading:
 
 
 class PageReader(threading.Thread):
-    """Reads the page that is shown, again and again.
+    """Reads the data of the shown page at regular intervals.
 
-    The screen answers to keys while the database does not answer.
+    This is a separate thread, so that the screen responds to keys while the database does not
+    answer.
     """
 
     def __init__(self, interval_seconds: float, hand_over: Callable[[Any], None]) -> None:

@@ -2,7 +2,7 @@
 -- may block jobs, with their kinds and the number of places that became free (PostgreSQL).
 -- The places of a rate become free with time.
 -- MATERIALIZED: otherwise the planner would check has_line before it waits for the lock, and overlook
--- a line that the lock's last holder has begun.
+-- a line that the previous holder of the row lock has begun.
 -- Plan: primary keys of stoker_need and stoker_key, once for each need.
 WITH gone AS (
     DELETE FROM stoker_need

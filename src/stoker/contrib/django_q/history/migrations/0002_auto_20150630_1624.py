@@ -1,4 +1,4 @@
-"""0001_initial has made the tables as they were after Django Q's migration of this name."""
+"""Empty: 0001_initial creates the tables as they are after Django Q's migration of this name."""
 
 from django.db import migrations
 
