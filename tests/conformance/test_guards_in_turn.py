@@ -81,10 +81,10 @@ def test_no_job_overtakes_the_line_of_its_lock(stand: OrmStand) -> None:
 
 
 @pytest.mark.parametrize("needs", [(LOCK,), (LOCK, need("other"))], ids=["one lock", "two locks"])
-def test_jobs_that_keep_coming_do_not_keep_out_one_that_cannot_follow(
+def test_job_that_cannot_follow_starts_while_jobs_of_its_lock_keep_arriving(
     needs: Any, stand: OrmStand
 ) -> None:
-    """Another cluster serves its queue, or it has another guard, so it waits for a free key."""
+    """It needs a free key, because another cluster serves its queue or it has a second guard."""
     put(stand, LOCK, count=TURNS)
     held = claim(stand)
     (waiting,) = put(stand, *needs, queue="other")
@@ -95,11 +95,11 @@ def test_jobs_that_keep_coming_do_not_keep_out_one_that_cannot_follow(
         if waiting in ids(stand.claim(1, "other", holder=holder)):
             return
         held += claim(stand, *held)
-    pytest.fail("it starves")
+    pytest.fail("the job did not start")
 
 
 def test_lock_that_blocks_jobs_of_two_queues_becomes_free(stand: OrmStand) -> None:
-    """The cluster that holds it claims each time before another cluster does."""
+    """The cluster that holds it claims first after the end of each job."""
     put(stand, LOCK, count=2 * TURNS)
     held = claim(stand)
     (waiting,) = put(stand, LOCK, queue="other")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 def opened_by(session: Session) -> BaseDatabaseWrapper:
     """Return the session's connection, open and in no transaction. The statements that opened it
-    count as if they might have begun one, until the server is asked."""
+    might have begun one, so the engine asks the server once."""
     theirs = session.do(lambda: connections["default"])
     session.do(theirs.ensure_connection)
     assert not session.do(lambda: engine_for(theirs).is_in_transaction(theirs))

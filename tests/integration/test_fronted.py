@@ -216,7 +216,7 @@ class TestEnds:
         assert account.total == 1
 
     def test_atomic_steps_and_hooks_wait_in_the_store(self, broker: Dispatch) -> None:
-        """Outside it, a worker that dies between the ack and the commit would lose the job."""
+        """At the broker, a job would be lost if its worker died between the ack and the commit."""
         account = Account.objects.create()
         step = atomic_tasks.add.si(account.pk)
         chain(step, step).enqueue()
@@ -231,7 +231,7 @@ class TestEnds:
     def test_job_enqueued_before_its_task_became_atomic_is_acked_after_the_commit(
         self, broker: Dispatch
     ) -> None:
-        """Its worker may die before the ack: the job is neither lost nor done again."""
+        """If the worker dies before the ack, the job is neither lost nor repeated."""
         account, job_id = enqueue_to_atomic_task(broker)
         (delivery,) = claim()
         Executor(settings_for(), worker_id="w").run(delivery)
@@ -242,7 +242,9 @@ class TestEnds:
         account.refresh_from_db()
         assert account.total == 1
 
-    def test_lease_of_such_a_job_ends_when_it_is_recorded_again(self, broker: Dispatch) -> None:
+    def test_lease_of_a_job_made_atomic_later_ends_with_the_second_record(
+        self, broker: Dispatch
+    ) -> None:
         account, job_id = enqueue_to_atomic_task(broker)
         assert work_off() == 1
         assert broker.states([job_id]) == {}
@@ -250,10 +252,10 @@ class TestEnds:
         account.refresh_from_db()
         assert account.total == 1
 
-    def test_such_a_job_whose_worker_dies_before_the_ack_is_not_put_back(
+    def test_job_made_atomic_later_is_not_released_if_its_worker_dies_before_the_ack(
         self, broker: Dispatch
     ) -> None:
-        """Its cluster records the crash with a lease that is valid."""
+        """The lease is still valid when the cluster records the crash."""
         account, job_id = enqueue_to_atomic_task(broker)
         (delivery,) = claim()
         attempted = Executor(settings_for(), worker_id="w").run(delivery)
@@ -264,7 +266,9 @@ class TestEnds:
         account.refresh_from_db()
         assert account.total == 1
 
-    def test_such_a_job_that_two_workers_run_is_done_once(self, broker: Dispatch) -> None:
+    def test_job_made_atomic_later_takes_effect_once_if_two_workers_run_it(
+        self, broker: Dispatch
+    ) -> None:
         account, job_id = enqueue_to_atomic_task(broker)
         (first,) = claim()
         (second,) = rescue(broker, job_id)

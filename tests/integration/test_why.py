@@ -153,7 +153,7 @@ def renamed(result: Any) -> None:
 
 
 def test_unknown_task_answers_unknown_task() -> None:
-    """Before a cluster has tried it, while it is put back, and after the grace period."""
+    """Before a cluster has claimed it, while it is released, and after the grace period."""
     result = nothing.enqueue()
     renamed(result)
     sign_on()

@@ -242,7 +242,7 @@ def most_in_a_window(starts: Iterable[Start], period_us: int) -> int:
 
 
 def eager_share(rule: RateRule, state: State | None = None, now_us: int = NOON_US) -> float:
-    """Return the part of the rate that a caller gets that takes each start as early as possible,
+    """Return the part of the rate that a caller gets if it takes each start as early as possible,
     after the initial burst."""
     state = take(rule, state or [], now_us, free(rule, state or [], now_us))
     starts = [(now_us, 0)]

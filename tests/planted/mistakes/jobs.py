@@ -169,11 +169,11 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_fronted.py",
-        "such_a_job",
+        "made_atomic_later",
         needs_redis=True,
     ),
     Mistake(
-        "a job that has ended is put back if its worker dies before the ack",
+        "a job that has ended is released if its worker dies before the ack",
         [Change("jobs.record:Recorder._record_outside", drop("batch.decide(again)"))],
         "tests/integration/test_fronted.py",
         "dies_before_the_ack",

@@ -282,7 +282,7 @@ def test_followers_of_a_long_job_do_not_count_as_starting_soon(
 def test_line_that_goes_slower_than_expected_leaves_room_for_others(
     flights: Flights, locked: Make, clock: Clock
 ) -> None:
-    """Each job ends in time, but there are many."""
+    """No turn is long, but the last follower was claimed more than HELD_UP_SECONDS ago."""
     claimed = locked(4)
     flights.add(claimed, 1.0)
     for delivery in claimed[:2]:
@@ -319,7 +319,7 @@ def test_followers_of_many_jobs_are_released_after_a_while(
 def test_job_claimed_again_after_its_lease_was_lost_follows_itself(
     flights: Flights, locked: Make
 ) -> None:
-    """The loss of the first lease is not noticed before its end."""
+    """The pusher does not notice the loss of the first lease before the job ends."""
     first, second = locked(2)
     again = first._replace(lease_id=first.lease_id + 1)
     flights.add([first, second, again], 1.0)
