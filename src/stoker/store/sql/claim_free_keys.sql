@@ -1,13 +1,15 @@
 -- Claim ready jobs whose only guard is a lock or a limit with a free key: no job holds it, and none
--- waits for it. Move them from ready to claimed, and make the keys that no row of stoker_key has yet
+-- waits for it. Move them from ready to claimed, and insert the keys that no row of stoker_key has
 -- (PostgreSQL).
--- Skip jobs and keys that other transactions have locked, and keys that several of the jobs have.
--- The needs are locked, too, so that a job whose guards were changed meanwhile is skipped.
--- Between the start of this statement and its lock on a key, another transaction may have claimed a
--- job with that key. It has raised the key's fencing number then, so the number is compared after the
--- lock: PostgreSQL takes it from the locked row, and the other one from the row as it was. A key that
--- another transaction makes meanwhile is not made again. The jobs of both stay in ready.
--- A package of more than 32 KiB is NULL: the caller reads as many of these as a claim may take.
+-- Skip jobs and keys that other transactions have locked, and keys that several of the given jobs
+-- have. The needs are locked, too, so that a job is skipped if another transaction is changing its
+-- guards.
+-- Another transaction may claim a job with the same key after this statement has begun, and before it
+-- locks the key. The other claim raises the key's fencing number. So the number that this statement
+-- has seen at its beginning must be that of the row it has locked, or the job stays in ready. It also
+-- stays in ready if another transaction inserts the key first.
+-- A package of more than 32 KiB is returned as NULL. The caller reads these, up to the limit in bytes
+-- of a claim.
 -- The arrays are in subqueries for the reason given in claimed_ack.sql.
 -- Plan: primary keys of stoker_ready, stoker_need, stoker_key and stoker_job, and the index of
 -- stoker_need by holds, once for each job.
