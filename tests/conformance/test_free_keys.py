@@ -152,6 +152,49 @@ def test_free_key_with_more_to_decide_is_left_to_admission(
     assert GuardKey.objects.get().places == places
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["new key", "known key"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(need("l", "limit", 5), id="limit"),
+        pytest.param(need("s", "sequence"), id="sequence"),
+        pytest.param(need("r", "rate", 5, period_us=10**9), id="rate"),
+    ],
+)
+def test_job_with_a_second_guard_is_not_overtaken(
+    stand: OrmStand, other: NewNeed, is_known: bool
+) -> None:
+    if is_known:
+        use_once(stand, need("a"))
+    (first,) = put(stand, need("a"), other, priority=9)
+    (second,) = put(stand, need("a"))
+    assert claim_ids(stand, rated_limit=5) == [first]
+    assert Blocked.objects.get().job_id == second
+
+
+def test_urgent_job_with_a_second_guard_is_not_skipped(stand: OrmStand) -> None:
+    (first,) = put(stand, need("a", on_busy="skip"), need("l", "limit", 5), priority=9)
+    (second,) = put(stand, need("a", on_busy="skip"))
+    refused = {one.job_id: one.refused for one in stand.claim()}
+    assert (refused[first], refused[second]) == ("", "already running")
+
+
+def test_new_and_known_keys_are_locked_without_a_deadlock(stand: OrmStand) -> None:
+    """One transaction has inserted a key, and waits for one that exists. The other has a job for
+    each."""
+    new, known = sorted([need("a"), need("b")], key=lambda one: one.key_id)
+    use_once(stand, known)
+    jobs = [put(stand, one)[0] for one in (new, known)]
+    with session() as both, session() as each:
+        both.begin()
+        both.do(lambda: GuardKey.objects.create(pk=new.key_id, kind=new.kind, name=new.name))
+        waiting = each.start(lambda: lease(stand, jobs))
+        wait_until_waiting()
+        both.do(lambda: GuardKey.objects.select_for_update(nowait=True).get(pk=known.key_id))
+        both.commit()
+        assert waiting.result(PATIENCE_SECONDS) == [jobs[1]]
+
+
 def test_key_that_another_transaction_claims_meanwhile_lets_one_job_start(stand: OrmStand) -> None:
     """The statement does not see that claim, because it has begun before."""
     use_once(stand, need("a"))

@@ -473,6 +473,26 @@ MISTAKES = (
         database="postgres",
     ),
     Mistake(
+        "a job with one guard overtakes a job with two",
+        [
+            Text(
+                "store/sql/claim_free_keys.sql",
+                "    WHERE key_id NOT IN (SELECT key_id FROM contested)\n",
+                "",
+            )
+        ],
+        "tests/conformance/test_free_keys.py",
+        "not_overtaken",
+        database="postgres",
+    ),
+    Mistake(
+        "known keys are locked before new ones are inserted",
+        [Text("store/sql/claim_free_keys.sql", "(SELECT count(*) FROM made) >= 0", "true")],
+        "tests/conformance/test_free_keys.py",
+        "without_a_deadlock",
+        database="postgres",
+    ),
+    Mistake(
         "a job with a free key does not hold it",
         [Text("store/sql/claim_free_keys.sql", "SET holds = key_id,\n        fence", "SET fence")],
         "tests/conformance/test_free_keys.py",

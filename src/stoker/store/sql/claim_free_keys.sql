@@ -2,17 +2,18 @@
 -- waits for it. Move them from ready to claimed, and insert the keys that no row of stoker_key has
 -- (PostgreSQL).
 -- Skip jobs and keys that other transactions have locked, and keys that several of the given jobs
--- have. The needs are locked, too, so that a job is skipped if another transaction is changing its
--- guards.
+-- need, whatever their other guards: their order decides, and this statement does not know it. The
+-- needs are locked, too, so that a job is skipped if another transaction is changing its guards.
 -- Another transaction may claim a job with the same key after this statement has begun, and before it
 -- locks the key. The other claim raises the key's fencing number. So the number that this statement
 -- has seen at its beginning must be that of the row it has locked, or the job stays in ready. It also
--- stays in ready if another transaction inserts the key first.
+-- stays in ready if another transaction inserts the key first. This statement may wait for that
+-- insert, so it locks the other keys afterwards: otherwise two transactions could wait for each other.
 -- A package of more than 32 KiB is returned as NULL. The caller reads these, up to the limit in bytes
 -- of a claim.
 -- The arrays are in subqueries for the reason given in claimed_ack.sql.
 -- Plan: primary keys of stoker_ready, stoker_need, stoker_key and stoker_job, and the index of
--- stoker_need by holds, once for each job.
+-- stoker_need by holds, once or twice for each job. The needs of a job are adjacent.
 WITH moment AS MATERIALIZED (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us
 ),
@@ -26,10 +27,25 @@ candidate AS MATERIALIZED (
         AND need.places > 0
     FOR UPDATE OF ready, need SKIP LOCKED
 ),
+contested AS MATERIALIZED (
+    SELECT need.key_id
+    FROM stoker_ready AS other
+    CROSS JOIN LATERAL (
+        SELECT key_id, job_id
+        FROM stoker_need
+        WHERE id >= other.job_id
+        ORDER BY id
+        LIMIT other.guards
+    ) AS need
+    WHERE other.job_id = ANY ((SELECT %(job_ids)s::uuid[])::uuid[])
+        AND other.job_id NOT IN (SELECT job_id FROM candidate)
+        AND need.job_id = other.job_id
+),
 alone AS MATERIALIZED (
     SELECT key_id, (array_agg(job_id))[1] AS job_id, min(kind) AS kind, min(name) AS name,
            min(places) AS places
     FROM candidate
+    WHERE key_id NOT IN (SELECT key_id FROM contested)
     GROUP BY key_id
     HAVING count(*) = 1
 ),
@@ -43,21 +59,6 @@ free AS MATERIALIZED (
     FROM known
     WHERE NOT EXISTS (SELECT FROM stoker_need AS held WHERE held.holds = known.key_id)
 ),
-locked AS MATERIALIZED (
-    SELECT free.key_id, free.job_id, free.fence + 1 AS fence
-    FROM free
-    JOIN stoker_key AS now ON now.id = free.key_id
-    WHERE now.fence = free.fence
-        AND NOT now.has_line
-        AND now.places = free.places
-        AND COALESCE(now.places_set, now.places) = now.places
-    FOR UPDATE OF now SKIP LOCKED
-),
-raised AS (
-    UPDATE stoker_key
-    SET fence = fence + 1
-    WHERE id = ANY (ARRAY(SELECT key_id FROM locked))
-),
 made AS (
     INSERT INTO stoker_key (
         id, kind, name, fence, places, places_by, has_line, period_us, burst, starts
@@ -68,6 +69,22 @@ made AS (
     ORDER BY key_id
     ON CONFLICT (id) DO NOTHING
     RETURNING id AS key_id, places_by AS job_id, fence
+),
+locked AS MATERIALIZED (
+    SELECT free.key_id, free.job_id, free.fence + 1 AS fence
+    FROM free
+    JOIN stoker_key AS now ON now.id = free.key_id
+    WHERE (SELECT count(*) FROM made) >= 0  -- first insert, see above
+        AND now.fence = free.fence
+        AND NOT now.has_line
+        AND now.places = free.places
+        AND COALESCE(now.places_set, now.places) = now.places
+    FOR UPDATE OF now SKIP LOCKED
+),
+raised AS (
+    UPDATE stoker_key
+    SET fence = fence + 1
+    WHERE id = ANY (ARRAY(SELECT key_id FROM locked))
 ),
 admitted AS MATERIALIZED (
     SELECT key_id, job_id, fence FROM locked
