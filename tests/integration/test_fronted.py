@@ -11,13 +11,11 @@ from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
-from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
-from redis import Redis
 
 from stoker import Lock, Unique, chain, dead_letters, group, queues
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import ClaimRequest, Delivery
+from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings, settings_for
 from stoker.dead_letters import Fate, undoing
@@ -35,33 +33,18 @@ from tests.app import atomic as atomic_tasks
 from tests.app import frail
 from tests.app.models import Account, Ledger
 from tests.app.tasks import add, echo, succeed_at, write_ledger
-from tests.conformance.server_stands import redis_url
 from tests.conformance.stands import message
+from tests.integration.fronted import fronted_broker, holder_of, outside
 from tests.integration.letters import dead
 from tests.integration.work import claim, work_off, work_off_when_due
-
-BACKEND = "stoker.backend.StokerBackend"
 
 pytestmark = [pytest.mark.redis, pytest.mark.django_db(transaction=True)]
 
 
 @pytest.fixture(autouse=True)
 def broker() -> Iterator[Dispatch]:
-    options = {"BROKER": redis_url(), "CLUSTER": f"test-{uuid.uuid4().hex}"}
-    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
-        made = broker_for(settings_for())
-        assert isinstance(made, Dispatch)
+    with fronted_broker() as made:
         yield made
-        client = Redis.from_url(redis_url())
-        for key in client.scan_iter(f"{made.broker.prefix}:*"):  # type: ignore[attr-defined] # of Redis
-            client.delete(key)
-        client.close()
-        made.close()
-
-
-def outside(broker: Dispatch) -> int:
-    sizes = broker.broker.sizes().values()
-    return sum(size["ready"] + size["deferred"] for size in sizes)
 
 
 def statuses() -> set[str | None]:
@@ -72,20 +55,6 @@ ENQUEUED: list[Callable[[], Any]] = [
     lambda: add.enqueue(1, 2),
     lambda: group(add.s(1, 2), add.s(3, 4)).enqueue(),
 ]
-
-
-def enqueue_to_atomic_task(broker: Dispatch) -> tuple[Account, uuid.UUID]:
-    """Enqueue a job as if its task had no ``atomic`` yet: it waits outside the store."""
-    account = Account.objects.create()
-    result = replace(atomic_tasks.add, atomic=False).enqueue(account.pk)
-    assert (outside(broker), Ready.objects.count()) == (1, 0)
-    return account, uuid.UUID(result.id)
-
-
-def rescue(broker: Dispatch, job_id: uuid.UUID) -> list[Delivery]:
-    """End the lease of the job, and claim it again."""
-    broker.expire_holder(_holder_of(broker, job_id))
-    return broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
 
 
 class TestPlaces:
@@ -228,63 +197,11 @@ class TestEnds:
         account.refresh_from_db()
         assert account.total == 3
 
-    def test_job_enqueued_before_its_task_became_atomic_is_acked_after_the_commit(
-        self, broker: Dispatch
-    ) -> None:
-        """If the worker dies before the ack, the job is neither lost nor repeated."""
-        account, job_id = enqueue_to_atomic_task(broker)
-        (delivery,) = claim()
-        Executor(settings_for(), worker_id="w").run(delivery)
-        assert Job.objects.get().status == "SUCCESSFUL"
-        assert list(broker.states([job_id])) == [job_id], "its lease has not ended"
-        assert rescue(broker, job_id) == []
-        assert broker.states([job_id]) == {}
-        account.refresh_from_db()
-        assert account.total == 1
-
-    def test_lease_of_a_job_made_atomic_later_ends_with_the_second_record(
-        self, broker: Dispatch
-    ) -> None:
-        account, job_id = enqueue_to_atomic_task(broker)
-        assert work_off() == 1
-        assert broker.states([job_id]) == {}
-        assert (Job.objects.get().status, Attempt.objects.count()) == ("SUCCESSFUL", 0)
-        account.refresh_from_db()
-        assert account.total == 1
-
-    def test_job_made_atomic_later_is_not_released_if_its_worker_dies_before_the_ack(
-        self, broker: Dispatch
-    ) -> None:
-        """The lease is still valid when the cluster records the crash."""
-        account, job_id = enqueue_to_atomic_task(broker)
-        (delivery,) = claim()
-        attempted = Executor(settings_for(), worker_id="w").run(delivery)
-        crashed = replace(attempted, outcome=Crashed("it was killed", signal=9))
-        assert finish(settings_for(), broker, [crashed]) == set()
-        assert broker.states([job_id]) == {}
-        assert (Job.objects.get().status, Attempt.objects.count()) == ("SUCCESSFUL", 0)
-        account.refresh_from_db()
-        assert account.total == 1
-
-    def test_job_made_atomic_later_takes_effect_once_if_two_workers_run_it(
-        self, broker: Dispatch
-    ) -> None:
-        account, job_id = enqueue_to_atomic_task(broker)
-        (first,) = claim()
-        (second,) = rescue(broker, job_id)
-        executor = Executor(settings_for(), worker_id="w")
-        attempted = executor.run(second)
-        executor.run(first)
-        assert finish(settings_for(), broker, [attempted]) == set()
-        assert broker.states([job_id]) == {}
-        account.refresh_from_db()
-        assert account.total == 1
-
     def test_holder_of_lost_lease_records_nothing(self, broker: Dispatch) -> None:
         result = add.enqueue(1, 2)
         (delivery,) = claim()
         attempted = Executor(settings_for(), worker_id="w").run(delivery)
-        broker.expire_holder(_holder_of(broker, delivery.job_id))
+        broker.expire_holder(holder_of(broker, delivery.job_id))
         (rescued,) = broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
         assert finish(settings_for(), broker, [attempted]) == {delivery.lease}
         assert not Job.objects.exists()
@@ -302,7 +219,7 @@ class TestEnds:
             patch.setattr(broker.broker, "settle", lambda *_, **__: set())  # it dies before the ack
             finish(settings_for(), broker, [attempted])
         assert Job.objects.get().status == "SUCCESSFUL"
-        broker.expire_holder(_holder_of(broker, delivery.job_id))
+        broker.expire_holder(holder_of(broker, delivery.job_id))
         assert broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60)) == []
         assert broker.states([delivery.job_id]) == {}
         assert Attempt.objects.count() == 0
@@ -339,7 +256,7 @@ class TestEnds:
         (delivery,) = claim()
         executor = Executor(settings_for(), worker_id="w")
         success = executor.run(delivery)
-        broker.expire_holder(_holder_of(broker, delivery.job_id))
+        broker.expire_holder(holder_of(broker, delivery.job_id))
         (taken,) = broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
         rescue = Attempted(taken, Crashed("its lease ended"), "", None, time.time())
         with monkeypatch.context() as patch:
@@ -504,11 +421,6 @@ def test_missing_package_becomes_dead_letter(broker: Dispatch) -> None:
     assert letter.message
     assert not Ledger.objects.exists()
     assert Job.objects.get().status == "FAILED"
-
-
-def _holder_of(broker: Dispatch, job_id: uuid.UUID) -> uuid.UUID:
-    (known,) = broker.broker._run("look", [job_id.hex])  # type: ignore[attr-defined] # of Redis
-    return uuid.UUID(known[5].decode())
 
 
 def _client(broker: Dispatch) -> Any:

@@ -140,6 +140,8 @@ class Upkeep:
         self._guards = GuardSweep(settings, broker, beat)
         self._dead_letters = DeadLetterSweep(settings, beat)
         self._pruning = Pruning(settings, beat)
+        self._rescued_at = 0.0
+        """When the last complete ``rescue`` began, as seconds since the epoch."""
         self._workflows = WorkflowSweep(settings, broker, beat)
         self._history = History(settings, beat)
         self._tallies = Tallies(settings)
@@ -316,7 +318,7 @@ class Upkeep:
 
         The jobs are retried, or become dead letters if they have used up their attempts.
         """
-        rescued = 0
+        rescued, began_at = 0, time.time()
         if not self._clock.can_be_trusted():
             return 0
         request = ClaimRequest(BATCH, self._rescuer, self._settings.lease_seconds)
@@ -331,6 +333,7 @@ class Upkeep:
             )
             rescued += len(deliveries)
             self._beat()
+        self._rescued_at = began_at
         if rescued:
             tell("jobs_rescued", count=rescued)
         return rescued
@@ -368,8 +371,16 @@ class Upkeep:
             self._finish(attempted[middle:])
 
     def prune(self) -> int:
-        """Delete results whose retention has ended. Return their number."""
-        return self._pruning.prune()
+        """Delete results whose retention has ended. Return their number.
+
+        A broker outside the store may still lease jobs that have ended, if a process died before it
+        acked them. Only their rows say that they must not run again, so these stay until ``rescue``
+        has seen the ends of such leases.
+        """
+        if self._broker.broker is None:
+            return self._pruning.prune()
+        before = self._rescued_at - 2 * self._settings.lease_seconds
+        return self._pruning.prune(moment(max(0.0, before)))
 
     # -- the lease, the vacuum, the error boundary ------------------------------------------------
 

@@ -30,8 +30,10 @@ from stoker.compat import (
 from stoker.conf import Settings
 from stoker.exceptions import (
     BadSignature,
+    BrokerUnavailable,
     NewerVersion,
     PackageError,
+    Snooze,
     TaskTimeout,
     TransactionLeftOpen,
     UnknownTask,
@@ -53,7 +55,7 @@ from .package import Package, sealer_for
 from .received import each_of, with_received
 from .record import Recorder
 from .results import Result
-from .retries import decide, unprepared
+from .retries import UNREACHABLE_DELAY_SECONDS, decide, unprepared
 from .running import (
     FoundTask,
     Running,
@@ -136,7 +138,10 @@ def run_and_record(
             after_commit(alias, lambda: is_committed.append(True))
             with _inner_blocks_closed(alias):
                 ran = run()
-            has_ended = Recorder(settings, broker).record_in_task(attempted_of(ran))
+            try:
+                has_ended = Recorder(settings, broker).record_in_task(attempted_of(ran))
+            except BrokerUnavailable as error:  # it may know that the lease is lost
+                raise Snooze(UNREACHABLE_DELAY_SECONDS, str(error)) from error
     except Exception:
         if not is_committed:
             raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db import models
 from django.utils import timezone
@@ -27,9 +27,15 @@ class Pruning:
         self._settings = settings
         self._alias = settings.database
         self._beat = beat
+        self._before: datetime | None = None
 
-    def prune(self) -> int:
-        """Delete results whose retention has ended, in batches along an index."""
+    def prune(self, before: datetime | None = None) -> int:
+        """Delete results whose retention has ended, in batches along an index.
+
+        Args:
+            before: delete only results of jobs that ended before this time; None = all.
+        """
+        self._before = before
         keep = self._settings.keep_results
         limits = (
             ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),
@@ -62,6 +68,8 @@ class Pruning:
         return Job.objects.using(self._alias).filter(status=status)
 
     def _delete(self, jobs: models.QuerySet[Job]) -> int:
+        if self._before is not None:
+            jobs = jobs.filter(finished_at__lt=self._before)
         removed = 0
         while job_ids := list(jobs.order_by("finished_at").values_list("pk", flat=True)[:BATCH]):
             told_of = told_by_dead_letters(self._alias, job_ids)

@@ -118,7 +118,7 @@ class Recorder:
         self._alias = settings.database
         self._engine = engine_of(settings.database)
         self._broker = broker
-        self._tallies = tallies
+        self._count: Callable[[Batch], object] = tallies.add if tallies else lambda _: None
         self._settle_outside = settle or self._settle
         self._clock_ns = clock_ns
 
@@ -243,6 +243,8 @@ class Recorder:
             ended, _ = self._record_rest(rest, rowless)
             again = {at: one for at, one in batch.decided.items() if batch.leases[at] not in ended}
             batch.decide(again)  # the leases of jobs that have ended are acked
+            done = rest.succeeded()
+            self._count(done.where(lambda at: done.leases[at] in ended))  # by atomic tasks
         self._settle_outside(*_leases_of(batch))
         return stale
 
@@ -348,9 +350,7 @@ class Recorder:
         succeeded = batch.succeeded()
         marked = set(succeeded.marked)
         at_once = succeeded.where(
-            lambda place: (
-                succeeded.packages[place] and succeeded.attempts[place] == 1 and place not in marked
-            )
+            lambda at: succeeded.packages[at] and succeeded.attempts[at] == 1 and at not in marked
         )
         self._describe(at_once)
         return at_once
@@ -397,8 +397,7 @@ class Recorder:
         """Send signals and log events. They are not repeated if settling the leases fails."""
         if batch.decided or entries or post_execute.receivers:
             announce(self._settings, batch, entries)
-        if self._tallies is not None:
-            self._tallies.add(batch)
+        self._count(batch)
 
     def _package_of(self, batch: Batch, place: int) -> Package | None:
         """Return the job's package without its arguments; None if it cannot be opened."""

@@ -29,9 +29,9 @@ from .package import JobOptions, Package
 
 logger = logging.getLogger("stoker")
 
-UNREAD_DELAY_SECONDS = 5.0
-"""Delay in seconds before the next attempt of a job that could not be prepared because the store
-was unreachable."""
+UNREACHABLE_DELAY_SECONDS = 5.0
+"""Delay in seconds before the next attempt of a job that could not be prepared, or recorded in its
+own transaction, because the store or the broker was unreachable."""
 CRASH_DELAY_CAP_SECONDS = 600.0
 
 
@@ -139,7 +139,7 @@ def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcom
     """Return the outcome for an attempt that failed before its task was called."""
     if isinstance(error, OperationalError | InterfaceError):
         reason = "the result of the previous step could not be read"
-        return outcomes.Snoozed(UNREAD_DELAY_SECONDS, reason)
+        return outcomes.Snoozed(UNREACHABLE_DELAY_SECONDS, reason)
     fault = fault_of(error)
     if is_out_of_attempts(package.options, delivery.attempt):
         return outcomes.Failed(fault)

@@ -156,7 +156,7 @@ MISTAKES = (
                 precede("return is_inside", "self._settle(*_leases_of(batch))"),
             )
         ],
-        "tests/integration/test_fronted.py",
+        "tests/integration/test_made_atomic.py",
         "became",
         needs_redis=True,
     ),
@@ -168,14 +168,14 @@ MISTAKES = (
                 replace("self._check(batch) or _", "self._record_rest(batch, ()) and set()"),
             )
         ],
-        "tests/integration/test_fronted.py",
+        "tests/integration/test_made_atomic.py",
         "made_atomic_later",
         needs_redis=True,
     ),
     Mistake(
         "a job that has ended is released if its worker dies before the ack",
         [Change("jobs.record:Recorder._record_outside", drop("batch.decide(again)"))],
-        "tests/integration/test_fronted.py",
+        "tests/integration/test_made_atomic.py",
         "dies_before_the_ack",
         needs_redis=True,
     ),

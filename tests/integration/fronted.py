@@ -1,0 +1,53 @@
+"""A store in front of a Redis, for tests that claim and record jobs themselves."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from django.test import override_settings
+from redis import Redis
+
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest, Delivery
+from stoker.brokers.dispatch import Dispatch
+from stoker.conf import settings_for
+
+from tests.conformance.server_stands import redis_url
+
+BACKEND = "stoker.backend.StokerBackend"
+
+
+@contextmanager
+def fronted_broker(**options: Any) -> Iterator[Dispatch]:
+    """Let the project use Redis, with a prefix of its own, and empty it afterwards."""
+    options |= {"BROKER": redis_url(), "CLUSTER": f"test-{uuid.uuid4().hex}"}
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+        made = broker_for(settings_for())
+        assert isinstance(made, Dispatch)
+        yield made
+        client = Redis.from_url(redis_url())
+        for key in client.scan_iter(f"{made.broker.prefix}:*"):  # type: ignore[attr-defined] # of Redis
+            client.delete(key)
+        client.close()
+        made.close()
+
+
+def outside(broker: Dispatch) -> int:
+    """Return the number of jobs that wait in Redis."""
+    sizes = broker.broker.sizes().values()
+    return sum(size["ready"] + size["deferred"] for size in sizes)
+
+
+def holder_of(broker: Dispatch, job_id: uuid.UUID) -> uuid.UUID:
+    """Return the cluster to which the job is leased."""
+    (known,) = broker.broker._run("look", [job_id.hex])  # type: ignore[attr-defined] # of Redis
+    return uuid.UUID(known[5].decode())
+
+
+def rescue(broker: Dispatch, job_id: uuid.UUID) -> list[Delivery]:
+    """End the lease of the job, and claim it again."""
+    broker.expire_holder(holder_of(broker, job_id))
+    return broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
