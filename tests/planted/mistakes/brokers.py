@@ -400,14 +400,20 @@ MISTAKES = (
     ),
     Mistake(
         "a job starts under a new key with a limit of 0",
-        [Text("store/sql/claim_free_keys.sql", "        AND need.places > 0\n", "")],
+        [Text("store/sql/claim_free_keys.sql", "        AND places > 0\n", "")],
         "tests/conformance/test_free_keys.py",
         "left_to_admission",
         database="postgres",
     ),
     Mistake(
         "a key that another transaction claims meanwhile is claimed twice",
-        [Text("store/sql/claim_free_keys.sql", "now.fence = free.fence\n        AND ", "")],
+        [
+            Text(
+                "store/sql/claim_free_keys.sql",
+                "AND fence = (",
+                "AND fence >= (",
+            )
+        ],
         "tests/conformance/test_free_keys.py",
         "claims_meanwhile",
         database="postgres",
@@ -417,8 +423,8 @@ MISTAKES = (
         [
             Text(
                 "store/sql/claim_free_keys.sql",
-                "FOR UPDATE OF now SKIP LOCKED",
-                "FOR UPDATE OF now NOWAIT",
+                "AND NOT has_line\n    FOR UPDATE SKIP LOCKED",
+                "AND NOT has_line\n    FOR UPDATE NOWAIT",
             )
         ],
         "tests/conformance/test_free_keys.py",
@@ -427,14 +433,20 @@ MISTAKES = (
     ),
     Mistake(
         "a job with a free key overtakes those that wait for it",
-        [Text("store/sql/claim_free_keys.sql", "        AND NOT now.has_line\n", "")],
+        [Text("store/sql/claim_free_keys.sql", "        AND NOT has_line\n", "")],
         "tests/conformance/test_free_keys.py",
         "more_to_decide",
         database="postgres",
     ),
     Mistake(
         "a job that changes a limit does not change it if the key is free",
-        [Text("store/sql/claim_free_keys.sql", "        AND now.places = free.places\n", "")],
+        [
+            Text(
+                "store/sql/claim_free_keys.sql",
+                "AND places = (",
+                "AND places <= (",
+            )
+        ],
         "tests/conformance/test_free_keys.py",
         "more_to_decide",
         database="postgres",
@@ -444,7 +456,7 @@ MISTAKES = (
         [
             Text(
                 "store/sql/claim_free_keys.sql",
-                "        AND COALESCE(now.places_set, now.places) = now.places\n",
+                "        AND COALESCE(places_set, places) = places\n",
                 "",
             )
         ],
@@ -464,8 +476,8 @@ MISTAKES = (
         [
             Text(
                 "store/sql/claim_free_keys.sql",
-                "WHERE held.holds = known.key_id",
-                "WHERE false",
+                "    WHERE key_id NOT IN (SELECT key_id FROM held)\n",
+                "",
             )
         ],
         "tests/conformance/test_free_keys.py",
@@ -487,14 +499,22 @@ MISTAKES = (
     ),
     Mistake(
         "known keys are locked before new ones are inserted",
-        [Text("store/sql/claim_free_keys.sql", "(SELECT count(*) FROM made) >= 0", "true")],
+        [
+            Text("store/sql/claim_free_keys.sql", "(SELECT count(*) FROM made) >= 0", "true"),
+            Text("store/sql/claim_free_keys.sql", "IN (SELECT key_id FROM made) OR", "IN ("),
+            Text(
+                "store/sql/claim_free_keys.sql",
+                "key_id IN (SELECT key_id FROM locked)",
+                "SELECT key_id FROM locked UNION ALL SELECT key_id FROM made)",
+            ),
+        ],
         "tests/conformance/test_free_keys.py",
         "without_a_deadlock",
         database="postgres",
     ),
     Mistake(
         "a job with a free key does not hold it",
-        [Text("store/sql/claim_free_keys.sql", "SET holds = key_id,\n        fence", "SET fence")],
+        [Text("store/sql/claim_free_keys.sql", "SET holds = key_id, fence", "SET fence")],
         "tests/conformance/test_free_keys.py",
         "held_key_waits",
         database="postgres",

@@ -11,21 +11,26 @@
 -- insert, so it locks the other keys afterwards: otherwise two transactions could wait for each other.
 -- A package of more than 32 KiB is returned as NULL. The caller reads these, up to the limit in bytes
 -- of a claim.
--- The arrays are in subqueries for the reason given in claimed_ack.sql.
+-- The arrays are in subqueries, and values are looked up in JSON objects instead of joined tables, for
+-- the reasons given in claimed_ack.sql.
 -- Plan: primary keys of stoker_ready, stoker_need, stoker_key and stoker_job, and the index of
 -- stoker_need by holds, once or twice for each job. The needs of a job are adjacent.
 WITH moment AS MATERIALIZED (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us
 ),
+given AS MATERIALIZED (
+    SELECT job_id
+    FROM stoker_ready
+    WHERE job_id = ANY ((SELECT %(job_ids)s::uuid[])::uuid[]) AND guards = 1
+    FOR UPDATE SKIP LOCKED
+),
 candidate AS MATERIALIZED (
-    SELECT need.job_id, need.key_id, need.kind, need.name, need.places
-    FROM stoker_ready AS ready
-    JOIN stoker_need AS need ON need.id = ready.job_id
-    WHERE ready.job_id = ANY ((SELECT %(job_ids)s::uuid[])::uuid[])
-        AND ready.guards = 1
-        AND need.kind IN ('lock', 'limit')
-        AND need.places > 0
-    FOR UPDATE OF ready, need SKIP LOCKED
+    SELECT job_id, key_id, kind, name, places
+    FROM stoker_need
+    WHERE id = ANY (ARRAY(SELECT job_id FROM given))
+        AND kind IN ('lock', 'limit')
+        AND places > 0
+    FOR UPDATE SKIP LOCKED
 ),
 contested AS MATERIALIZED (
     SELECT need.key_id
@@ -50,14 +55,19 @@ alone AS MATERIALIZED (
     HAVING count(*) = 1
 ),
 known AS MATERIALIZED (
-    SELECT alone.key_id, alone.job_id, alone.places, before.fence
-    FROM alone
-    JOIN stoker_key AS before ON before.id = alone.key_id
+    SELECT id AS key_id, fence
+    FROM stoker_key
+    WHERE id = ANY (ARRAY(SELECT key_id FROM alone))
+),
+held AS MATERIALIZED (
+    SELECT holds AS key_id
+    FROM stoker_need
+    WHERE holds = ANY (ARRAY(SELECT key_id FROM known))
 ),
 free AS MATERIALIZED (
-    SELECT key_id, job_id, places, fence
+    SELECT key_id, fence
     FROM known
-    WHERE NOT EXISTS (SELECT FROM stoker_need AS held WHERE held.holds = known.key_id)
+    WHERE key_id NOT IN (SELECT key_id FROM held)
 ),
 made AS (
     INSERT INTO stoker_key (
@@ -68,33 +78,36 @@ made AS (
     WHERE key_id NOT IN (SELECT key_id FROM known)
     ORDER BY key_id
     ON CONFLICT (id) DO NOTHING
-    RETURNING id AS key_id, places_by AS job_id, fence
+    RETURNING id AS key_id, fence
 ),
 locked AS MATERIALIZED (
-    SELECT free.key_id, free.job_id, free.fence + 1 AS fence
-    FROM free
-    JOIN stoker_key AS now ON now.id = free.key_id
+    SELECT id AS key_id, fence + 1 AS fence
+    FROM stoker_key
     WHERE (SELECT count(*) FROM made) >= 0  -- first insert, see above
-        AND now.fence = free.fence
-        AND NOT now.has_line
-        AND now.places = free.places
-        AND COALESCE(now.places_set, now.places) = now.places
-    FOR UPDATE OF now SKIP LOCKED
+        AND id = ANY (ARRAY(SELECT key_id FROM free))
+        AND fence = ((SELECT jsonb_object_agg(key_id, fence) FROM free) ->> id::text)::bigint
+        AND places = ((SELECT jsonb_object_agg(key_id, places) FROM alone) ->> id::text)::integer
+        AND COALESCE(places_set, places) = places
+        AND NOT has_line
+    FOR UPDATE SKIP LOCKED
 ),
 raised AS (
     UPDATE stoker_key
     SET fence = fence + 1
     WHERE id = ANY (ARRAY(SELECT key_id FROM locked))
 ),
-admitted AS MATERIALIZED (
-    SELECT key_id, job_id, fence FROM locked
-    UNION ALL
-    SELECT key_id, job_id, fence FROM made
+fences AS MATERIALIZED (
+    SELECT jsonb_object_agg(key_id, fence) AS by_key
+    FROM (SELECT key_id, fence FROM made UNION ALL SELECT key_id, fence FROM locked) AS both_kinds
 ),
-held AS (
+admitted AS MATERIALIZED (
+    SELECT job_id
+    FROM alone
+    WHERE key_id IN (SELECT key_id FROM made) OR key_id IN (SELECT key_id FROM locked)
+),
+taken AS (
     UPDATE stoker_need
-    SET holds = key_id,
-        fence = ((SELECT jsonb_object_agg(job_id, fence) FROM admitted) ->> id::text)::bigint
+    SET holds = key_id, fence = ((SELECT by_key FROM fences) ->> key_id::text)::bigint
     WHERE id = ANY (ARRAY(SELECT job_id FROM admitted))
 ),
 gone AS (
@@ -115,7 +128,7 @@ leased AS (
 SELECT leased.job_id, %(lease_id)s::bigint,
        CASE WHEN length(job.package) <= 32768 THEN job.package END,
        leased.queue, -leased.rank AS priority, leased.attempts, leased.crashes,
-       ((SELECT jsonb_object_agg(job_id, fence) FROM admitted) ->> leased.job_id::text)::bigint,
+       ((SELECT by_key FROM fences) ->> need.key_id::text)::bigint,
        0::float8, '', extract(epoch FROM job.run_after)::float8,
        CASE WHEN need.kind = 'lock' AND need.places = 1 AND need.on_busy = 'wait'
            THEN need.key_id END
