@@ -26,6 +26,25 @@ def test_states_names_every_state(stand: Stand) -> None:
     assert stand.broker.states([running]) == {}
 
 
+def test_packages_of_waiting_and_running_jobs_can_be_read(stand: Stand) -> None:
+    stand.needs("look_up")
+    if stand.leases_are_rows:
+        pytest.skip("its packages are in the rows of the jobs")
+    (running,) = stand.put(package=b"running")
+    delivery = stand.claim_one()
+    (ready,) = stand.put(package=b"ready")
+    (deferred,) = stand.put(package=b"deferred", run_after=stand.now() + 100)
+    unknown = new_job_id()
+    assert stand.broker.packages([unknown, ready, deferred, running]) == {
+        ready: b"ready",
+        deferred: b"deferred",
+        running: b"running",
+    }
+    stand.broker.settle([delivery.lease])
+    assert stand.broker.packages([running]) == {}
+    assert stand.broker.packages([]) == {}
+
+
 def test_waiting_jobs_can_be_withdrawn(stand: Stand) -> None:
     stand.needs("look_up")
     (ready,) = stand.put()

@@ -12,21 +12,27 @@ from uuid import UUID
 
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.test import override_settings
 
+from stoker.brokers.adapters import ADAPTERS
 from stoker.brokers.arrivals import Poller, PollRequest
 from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.ironmq import opened
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.brokers.transport import Line, as_body, as_message, in_turn, lines_of
+from stoker.compat import TaskResultMismatch
 from stoker.exceptions import BrokerUnavailable
+from stoker.jobs.states import JobState
 from stoker.models import Job, Ready, Relayed
 from stoker.models.need import NewNeed
 
+from tests.app.tasks import add, echo
 from tests.cluster.clusters import wait_for
 from tests.conformance.memory_transport import MemoryTransport
 from tests.conformance.server_stands import ArrivalsStand
 from tests.conformance.stands import message
 from tests.conformance.threads import PATIENCE_SECONDS, together
+from tests.integration.work import claim
 
 WAIT_BRIEFLY = {
     "postgresql": "SET lock_timeout = '100ms'",
@@ -48,6 +54,25 @@ def stand() -> Iterator[ArrivalsStand]:
 def transport(stand: ArrivalsStand) -> MemoryTransport:
     made: MemoryTransport = stand.transport
     return made
+
+
+class TestFetching:
+    def test_message_that_has_not_arrived_counts_as_a_job_of_any_task(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = f"{MemoryTransport.__module__}.{MemoryTransport.__qualname__}"
+        monkeypatch.setitem(ADAPTERS, "sqs", path)
+        options = {"BROKER": "sqs://", "CLUSTER": f"test-{uuid.uuid4().hex}"}
+        backend = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}
+        with override_settings(TASKS={"default": backend}):
+            result = add.enqueue(1, 2)
+            for task in (add, echo):
+                found = task.get_result(result.id)
+                assert (found.state, found.task, found.args) == (JobState.READY, task, [])
+            claim()
+            assert add.get_result(result.id).args == [1, 2]
+            with pytest.raises(TaskResultMismatch):
+                echo.get_result(result.id)
 
 
 class TestOnce:

@@ -319,6 +319,11 @@ class Broker(ABC):
         """Return job id -> "ready", "deferred", "blocked" or "running" for the jobs this broker
         has."""
 
+    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
+        """Return job id -> package, for the jobs that this broker has and whose packages only it
+        stores."""
+        return {}
+
     @abstractmethod
     def sizes(self) -> dict[str, dict[str, int]]:
         """Return queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""

@@ -419,6 +419,10 @@ class Dispatch:
                 found |= place.states(rest)
         return found
 
+    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
+        """Return job id -> package, for the jobs of a broker outside the store."""
+        return self.broker.packages(job_ids) if self.broker is not None and job_ids else {}
+
     def sizes(self) -> dict[str, dict[str, int]]:
         """Return queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""
         sizes: dict[str, dict[str, int]] = {}

@@ -152,6 +152,15 @@ class MemoryBroker(Broker):
                 if job_id in jobs
             }
 
+    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
+        with self._lock:
+            return {
+                job_id: jobs[job_id].package
+                for job_id in job_ids
+                for _, jobs in self._places()
+                if job_id in jobs
+            }
+
     def sizes(self) -> dict[str, dict[str, int]]:
         sizes: dict[str, dict[str, int]] = {}
         with self._lock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, fields, replace
 from datetime import timedelta
@@ -15,6 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
+from stoker.brokers.adapters import broker_for
 from stoker.compat import DjangoTaskResult, TaskResultDoesNotExist, TaskResultStatus
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, as_seconds
@@ -27,7 +28,16 @@ from stoker.values.ids import parse_job_id
 
 from .cancel import cancel
 from .package import sealer_for
-from .states import JobState, Progress, not_there, package_of, progress_of, progress_of_one, task_of
+from .states import (
+    JobState,
+    Progress,
+    not_there,
+    package_of,
+    progress_of,
+    progress_of_one,
+    rows_at_broker,
+    task_of,
+)
 
 R = TypeVar("R")
 
@@ -301,19 +311,40 @@ def fetch_many(settings: Settings, job_ids: Iterable[Any]) -> list[Result[Any]]:
     results = []
     for start in range(0, len(wanted), AT_ONCE):
         part = wanted[start : start + AT_ONCE]
-        found = progress_of(settings, part)
-        results += [result_of(settings, one, found[one]) for one in part if one in found]
+        found, rows = _look_up(settings, part)
+        results += [
+            result_of(settings, one, found[one], rows.get(one)) for one in part if one in found
+        ]
     return results
 
 
-def result_of(settings: Settings, job_id: UUID, progress: Progress) -> Result[Any]:
-    """Return the result of a job with this progress."""
-    package = package_of(settings, progress.job)
+def _look_up(
+    settings: Settings, job_ids: Sequence[UUID]
+) -> tuple[dict[UUID, Progress], dict[UUID, Job]]:
+    """Return job id -> progress, and job id -> unsaved row of the jobs that only a broker has."""
+    found = progress_of(settings, job_ids)
+    rowless = [job_id for job_id, progress in found.items() if progress.job is None]
+    rows = rows_at_broker(settings, rowless) if rowless else {}
+    gone = [job_id for job_id in rowless if job_id not in rows]
+    if gone and broker_for(settings).capabilities.look_up:  # they have ended, or have a row now
+        for job_id in gone:
+            del found[job_id]
+        found |= progress_of(settings, gone)
+    return found, rows
+
+
+def result_of(
+    settings: Settings, job_id: UUID, progress: Progress, unsaved: Job | None = None
+) -> Result[Any]:
+    """Return the result of a job with this progress. If the progress has no row, task and arguments
+    are those of the unsaved row."""
+    row = progress.job or unsaved
+    package = package_of(settings, row)
     result: Result[Any] = Result(
-        task=task_of(settings, progress.job),
+        task=task_of(settings, row),
         id=str(job_id),
         status=progress.state.for_django,
-        enqueued_at=None,
+        enqueued_at=row.enqueued_at if row is not None else None,
         started_at=None,
         finished_at=None,
         last_attempted_at=None,

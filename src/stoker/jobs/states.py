@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -153,6 +154,23 @@ def progress_of_one(settings: Settings, job_id: UUID) -> Progress:
     if job_id not in found:
         raise not_there(job_id)
     return found[job_id]
+
+
+def rows_at_broker(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
+    """Return job id -> unsaved row, for the jobs that only a broker outside the store has. The task
+    is "" if the package cannot be opened."""
+    packages = broker_for(settings).packages(job_ids)
+    return {job_id: _packed(settings, job_id, data) for job_id, data in packages.items()}
+
+
+def _packed(settings: Settings, job_id: UUID, data: bytes) -> Job:
+    """Return an unsaved row with the values in a package."""
+    row = Job(id=job_id, package=data)
+    with suppress(PackageError):
+        package = sealer_for(settings).open_without_arguments(data)
+        row.task, row.queue, row.priority = package.task, package.queue, package.priority
+        row.enqueued_at = moment(package.enqueued_at)
+    return row
 
 
 def not_there(job_id: Any) -> TaskResultDoesNotExist:

@@ -17,6 +17,7 @@ from stoker.compat import (
     DEFAULT_TASK_PRIORITY,
     DEFAULT_TASK_QUEUE_NAME,
     DjangoTask,
+    TaskResultMismatch,
 )
 from stoker.exceptions import InvalidTaskOption
 
@@ -367,15 +368,19 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     def get_result(self, result_id: str) -> Result[R]:
         """Return the result of one of this task's jobs.
 
+        A job whose task cannot be known yet, because a server without look-up has it, counts as one
+        of this task's.
+
         Raises:
             TaskResultDoesNotExist: no job with that id exists (any more).
             TaskResultMismatch: the job belongs to another task.
         """
-        return cast("Result[R]", DjangoTask.get_result(self, result_id))
+        return self._checked(cast("Result[R]", self.get_backend().get_result(result_id)))
 
     async def aget_result(self, result_id: str) -> Result[R]:
         """Async version of ``get_result``."""
-        return cast("Result[R]", await DjangoTask.aget_result(self, result_id))
+        result = await self.get_backend().aget_result(result_id)
+        return self._checked(cast("Result[R]", result))
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function in this process, without a job. Also runs ``async def`` functions."""
@@ -384,6 +389,14 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     async def acall(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function in this process, without a job. Sync functions run in a thread."""
         return cast(R, await DjangoTask.acall(self, *args, **kwargs))
+
+    def _checked(self, result: Result[R]) -> Result[R]:
+        """Refuse the result of another task, as Django does."""
+        if not result.task.module_path:
+            return result._with(task=self)
+        if result.task.func != self.func:
+            raise TaskResultMismatch(f"Task does not match (received {result.task.module_path!r})")
+        return result
 
     def _counted_from_now(self) -> Self:
         """Replace the delay by a datetime, for backends that do not support delays."""

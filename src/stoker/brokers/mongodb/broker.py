@@ -244,6 +244,14 @@ class MongodbBroker(Broker):
                 found |= {one["_id"]: one["state"] for one in jobs.find(here, {"state": 1})}
         return found
 
+    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
+        found: dict[UUID, Any] = {}
+        with self._asked() as jobs:
+            for some in batches(job_ids):
+                here = jobs.find({"_id": {"$in": some}}, {"package": 1})
+                found |= {one["_id"]: one.get("package") for one in here}
+        return {job_id: one for job_id, one in found.items() if isinstance(one, bytes)}
+
     def sizes(self) -> dict[str, dict[str, int]]:
         each = {"_id": {"queue": "$queue", "state": "$state"}, "count": {"$sum": 1}}
         sizes: dict[str, dict[str, int]] = {}

@@ -252,6 +252,10 @@ class RedisBroker(Broker):
                     found[UUID(job_id)] = state(known)
         return found
 
+    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
+        found = self._packages([job_id.hex.encode() for job_id in job_ids])
+        return {job_id: one for job_id, one in zip(job_ids, found, strict=True) if one}
+
     def sizes(self) -> dict[str, dict[str, int]]:
         none = {"ready": 0, "deferred": 0, "blocked": 0, "running": 0}
         sizes: dict[str, dict[str, int]] = {}

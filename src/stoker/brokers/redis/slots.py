@@ -221,6 +221,9 @@ class SlottedRedisBroker(Broker):
     def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         return {key: state for one in self.slots for key, state in one.states(job_ids).items()}
 
+    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
+        return {key: one for slot in self.slots for key, one in slot.packages(job_ids).items()}
+
     def sizes(self) -> dict[str, dict[str, int]]:
         sizes: dict[str, dict[str, int]] = {}
         for one in self.slots:
