@@ -21,7 +21,8 @@ from stoker.conf import Settings, settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, as_seconds
 from stoker.models import Job, Note
 from stoker.models.note import ProgressReport
-from stoker.store.engines.sessions import explained, sees_later_commits
+from stoker.store.engines import engine_of
+from stoker.store.engines.sessions import explained
 from stoker.store.written import moment
 from stoker.values.codec import copied
 from stoker.values.ids import parse_job_id
@@ -435,7 +436,7 @@ def refuse_endless_wait(alias: str, job_id: str, commitment: Commitment | None) 
             "before that is committed: wait for it outside of transaction.atomic(); "
             "in a test, let stoker.testing.drain() run it."
         )
-    if not sees_later_commits(connection):
+    if not engine_of(alias).sees_later_commits(connection):
         raise TransactionManagementError(
             "The open transaction never sees what is committed after it began, so it would wait "
             f"for job {job_id} for ever: wait for it outside of transaction.atomic(); "

@@ -1,4 +1,4 @@
-"""PostgreSQL without Django's cursor: prepared statements, and short statements."""
+"""PostgreSQL without Django's cursor: prepared statements, short statements, session defaults."""
 
 from __future__ import annotations
 
@@ -32,11 +32,25 @@ KEPT_KEY = "STOKER_KEEPS_STATEMENTS"
 """Key in ``settings_dict`` of connections that use prepared statements."""
 _known: WeakKeyDictionary[Any, set[bytes]] = WeakKeyDictionary()
 """Connection -> names of the statements prepared in its session."""
+_isolation: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""Connection -> the default isolation level of its session."""
 
 
 def keep_statements(connection: Any) -> None:
     """Use prepared statements on connections with these settings from now on."""
     connection.settings_dict[KEPT_KEY] = True
+
+
+def default_isolation(connection: Any) -> str:
+    """Return the isolation level of transactions that do not name one. It is that of the server,
+    the database or the role, and Django does not know it. Each session is asked once."""
+    connection.ensure_connection()
+    driver = connection.connection
+    if driver not in _isolation:
+        with connection.wrap_database_errors, driver.cursor() as cursor:
+            cursor.execute("SHOW default_transaction_isolation")
+            _isolation[driver] = str(cursor.fetchone()[0])
+    return _isolation[driver]
 
 
 def needs_no_cursor(connection: Any, *known: Any) -> bool:

@@ -34,7 +34,7 @@ from stoker.store.written import (
 
 from .base import CalledLine, Engine, aware
 from .rows import CHANGING
-from .sessions import idle_seconds, lock_seconds
+from .sessions import idle_seconds, is_read_committed, lock_seconds
 
 if TYPE_CHECKING:
     from stoker.models.blocked import BlockedLine
@@ -55,6 +55,9 @@ ALONE = ("VACUUM", "LISTEN")
 PLANNING = "-c enable_bitmapscan=off"
 """For a queue that is missing from its statistics, the planner assumes few rows. It would then
 fetch and sort the whole queue for each claim, however long, instead of reading its index."""
+READ_COMMITTED = r"-c default_transaction_isolation=read\ committed"
+"""The isolation level of a process that decides. A server, a database or a role may have another
+default."""
 AMONG = "= ANY ((SELECT %(keys)s::uuid[])::uuid[])"
 WANTED = "unnest((SELECT %(keys)s::uuid[])) AS wanted (id)"
 LISTS = {
@@ -106,6 +109,9 @@ class PostgreSQL(Engine):
             self._limit_pooled_transactions(settings, limits)
             return ()
         ours = [PLANNING, *(f"-c {name}={value}" for name, value in limits.items())]
+        options = self.connection.settings_dict["OPTIONS"]
+        # after the project's own options, because the last one counts
+        options["options"] = f"{options.get('options', '')} {READ_COMMITTED}".lstrip()
         if keeps_statements:
             ours.append(prepared.PLANNING)
             prepared.keep_statements(self.connection)
@@ -119,7 +125,8 @@ class PostgreSQL(Engine):
         """
         values = {"statement_timeout": max(1, round(settings.database_seconds)) * 1000}
         values |= {name: limits[name] for name in limits if not name.startswith("tcp_")}
-        wish = "; ".join(f"SET LOCAL {name} = {value}" for name, value in values.items())
+        isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+        wish = "; ".join([isolation, *(f"SET LOCAL {one} = {values[one]}" for one in values)])
 
         def limit(
             execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
@@ -146,6 +153,11 @@ class PostgreSQL(Engine):
                 connection.execute_wrappers.append(limit)
 
         connection_created.connect(use, weak=False, dispatch_uid=f"stoker.limits:{self.alias}")
+
+    def sees_later_commits(self, connection: Any) -> bool:
+        if "isolation_level" in connection.settings_dict["OPTIONS"]:
+            return super().sees_later_commits(connection)
+        return is_read_committed(prepared.default_isolation(connection))
 
     def may_be_in_transaction(self, connection: Any) -> bool:
         raw = connection.connection

@@ -117,13 +117,20 @@ class Sessions:
         lock's last holder. If a transaction is open, the block becomes a part of it, whatever its
         isolation level."""
         connection = self.connection
-        is_blind = self.has_isolation_levels and not sees_later_commits(connection)
         is_ours = not connection.in_atomic_block
+        is_blind = is_ours and self.has_isolation_levels and not self.sees_later_commits(connection)
         with transaction.atomic(using=self.alias, savepoint=False):
-            if is_ours and is_blind:
+            if is_blind:
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             yield
+
+    def sees_later_commits(self, connection: Any) -> bool:
+        """Return whether a later statement of a transaction sees new commits, unless that
+        transaction has set its own isolation level. SQLite has no isolation levels, and never sees
+        them."""
+        isolation = getattr(connection, "isolation_level", None)
+        return is_read_committed(getattr(isolation, "name", isolation))
 
     def refuse_too_large(self, value: bytes) -> None:
         """Refuse a value that is too large for the database.
@@ -152,11 +159,9 @@ class Sessions:
         return dead
 
 
-def sees_later_commits(connection: Any) -> bool:
-    """Return whether the connection's isolation level lets later statements see new commits. SQLite
-    has no isolation levels, and never does."""
-    isolation = getattr(connection, "isolation_level", None)
-    name = str(getattr(isolation, "name", isolation)).upper().replace(" ", "_")
+def is_read_committed(level: object) -> bool:
+    """Return whether the isolation level of this name lets later statements see new commits."""
+    name = str(level).upper().replace(" ", "_")
     return name in {"READ_COMMITTED", "READ_UNCOMMITTED"}
 
 
