@@ -68,6 +68,12 @@ MISTAKES = (
         "tests/unit/cluster/test_pauses.py",
     ),
     Mistake(
+        "a claim that failed is made again for as many jobs",
+        [Change("cluster.pusher.claims:Claims.claim", replace("max(1, limit // 2)", "limit"))],
+        "tests/unit/cluster/test_permits.py",
+        "fewer_jobs",
+    ),
+    Mistake(
         "leases are never extended",
         [Change("cluster.pusher.claims:HeldLeases.extend_due", negate("if old:\n    ..."))],
         "tests/unit/cluster/test_leases.py",

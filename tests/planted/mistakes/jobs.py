@@ -180,6 +180,37 @@ MISTAKES = (
         needs_redis=True,
     ),
     Mistake(
+        "the success of a job that waited outside before its task became atomic is not counted",
+        [Change("jobs.record:Recorder._record_outside", drop("self._count(_)"))],
+        "tests/integration/test_made_atomic.py",
+        "counted",
+        needs_redis=True,
+    ),
+    Mistake(
+        "the row of a job is pruned while a broker may lease the job",
+        [
+            Change(
+                "cluster.upkeep:Upkeep.prune",
+                replace("self._broker.broker is None", "True"),
+            )
+        ],
+        "tests/integration/test_made_atomic.py",
+        "pruned",
+        needs_redis=True,
+    ),
+    Mistake(
+        "an atomic job fails if the broker does not answer",
+        [
+            Change(
+                "jobs.execute:run_and_record",
+                replace("Snooze(UNREACHABLE_DELAY_SECONDS, str(error))", "error"),
+            )
+        ],
+        "tests/integration/test_made_atomic.py",
+        "snoozed",
+        needs_redis=True,
+    ),
+    Mistake(
         "the time limit of an atomic task goes on while it is recorded",
         [
             Change(
