@@ -15,7 +15,7 @@ from stoker.cluster.upkeep import Upkeep
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.execute import Executor
-from stoker.jobs.outcomes import Crashed, Snoozed, Tallies
+from stoker.jobs.outcomes import Crashed, Failed, Retried, Snoozed, Tallies
 from stoker.jobs.record import finish
 from stoker.models import Attempt, Job, Ready, Tally
 
@@ -135,6 +135,15 @@ def test_job_made_atomic_later_is_snoozed_if_the_broker_does_not_answer(
     assert account.total == 0
     assert finish(settings_for(), broker, [attempted]) == set()
     assert list(broker.states([job_id])) == [job_id]
+
+
+def test_job_made_atomic_later_fails_if_it_closes_its_connection(broker: Dispatch) -> None:
+    """A snooze would repeat it for ever."""
+    account = Account.objects.create()
+    replace(atomic_tasks.add_and_close_the_connection, atomic=False).enqueue(account.pk)
+    (delivery,) = claim()
+    attempted = Executor(settings_for(), worker_id="w").run(delivery)
+    assert isinstance(attempted.outcome, Failed | Retried)
 
 
 def test_row_of_a_job_made_atomic_later_is_not_pruned_before_its_lease_ends(

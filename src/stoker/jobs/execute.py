@@ -138,9 +138,13 @@ def run_and_record(
             after_commit(alias, lambda: is_committed.append(True))
             with _inner_blocks_closed(alias):
                 ran = run()
+            attempted = attempted_of(ran)
             try:
-                has_ended = Recorder(settings, broker).record_in_task(attempted_of(ran))
-            except BrokerUnavailable as error:  # it may know that the lease is lost
+                has_ended = Recorder(settings, broker).record_in_task(attempted)
+            except BrokerUnavailable as error:
+                if broker.is_inside(attempted.delivery.lease_id):
+                    raise
+                # Only the broker outside the store knows whether the lease is still valid.
                 raise Snooze(UNREACHABLE_DELAY_SECONDS, str(error)) from error
     except Exception:
         if not is_committed:
