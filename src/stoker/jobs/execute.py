@@ -19,6 +19,7 @@ from django.db import connections, transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Delivery
+from stoker.brokers.dispatch import Dispatch
 from stoker.compat import (
     InvalidTask,
     TaskContext,
@@ -138,19 +139,23 @@ def run_and_record(
             after_commit(alias, lambda: is_committed.append(True))
             with _inner_blocks_closed(alias):
                 ran = run()
-            attempted = attempted_of(ran)
-            try:
-                has_ended = Recorder(settings, broker).record_in_task(attempted)
-            except BrokerUnavailable as error:
-                if broker.is_inside(attempted.delivery.lease_id):
-                    raise
-                # Only the broker outside the store knows whether the lease is still valid.
-                raise Snooze(UNREACHABLE_DELAY_SECONDS, str(error)) from error
+            has_ended = _record(settings, broker, attempted_of(ran))
     except Exception:
         if not is_committed:
             raise
         logger.exception("An on_commit hook failed; its job is done and recorded nevertheless.")
     return ran, has_ended
+
+
+def _record(settings: Settings, broker: Dispatch, attempted: Attempted) -> bool:
+    """Record a success in the open transaction. Return whether its lease has ended."""
+    try:
+        return Recorder(settings, broker).record_in_task(attempted)
+    except BrokerUnavailable as error:
+        if broker.is_inside(attempted.delivery.lease_id):
+            raise
+        # Only the broker outside the store knows whether the lease is still valid.
+        raise Snooze(UNREACHABLE_DELAY_SECONDS, str(error)) from error
 
 
 @contextmanager

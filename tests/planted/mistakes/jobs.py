@@ -202,7 +202,7 @@ MISTAKES = (
         "an atomic job fails if the broker does not answer",
         [
             Change(
-                "jobs.execute:run_and_record",
+                "jobs.execute:_record",
                 replace("Snooze(UNREACHABLE_DELAY_SECONDS, str(error))", "error"),
             )
         ],
