@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stoker.brokers.contract import Return
+from stoker.brokers.contract import BrokerJob, Return
 from stoker.values.ids import new_job_id
 
 from tests.conformance.stands import LEASE_SECONDS, Stand
@@ -26,23 +26,30 @@ def test_states_names_every_state(stand: Stand) -> None:
     assert stand.broker.states([running]) == {}
 
 
-def test_packages_of_waiting_and_running_jobs_can_be_read(stand: Stand) -> None:
+def test_packages_and_start_times_of_jobs_can_be_read(stand: Stand) -> None:
     stand.needs("look_up")
     if stand.leases_are_rows:
-        pytest.skip("its packages are in the rows of the jobs")
+        pytest.skip("they are in the rows of the jobs")
+    due = stand.now() + 100
     (running,) = stand.put(package=b"running")
     delivery = stand.claim_one()
     (ready,) = stand.put(package=b"ready")
-    (deferred,) = stand.put(package=b"deferred", run_after=stand.now() + 100)
+    (deferred,) = stand.put(package=b"deferred", run_after=due)
     unknown = new_job_id()
-    assert stand.broker.packages([unknown, ready, deferred, running]) == {
-        ready: b"ready",
-        deferred: b"deferred",
-        running: b"running",
+    assert stand.broker.jobs([unknown, ready, deferred, running]) == {
+        ready: BrokerJob(b"ready"),
+        deferred: BrokerJob(b"deferred", pytest.approx(due, abs=0.001)),
+        running: BrokerJob(b"running"),
     }
-    stand.broker.settle([delivery.lease])
-    assert stand.broker.packages([running]) == {}
-    assert stand.broker.packages([]) == {}
+    stand.broker.settle(again=[Return(delivery.lease, delay_seconds=50, attempts=1)])
+    found = stand.broker.jobs([running])[running]
+    assert found.due == pytest.approx(stand.now() + 50, abs=30)
+    stand.advance(101)
+    leases = [one.lease for one in stand.claim()]
+    assert stand.broker.jobs([deferred]) == {deferred: BrokerJob(b"deferred")}
+    stand.broker.settle(leases)
+    assert stand.broker.jobs([running, deferred]) == {}
+    assert stand.broker.jobs([]) == {}
 
 
 def test_waiting_jobs_can_be_withdrawn(stand: Stand) -> None:

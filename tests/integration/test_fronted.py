@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 import pytest
-from asgiref.sync import async_to_sync
 from django.db import OperationalError, connection, transaction
 from django.test.utils import CaptureQueriesContext
 
@@ -18,7 +17,6 @@ from stoker import Lock, Unique, chain, dead_letters, group, queues
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.dispatch import Dispatch
-from stoker.compat import TaskResultDoesNotExist, TaskResultMismatch, task_backends
 from stoker.conf import Settings, settings_for
 from stoker.dead_letters import Fate, undoing
 from stoker.exceptions import BrokerError, BrokerUnavailable
@@ -30,7 +28,6 @@ from stoker.jobs.record import finish
 from stoker.jobs.states import JobState
 from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Job, Outgoing, Ready
 from stoker.signals import post_execute
-from stoker.values.ids import new_job_id
 
 from tests.app import atomic as atomic_tasks
 from tests.app import frail
@@ -58,73 +55,6 @@ ENQUEUED: list[Callable[[], Any]] = [
     lambda: add.enqueue(1, 2),
     lambda: group(add.s(1, 2), add.s(3, 4)).enqueue(),
 ]
-
-
-class TestFetching:
-    """Results of jobs that only the broker has."""
-
-    def test_job_at_the_broker_is_fetched_with_its_task(self, broker: Dispatch) -> None:
-        result = add.using(priority=5).enqueue(1, second=2)
-        later = add.using(run_after=60).enqueue(1, 2)
-        assert not Job.objects.exists()
-        found = add.get_result(result.id)
-        assert (found.state, found.args, found.kwargs) == (JobState.READY, [1], {"second": 2})
-        assert (found.task.func, found.task.priority) == (add.func, 5)
-        assert found.enqueued_at == result.enqueued_at
-        assert async_to_sync(add.aget_result)(result.id) == found
-        assert task_backends["default"].get_result(result.id) == found
-        assert add.get_result(later.id).state == JobState.DEFERRED
-        claim()
-        assert add.get_result(result.id).state in (JobState.CLAIMED, JobState.RUNNING)
-
-    def test_job_of_another_task_at_the_broker_raises_mismatch(self, broker: Dispatch) -> None:
-        result = add.enqueue(1, 2)
-        with pytest.raises(TaskResultMismatch, match=re.escape(add.module_path)):
-            echo.get_result(result.id)
-        with pytest.raises(TaskResultMismatch, match=re.escape(add.module_path)):
-            async_to_sync(echo.aget_result)(result.id)
-
-    def test_unknown_id_raises_does_not_exist(self, broker: Dispatch) -> None:
-        with pytest.raises(TaskResultDoesNotExist):
-            add.get_result(str(new_job_id()))
-
-    def test_job_that_ends_while_it_is_fetched_is_fetched_from_the_store(
-        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        result = add.enqueue(1, 2)
-        packages = broker.broker.packages
-
-        def packages_after_the_end(job_ids: Any) -> Any:
-            work_off()
-            return packages(job_ids)
-
-        monkeypatch.setattr(broker.broker, "packages", packages_after_the_end)
-        assert add.get_result(result.id).return_value == 3
-
-    def test_job_that_is_deleted_while_it_is_fetched_raises_does_not_exist(
-        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        result = add.enqueue(1, 2)
-        packages = broker.broker.packages
-
-        def packages_after_the_deletion(job_ids: Any) -> Any:
-            broker.purge("default")
-            return packages(job_ids)
-
-        monkeypatch.setattr(broker.broker, "packages", packages_after_the_deletion)
-        with pytest.raises(TaskResultDoesNotExist):
-            add.get_result(result.id)
-
-    def test_job_with_unreadable_package_counts_as_the_tasks_own(self, broker: Dispatch) -> None:
-        job = message(package=b"nonsense")
-        broker.enqueue([job])
-        found = add.get_result(str(job.job_id))
-        assert (found.state, found.task, found.args) == (JobState.READY, add, [])
-
-    def test_cancelled_job_is_recorded_with_its_task(self, broker: Dispatch) -> None:
-        result = add.enqueue(1, 2)
-        assert task_backends["default"].get_result(result.id).cancel()
-        assert Job.objects.get().task == add.module_path
 
 
 class TestPlaces:

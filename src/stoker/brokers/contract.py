@@ -166,6 +166,14 @@ class Delivery(NamedTuple):
         return Lease(self.job_id, self.lease_id)
 
 
+class BrokerJob(NamedTuple):
+    """One job as its broker stores it."""
+
+    package: bytes
+    due: float | None = None
+    """Start time of a deferred job, in seconds since 1970. None = it is not deferred."""
+
+
 @dataclass(frozen=True, slots=True)
 class Return:
     """A leased job to be released, so that it waits again."""
@@ -319,8 +327,8 @@ class Broker(ABC):
         """Return job id -> "ready", "deferred", "blocked" or "running" for the jobs this broker
         has."""
 
-    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
-        """Return job id -> package, for the jobs that this broker has and whose packages only it
+    def jobs(self, job_ids: Sequence[UUID]) -> dict[UUID, BrokerJob]:
+        """Return job id -> job, for the jobs that this broker has and whose packages only it
         stores."""
         return {}
 

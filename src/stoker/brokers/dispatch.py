@@ -33,6 +33,7 @@ from stoker.store.wake import EitherWake, Wake
 from .arrivals import Arrivals
 from .contract import (
     Broker,
+    BrokerJob,
     ClaimRequest,
     Delivery,
     Extension,
@@ -419,9 +420,9 @@ class Dispatch:
                 found |= place.states(rest)
         return found
 
-    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
-        """Return job id -> package, for the jobs of a broker outside the store."""
-        return self.broker.packages(job_ids) if self.broker is not None and job_ids else {}
+    def jobs(self, job_ids: Sequence[UUID]) -> dict[UUID, BrokerJob]:
+        """Return job id -> job, for the jobs of a broker outside the store."""
+        return self.broker.jobs(job_ids) if self.broker is not None and job_ids else {}
 
     def sizes(self) -> dict[str, dict[str, int]]:
         """Return queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""

@@ -17,7 +17,7 @@ from stoker.models.job import Message
 from stoker.store.wake import Wake
 from stoker.values.ids import new_lease_id
 
-from .contract import Broker, Capabilities, ClaimRequest, Delivery, Lease, Return
+from .contract import Broker, BrokerJob, Capabilities, ClaimRequest, Delivery, Lease, Return
 
 
 @dataclass(slots=True)
@@ -152,12 +152,14 @@ class MemoryBroker(Broker):
                 if job_id in jobs
             }
 
-    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
+    def jobs(self, job_ids: Sequence[UUID]) -> dict[UUID, BrokerJob]:
         with self._lock:
             return {
-                job_id: jobs[job_id].package
+                job_id: BrokerJob(
+                    jobs[job_id].package, jobs[job_id].due_at if state == "deferred" else None
+                )
                 for job_id in job_ids
-                for _, jobs in self._places()
+                for state, jobs in self._places()
                 if job_id in jobs
             }
 

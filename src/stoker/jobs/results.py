@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, fields, replace
 from datetime import timedelta
@@ -15,7 +15,6 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.db.transaction import TransactionManagementError
 
-from stoker.brokers.adapters import broker_for
 from stoker.compat import DjangoTaskResult, TaskResultDoesNotExist, TaskResultStatus
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, as_seconds
@@ -32,11 +31,11 @@ from .package import sealer_for
 from .states import (
     JobState,
     Progress,
+    full_progress_of,
+    full_progress_of_one,
     not_there,
     package_of,
-    progress_of,
     progress_of_one,
-    rows_at_broker,
     task_of,
 )
 
@@ -130,13 +129,13 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
 
     @property
     def job(self) -> Job:
-        """The row of the job.
+        """The row of the job. The row is unsaved if the job waits or runs in Redis or MongoDB.
 
         Raises:
             TaskResultDoesNotExist: there is no row yet, or it has been deleted.
         """
         if self._progress is None or self._progress.job is None:
-            self.refresh()
+            self._take(full_progress_of_one(settings_for(self.backend), UUID(self.id)))
         if self._progress is None or self._progress.job is None:
             raise not_there(self.id)
         return self._progress.job
@@ -312,34 +311,14 @@ def fetch_many(settings: Settings, job_ids: Iterable[Any]) -> list[Result[Any]]:
     results = []
     for start in range(0, len(wanted), AT_ONCE):
         part = wanted[start : start + AT_ONCE]
-        found, rows = _look_up(settings, part)
-        results += [
-            result_of(settings, one, found[one], rows.get(one)) for one in part if one in found
-        ]
+        found = full_progress_of(settings, part)
+        results += [result_of(settings, one, found[one]) for one in part if one in found]
     return results
 
 
-def _look_up(
-    settings: Settings, job_ids: Sequence[UUID]
-) -> tuple[dict[UUID, Progress], dict[UUID, Job]]:
-    """Return job id -> progress, and job id -> unsaved row of the jobs that only a broker has."""
-    found = progress_of(settings, job_ids)
-    rowless = [job_id for job_id, progress in found.items() if progress.job is None]
-    rows = rows_at_broker(settings, rowless) if rowless else {}
-    gone = [job_id for job_id in rowless if job_id not in rows]
-    if gone and broker_for(settings).capabilities.look_up:  # they have ended, or have a row now
-        for job_id in gone:
-            del found[job_id]
-        found |= progress_of(settings, gone)
-    return found, rows
-
-
-def result_of(
-    settings: Settings, job_id: UUID, progress: Progress, unsaved: Job | None = None
-) -> Result[Any]:
-    """Return the result of a job with this progress. If the progress has no row, task and arguments
-    are those of the unsaved row."""
-    row = progress.job or unsaved
+def result_of(settings: Settings, job_id: UUID, progress: Progress) -> Result[Any]:
+    """Return the result of a job with this progress."""
+    row = progress.job
     package = package_of(settings, row)
     result: Result[Any] = Result(
         task=task_of(settings, row),

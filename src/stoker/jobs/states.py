@@ -12,6 +12,7 @@ from uuid import UUID
 from django.db.models import TextChoices
 
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import BrokerJob
 from stoker.compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
@@ -64,7 +65,8 @@ class Progress:
     """State, row, failed attempts and worker of one job, as of the time they were read."""
 
     job: Job | None
-    """The job's row. None: the job has not ended, and its broker is outside the store."""
+    """The job's row. None: the job has not ended, and its broker is outside the store. Then
+    ``full_progress_of`` has an unsaved row, unless the broker cannot look up jobs."""
     state: JobState
     failures: Sequence[Attempt] = ()
     """The attempts that did not succeed, in order."""
@@ -156,18 +158,46 @@ def progress_of_one(settings: Settings, job_id: UUID) -> Progress:
     return found[job_id]
 
 
+def full_progress_of(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]:
+    """Return the same as ``progress_of``, also with the rows of jobs that only a broker outside the
+    store has. Those rows are unsaved."""
+    found = progress_of(settings, job_ids)
+    rowless = [job_id for job_id, progress in found.items() if progress.job is None]
+    rows = rows_at_broker(settings, rowless) if rowless else {}
+    found |= {job_id: replace(found[job_id], job=row) for job_id, row in rows.items()}
+    gone = [job_id for job_id in rowless if job_id not in rows]
+    if gone and broker_for(settings).capabilities.look_up:  # they have ended, or have a row now
+        for job_id in gone:
+            del found[job_id]
+        found |= progress_of(settings, gone)
+    return found
+
+
+def full_progress_of_one(settings: Settings, job_id: UUID) -> Progress:
+    """Return the progress of a job, as ``full_progress_of``.
+
+    Raises:
+        TaskResultDoesNotExist: the job does not exist (any more).
+    """
+    found = full_progress_of(settings, [job_id])
+    if job_id not in found:
+        raise not_there(job_id)
+    return found[job_id]
+
+
 def rows_at_broker(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
     """Return job id -> unsaved row, for the jobs that only a broker outside the store has. The task
     is "" if the package cannot be opened."""
-    packages = broker_for(settings).packages(job_ids)
-    return {job_id: _packed(settings, job_id, data) for job_id, data in packages.items()}
+    jobs = broker_for(settings).jobs(job_ids)
+    return {job_id: _packed(settings, job_id, job) for job_id, job in jobs.items()}
 
 
-def _packed(settings: Settings, job_id: UUID, data: bytes) -> Job:
+def _packed(settings: Settings, job_id: UUID, job: BrokerJob) -> Job:
     """Return an unsaved row with the values in a package."""
-    row = Job(id=job_id, package=data)
+    row = Job(id=job_id, package=job.package)
+    row.run_after = None if job.due is None else moment(job.due)
     with suppress(PackageError):
-        package = sealer_for(settings).open_without_arguments(data)
+        package = sealer_for(settings).open_without_arguments(job.package)
         row.task, row.queue, row.priority = package.task, package.queue, package.priority
         row.enqueued_at = moment(package.enqueued_at)
     return row

@@ -26,7 +26,15 @@ from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import BulkWriteError, PyMongoError
 from pymongo.uri_parser import parse_uri
 
-from stoker.brokers.contract import Broker, Capabilities, ClaimRequest, Delivery, Lease, Return
+from stoker.brokers.contract import (
+    Broker,
+    BrokerJob,
+    Capabilities,
+    ClaimRequest,
+    Delivery,
+    Lease,
+    Return,
+)
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
@@ -244,13 +252,15 @@ class MongodbBroker(Broker):
                 found |= {one["_id"]: one["state"] for one in jobs.find(here, {"state": 1})}
         return found
 
-    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
-        found: dict[UUID, Any] = {}
+    def jobs(self, job_ids: Sequence[UUID]) -> dict[UUID, BrokerJob]:
+        found: dict[UUID, BrokerJob] = {}
         with self._asked() as jobs:
             for some in batches(job_ids):
-                here = jobs.find({"_id": {"$in": some}}, {"package": 1})
-                found |= {one["_id"]: one.get("package") for one in here}
-        return {job_id: one for job_id, one in found.items() if isinstance(one, bytes)}
+                for one in jobs.find({"_id": {"$in": some}}, {"package": 1, "due": 1}):
+                    package, due = one.get("package"), one.get("due")
+                    if isinstance(package, bytes):  # not one that another program has damaged
+                        found[one["_id"]] = BrokerJob(package, due and due.timestamp())
+        return found
 
     def sizes(self) -> dict[str, dict[str, int]]:
         each = {"_id": {"queue": "$queue", "state": "$state"}, "count": {"$sum": 1}}

@@ -22,6 +22,7 @@ from redis.cluster import RedisCluster
 
 from stoker.brokers.contract import (
     Broker,
+    BrokerJob,
     Capabilities,
     ClaimRequest,
     Delivery,
@@ -252,9 +253,18 @@ class RedisBroker(Broker):
                     found[UUID(job_id)] = state(known)
         return found
 
-    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
-        found = self._packages([job_id.hex.encode() for job_id in job_ids])
-        return {job_id: one for job_id, one in zip(job_ids, found, strict=True) if one}
+    def jobs(self, job_ids: Sequence[UUID]) -> dict[UUID, BrokerJob]:
+        found = {}
+        for some in batches(job_ids):
+            with self._explained(), self.client.pipeline(transaction=False) as pipeline:
+                pipeline.hmget(self._keys[1], [one.hex for one in some])
+                for one in some:
+                    pipeline.zscore(self._keys[2], one.hex)
+                packages, *scores = pipeline.execute()
+            for job_id, package, due_us in zip(some, packages, scores, strict=True):
+                if package:
+                    found[job_id] = BrokerJob(package, due_us and due_us / MICROSECONDS)
+        return found
 
     def sizes(self) -> dict[str, dict[str, int]]:
         none = {"ready": 0, "deferred": 0, "blocked": 0, "running": 0}

@@ -19,6 +19,7 @@ from zlib import crc32
 from stoker.brokers.contract import (
     CLAIM_BYTES,
     Broker,
+    BrokerJob,
     ClaimRequest,
     Delivery,
     Lease,
@@ -221,8 +222,8 @@ class SlottedRedisBroker(Broker):
     def states(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         return {key: state for one in self.slots for key, state in one.states(job_ids).items()}
 
-    def packages(self, job_ids: Sequence[UUID]) -> dict[UUID, bytes]:
-        return {key: one for slot in self.slots for key, one in slot.packages(job_ids).items()}
+    def jobs(self, job_ids: Sequence[UUID]) -> dict[UUID, BrokerJob]:
+        return {key: one for slot in self.slots for key, one in slot.jobs(job_ids).items()}
 
     def sizes(self) -> dict[str, dict[str, int]]:
         sizes: dict[str, dict[str, int]] = {}
