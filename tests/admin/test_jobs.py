@@ -13,7 +13,7 @@ from stoker.models import Job, Ready, Tally
 from tests.admin.conftest import Visitor
 from tests.app import frail, guarded, tasks
 from tests.integration.letters import dead
-from tests.integration.work import claim, work_off
+from tests.integration.work import claim, outside_the_database, work_off
 
 TRAPPED: list[str] = []
 
@@ -99,6 +99,15 @@ def test_search_finds_a_job_by_its_unique_key(anna: Visitor) -> None:
     now = int(Job.objects.get().enqueued_at.timestamp())
     Tally.objects.create(start=now, seconds=10, queue="default", task="tests.app.frail.fetch")
     assert anna.client.get("/admin/stoker/job/", asked).headers["Location"] == address
+
+
+@pytest.mark.django_db(transaction=True)
+def test_detail_page_of_a_job_at_the_broker_shows_its_call(anna: Visitor, settings: Any) -> None:
+    settings.TASKS = outside_the_database()
+    result = tasks.echo.enqueue("order 7")
+    page = anna.get(f"job/{result.id}/change/")
+    assert tasks.echo.module_path in page
+    assert "order 7" in page
 
 
 def test_detail_page_shows_error_arguments_dead_letter_and_workflow(anna: Visitor) -> None:

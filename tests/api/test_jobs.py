@@ -16,7 +16,7 @@ from tests.app import payments
 from tests.app.exposed import add
 from tests.app.noting import count_quickly
 from tests.app.tasks import fail
-from tests.integration.work import work_off
+from tests.integration.work import outside_the_database, work_off
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -40,6 +40,16 @@ def test_enqueued_job_is_shown_until_its_result(anna: Caller) -> None:
     seen = anna.get(f"jobs/{made['id']}")
     assert (seen["state"], seen["attempts"], seen["return_value"]) == ("SUCCESSFUL", 1, 42)
     assert seen["finished_at"]
+
+
+def test_job_at_the_broker_is_shown_with_its_call(anna: Caller, settings: Any) -> None:
+    settings.TASKS = outside_the_database()
+    result = add.using(queue_name="mail", priority=7, run_after=3600).enqueue(1, second=2)
+    seen = anna.get(f"jobs/{result.id}")
+    assert (seen["task"], seen["args"], seen["kwargs"]) == (add.module_path, [1], {"second": 2})
+    assert (seen["queue"], seen["priority"], seen["state"]) == ("mail", 7, "DEFERRED")
+    assert seen["enqueued_at"] < seen["run_after"]
+    assert seen["waits"] is not None
 
 
 def test_progress_of_a_job_is_shown(anna: Caller) -> None:

@@ -26,6 +26,7 @@ from stoker.why import why
 
 from tests.app import flows, frail, tasks
 from tests.dashboard.conftest import PREFIX, running_job
+from tests.integration.work import outside_the_database
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 
@@ -445,6 +446,16 @@ def test_deferred_job_says_when_it_is_due(ids: dict[str, Any], anna: Client) -> 
     text = re.sub(r"<[^>]+>", "", anna.get(f"{PREFIX}jobs/{ids['late']}/").content.decode())
     assert "until in" not in text
     assert re.search(r"due in \d+ (min|h)", text)
+
+
+def test_page_of_a_job_at_the_broker_shows_its_call(anna: Client, settings: Any) -> None:
+    settings.TASKS = outside_the_database()
+    result = tasks.echo.using(run_after=3600).enqueue("order <7>")
+    page = anna.get(f"{PREFIX}jobs/{result.id}/").content.decode()
+    assert f"{tasks.echo.module_path}</a>" in page
+    assert "order &lt;7&gt;" in page
+    assert re.search(r"due in \d+ (min|h)", re.sub(r"<[^>]+>", "", page))
+    assert "Not before" in page
 
 
 def test_job_that_failed_once_has_one_attempt(ids: dict[str, Any]) -> None:

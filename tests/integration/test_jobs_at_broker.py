@@ -1,20 +1,29 @@
 """Results and details of jobs that only a broker outside the database has."""
 
+import json
 import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.core.management import call_command
 from django.utils import timezone
+from django.utils.dateparse import parse_datetime
 
 from stoker.brokers.dispatch import Dispatch
 from stoker.compat import TaskResultDoesNotExist, TaskResultMismatch, task_backends
+from stoker.conf import settings_for
+from stoker.inspect.timeline import MomentKind
 from stoker.jobs.states import JobState
 from stoker.models import Job
+from stoker.operations.jobs import details_of
 from stoker.values.ids import new_job_id
+from stoker.why import Kind, why
 
+from tests.app.payments import pay
 from tests.app.tasks import add, echo
 from tests.conformance.stands import message
 from tests.integration.fronted import fronted_broker
@@ -110,3 +119,65 @@ class TestFetching:
         result = add.enqueue(1, 2)
         assert task_backends["default"].get_result(result.id).cancel()
         assert Job.objects.get().task == add.module_path
+
+
+class TestDetails:
+    def test_details_of_a_job_at_the_broker_name_its_call(self, broker: Dispatch) -> None:
+        result = pay.using(priority=5).enqueue(7, "DE12")
+        found = details_of(settings_for(), UUID(result.id))
+        facts = {one.label: one.value for one in found.facts}
+        assert (facts["Task"], facts["Queue"], facts["Priority"]) == (pay.module_path, "default", 5)
+        assert facts["Enqueued"] == result.enqueued_at
+        assert (found.label, found.call["pairs"]) == (
+            "order 7",
+            [("order_id", "7"), ("iban", "[withheld]")],
+        )
+        revealed = details_of(settings_for(), UUID(result.id), reveal=True)
+        assert ("iban", "'DE12'") in revealed.call["pairs"]
+        assert (found.life.task, found.life.moments[0].at) == (pay.module_path, facts["Enqueued"])
+        assert found.life.waits is not None
+        claim()
+        found = details_of(settings_for(), UUID(result.id))
+        assert found.progress.state in (JobState.CLAIMED, JobState.RUNNING)
+        assert found.life.task == pay.module_path
+
+    def test_details_of_a_deferred_job_at_the_broker_have_its_start_time(
+        self, broker: Dispatch
+    ) -> None:
+        due_at = timezone.now() + timedelta(hours=1)
+        result = add.using(run_after=due_at).enqueue(1, 2)
+        found = details_of(settings_for(), UUID(result.id))
+        assert due_at in [one.value for one in found.facts if one.label == "Not before"]
+        waits = found.life.moments[-1]
+        assert (waits.kind, waits.until) == (MomentKind.WAITS_FOR_MOMENT, due_at)
+
+    def test_job_with_unreadable_package_shows_where_it_is(self, broker: Dispatch) -> None:
+        job = message(package=b"nonsense")
+        broker.enqueue([job])
+        found = details_of(settings_for(), job.job_id)
+        assert [one.label for one in found.facts] == ["Stored"]
+        assert not found.call["is_readable"]
+        assert why(settings_for(), job.job_id).kind == Kind.UNREADABLE
+
+    def test_command_shows_the_call_of_a_job_at_the_broker(
+        self, broker: Dispatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        due_at = timezone.now() + timedelta(hours=1)
+        result = add.using(run_after=due_at).enqueue(1, second=2)
+        call_command("stoker", "jobs", "show", result.id, json=True)
+        shown = json.loads(capsys.readouterr().out)
+        assert (shown["job"]["task"], shown["job"]["id"]) == (add.module_path, result.id)
+        assert parse_datetime(shown["job"]["run_after"]) == due_at
+        assert (shown["args"], shown["kwargs"]) == (["1"], {"second": "2"})
+
+    def test_why_names_task_and_start_time_of_a_job_at_the_broker(self, broker: Dispatch) -> None:
+        due_at = timezone.now() + timedelta(hours=1)
+        result = add.using(run_after=due_at).enqueue(1, 2)
+        answer = why(settings_for(), UUID(result.id))
+        assert (answer.kind, answer.task, answer.queue) == (
+            Kind.AT_BROKER,
+            add.module_path,
+            "default",
+        )
+        assert answer.facts["due_at"] == due_at
+        assert f"until its start time, {due_at:%Y-%m-%d %H:%M:%S}" in answer.sentence

@@ -42,6 +42,13 @@ def work_off_when_due(worker_id: str = "worker 1") -> None:
         time.sleep(0.02)
 
 
+def outside_the_database() -> dict[str, Any]:
+    """Return the TASKS of a project whose jobs wait in the memory of this process."""
+    options = {"BROKER": "memory://", "CLUSTER": uuid.uuid4().hex}
+    backend = "stoker.backend.StokerBackend"
+    return {"default": {"BACKEND": backend, "QUEUES": [], "OPTIONS": options}}
+
+
 @contextmanager
 def another_database(**changes: Any) -> Iterator[str]:
     """Add an alias that is the default database with these changes."""

@@ -139,7 +139,7 @@ class JobShape(Shape):
     progress: ProgressShape | None
     """The last reported progress; null = none was reported."""
     waits: WaitsShape | None
-    """The waits by cause; null = only the broker knows the job."""
+    """The waits by cause; null = unknown, because its broker cannot look up jobs."""
 
 
 class JobRowShape(Shape):

@@ -13,7 +13,7 @@ from django.db.models import OuterRef, Q, Subquery, TextChoices
 
 from stoker.conf import Settings
 from stoker.jobs.change import is_held
-from stoker.jobs.states import JobState, Progress, package_of, progress_of_one
+from stoker.jobs.states import JobState, Progress, full_progress_of_one, package_of
 from stoker.models import (
     Attempt,
     Blocked,
@@ -104,11 +104,11 @@ class Timeline:
 
     job_id: UUID
     task: str
-    """Dotted path; "" = only the broker knows it."""
+    """Dotted path; "" = unknown, because the broker cannot look up jobs."""
     state: JobState
     moments: Sequence[Moment]
     waits: Waits | None
-    """The waits by cause; None = only the broker knows the job."""
+    """The waits by cause; None = unknown, because the broker cannot look up jobs."""
 
 
 KIND_OF_ATTEMPT = {
@@ -188,7 +188,7 @@ def timeline(
         TaskResultDoesNotExist: the job does not exist (any more).
         BrokerUnavailable, NotMigrated: the store cannot be read.
     """
-    progress = progress or progress_of_one(settings, job_id)
+    progress = progress or full_progress_of_one(settings, job_id)
     with explained(settings.database):
         row = row or row_of(settings, job_id, progress)
         waits = waits_of(settings, progress, row)
@@ -396,8 +396,9 @@ class _Life:
             if is_held(until):
                 return Moment(kind=kind, at=since, is_now=True, text="held by an operator")
             return Moment(kind=kind, at=since, is_now=True, until=until)
-        if self._state == JobState.DEFERRED:
-            return Moment(kind=MomentKind.WAITS_FOR_MOMENT, is_now=True)
+        if self._state == JobState.DEFERRED:  # at a broker outside the store
+            due_at = self._job.run_after if self._job is not None else None
+            return Moment(kind=MomentKind.WAITS_FOR_MOMENT, is_now=True, until=due_at)
         return Moment(kind=MomentKind.WAITS_FOR_WORKER, is_now=True)
 
     def _noted(self) -> Iterator[Moment]:

@@ -144,7 +144,7 @@ def waits_of(settings: Settings, progress: Progress, row: Any = None) -> Waits |
         row: the job's row in its hot table; None = unknown, or it has ended.
 
     Returns:
-        None if only a broker outside the store knows the job.
+        None if they are unknown, because the job's broker cannot look up jobs.
     """
     job = progress.job
     if job is None or job.enqueued_at is None:

@@ -166,7 +166,7 @@ class ShowJob(Subcommand):
     --json writes one object: job (as in `jobs list`, without what follows reason), state, label,
     args, kwargs (each value as text; null if the package cannot be opened), value (as text, or
     null), life[] {kind, at, text, until, seconds, number, worker_id, by, job_id}, waits {seconds,
-    is_complete, causes[] {cause, name, seconds, times}} (null if only the broker knows the job),
+    is_complete, causes[] {cause, name, seconds, times}} (null if its broker cannot look up jobs),
     errors[] {number, kind, exception_class, message, traceback}.
 
     Examples:

@@ -20,7 +20,7 @@ from stoker.inspect.waits import Waits
 from stoker.jobs.change import is_held
 from stoker.jobs.package import Package
 from stoker.jobs.results import fetch, result_of
-from stoker.jobs.states import JobState, Progress, package_of, progress_of_one
+from stoker.jobs.states import JobState, Progress, full_progress_of_one, package_of
 from stoker.models import Cluster, DeadLetter, Job, Workflow
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall, shown_call
@@ -182,13 +182,13 @@ def details_of(settings: Settings, job_id: UUID, *, reveal: bool = False) -> Job
     Raises:
         TaskResultDoesNotExist: No job has this id (any more).
     """
-    progress = progress_of_one(settings, job_id)
+    progress = full_progress_of_one(settings, job_id)
     package = package_of(settings, progress.job)
     with explained(settings.database):
         row = row_of(settings, job_id, progress)
     life = timeline(settings, job_id, progress, row)
     call = None if package is None else shown_call(package, settings.redact, reveal=reveal)
-    if progress.job is None:  # the job is at the broker, and its arguments are unknown
+    if progress.job is None:  # the broker cannot look up jobs
         call = ShownCall([], {}, [])
     return JobDetails(
         job_id,
@@ -215,7 +215,7 @@ def value_of(settings: Settings, job_id: UUID, progress: Progress) -> str | None
 def facts_of(progress: Progress, package: Package | None, waits: Waits | None) -> list[Fact]:
     """Return the details of a job."""
     job = progress.job
-    if job is None:
+    if job is None or not job.task:  # the broker cannot look it up, or its package is unreadable
         return [Fact("Stored", "only by the broker, until the job has ended")]
     most = f" of {package.options.max_attempts}" if package is not None else ""
     identity = package.options.identity if package is not None else ""

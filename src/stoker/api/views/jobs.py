@@ -56,7 +56,7 @@ from stoker.inspect.timeline import row_of
 from stoker.inspect.waits import waits_of
 from stoker.inspect.why.answer import answer_as_plain
 from stoker.jobs.results import Result, result_of
-from stoker.jobs.states import not_there, package_of, progress_of_one
+from stoker.jobs.states import full_progress_of_one, not_there, package_of
 from stoker.operations.jobs import CANCEL, COLUMNS, JobRow, rows_of
 from stoker.operations.operation import Operation
 from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
@@ -426,7 +426,7 @@ def shape_of(settings: Settings, job_id: UUID, *, reveal: bool) -> JobShape:
     Raises:
         TaskResultDoesNotExist: No job has this id (any more).
     """
-    progress = progress_of_one(settings, job_id)
+    progress = full_progress_of_one(settings, job_id)
     job, package = progress.job, package_of(settings, progress.job)
     call = None if package is None else shown_call(package, settings.redact, reveal=reveal)
     result = result_of(settings, job_id, progress)

@@ -171,13 +171,17 @@ class Asked:
         self._row = row
         self.alias = settings.database
         self._seen = seen
-        self.job: Job | None = (
+        self.take(
             seen.job
             if seen is not None
             else Job.objects.using(self.alias).filter(pk=job_id).first()
         )
-        self.task = self.job.task if self.job is not None else ""
-        self.queue = self.job.queue if self.job is not None else ""
+
+    def take(self, job: Job | None) -> None:
+        """Answer about the job with this row. The row may be an unsaved one of a broker."""
+        self.job: Job | None = job
+        self.task = job.task if job is not None else ""
+        self.queue = job.queue if job is not None else ""
 
     def may_be(self, state: JobState) -> bool:
         """Return whether the job may be in this state."""

@@ -17,7 +17,7 @@ from stoker.inspect.stats import (
     longest_silence,
 )
 from stoker.inspect.waits import waits_of
-from stoker.jobs.states import JobState, Progress, progress_of
+from stoker.jobs.states import JobState, Progress, progress_of, rows_at_broker
 from stoker.models import (
     Blocked,
     Cancellation,
@@ -333,14 +333,18 @@ def _at_broker(asked: Asked) -> Answer | None:
     place = broker.states([asked.job_id]).get(asked.job_id)
     if place is None:
         return None
+    if asked.job is None:
+        asked.take(rows_at_broker(asked.settings, [asked.job_id]).get(asked.job_id))
     if place == "ready":
         return answer_ready(asked, None)
     name = broker.info()["broker"]
     if place == "running":
         sentence = f"A cluster has claimed it from the broker {name}, and not reported it yet."
         return asked.answer(Kind.HANDED_OUT, sentence)
-    sentence = f"The broker {name} keeps it until its start time or its next attempt."
-    return asked.answer(Kind.AT_BROKER, sentence, broker=name)
+    due_at = asked.job.run_after if asked.job is not None else None
+    until = "start time or its next attempt" if due_at is None else f"start time, {when(due_at)}"
+    sentence = f"The broker {name} keeps it until its {until}."
+    return asked.answer(Kind.AT_BROKER, sentence, broker=name, due_at=due_at)
 
 
 def _nowhere(asked: Asked) -> Answer:
