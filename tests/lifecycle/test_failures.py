@@ -12,13 +12,14 @@ from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor
 from stoker.jobs.failures import Failure
-from stoker.jobs.outcomes import Attempted, Crashed, Outcome, TimedOut
+from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Crashed, Outcome, Snoozed, TimedOut
 from stoker.jobs.record import finish
 from stoker.jobs.states import JobState
-from stoker.models import DeadLetter, Deferred, Job
+from stoker.models import Claimed, DeadLetter, Deferred, Job
 from stoker.signals import attempt_failed, pre_enqueue
 
 from tests.app import reported, tasks
+from tests.app.noting import count_quickly
 
 pytestmark = pytest.mark.django_db
 
@@ -131,3 +132,56 @@ def test_pre_enqueue_receives_the_job_id() -> None:
     finally:
         pre_enqueue.disconnect(listen)
     assert known == [result.id]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "happened", "error"),
+    [
+        (
+            CLUSTER_GONE,
+            "lost its lease",
+            "its cluster is gone: the lease ended without a heartbeat",
+        ),
+        (
+            Crashed("killed by SIGKILL", signal=9),
+            "failed",
+            "stoker.jobs.record.WorkerCrashed: killed by SIGKILL",
+        ),
+    ],
+)
+def test_log_says_whether_the_lease_or_the_worker_was_lost(
+    outcome: Outcome, happened: str, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = tasks.add.enqueue(1, 2)
+    record(claim(), outcome)
+    begin = f"tests.app.tasks.add[{result.id}] {happened} after 1.000 s, attempt 1: {error}."
+    assert f"{begin} The next attempt is in 2.0 s." in caplog.messages
+
+
+def test_log_of_a_job_that_another_cluster_has_announces_no_attempt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    result = count_quickly.enqueue(1)
+    delivery = claim()
+    Claimed.objects.update(lease_id=delivery.lease_id + 1)  # type: ignore[operator] # of the store
+    Executor(settings_for(), worker_id="me").run(delivery)
+    (line,) = (one for one in caplog.messages if result.id in one and "attempt 1" in one)
+    assert "] lost its lease after" in line
+    assert line.endswith("nothing was stored. Another cluster has the job.")
+
+
+def test_log_of_an_attempt_without_delay_names_no_seconds(caplog: pytest.LogCaptureFixture) -> None:
+    result = tasks.ask_for_retry.enqueue(0)
+    Executor(settings_for(), worker_id="me").run(claim())
+    (line,) = (one for one in caplog.messages if result.id in one and "failed" in one)
+    assert line.endswith("The next attempt is due now.")
+
+
+@pytest.mark.parametrize(("seconds", "delay"), [(0.0, ""), (0.04, ""), (5.0, " for 5.0 s")])
+def test_log_of_a_released_job_names_only_a_real_delay(
+    seconds: float, delay: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "stoker")
+    result = tasks.add.enqueue(1, 2)
+    record(claim(), Snoozed(seconds, "its cluster is gone"))
+    assert f"Job {result.id} is released{delay}: its cluster is gone" in caplog.messages

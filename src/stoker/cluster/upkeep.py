@@ -25,7 +25,7 @@ from stoker.exceptions import StokerError
 from stoker.guards.sweeping import GuardSweep
 from stoker.inspect.queue_depths import queues
 from stoker.jobs.cancel import sweep_requests
-from stoker.jobs.outcomes import Attempted, Cancelled, Crashed, Outcome, Snoozed, Tallies
+from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Cancelled, Outcome, Snoozed, Tallies
 from stoker.jobs.package import JobOptions, sealer_for
 from stoker.jobs.pruning import Pruning
 from stoker.jobs.record import finish
@@ -346,7 +346,7 @@ class Upkeep:
             options = JobOptions(head.max_attempts, head.max_crashes)
             if is_out_of_attempts(options, delivery.attempt, delivery.crashes + 1):
                 return Snoozed(0.0, "its cluster is gone, and no worker had received it")
-        return Crashed("its cluster is gone: the lease ended without a heartbeat")
+        return CLUSTER_GONE
 
     def _finish(self, attempted: Sequence[Attempted]) -> None:
         """Record the outcomes. Outcomes that the store refuses, found by halving, or whose rows are

@@ -19,7 +19,7 @@ from uuid import UUID
 from stoker.compat import task_backends
 from stoker.conf import Settings
 from stoker.dead_letters.policy import tell_task
-from stoker.exceptions import PackageError
+from stoker.exceptions import LeaseLost, PackageError
 from stoker.jobs import outcomes
 from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import Attempted, Batch, Failed, Retried, Verdict
@@ -29,6 +29,8 @@ from stoker.models import DeadLetter, Job
 from stoker.signals import attempt_failed, call_project, dead_lettered, post_execute, tell
 from stoker.store.transactions import after_commit
 from stoker.workflows.hooks import About
+
+LEASE_LOST = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +64,26 @@ class Failure:
         return self.package.task if self.package else ""
 
 
-def tell_failure(settings: Settings, attempted: Attempted, package: Package | None = None) -> None:
-    """Log a failed attempt, and send ``attempt_failed`` if the signal has receivers."""
+def tell_failure(
+    settings: Settings,
+    attempted: Attempted,
+    package: Package | None = None,
+    *,
+    has_lost_cluster: bool = False,
+) -> None:
+    """Log a failed attempt, and send ``attempt_failed`` if the signal has receivers.
+
+    Args:
+        settings: the backend's.
+        attempted: the attempt.
+        package: its package, if it is open already.
+        has_lost_cluster: whether the attempt ended because its cluster or host is gone.
+    """
     outcome, delivery = attempted.outcome, attempted.delivery
     if not isinstance(outcome, Failed | Retried):
         return
     package = package or _opened(settings, attempted)
-    _log(attempted, outcome, package)
+    _log(attempted, outcome, package, has_lost_cluster)
     if not attempt_failed.receivers:
         return
     failure = Failure(
@@ -91,24 +106,44 @@ def tell_failure(settings: Settings, attempted: Attempted, package: Package | No
     )
 
 
-def _log(attempted: Attempted, outcome: Failed | Retried, package: Package | None) -> None:
+def _log(
+    attempted: Attempted,
+    outcome: Failed | Retried,
+    package: Package | None,
+    has_lost_cluster: bool,
+) -> None:
     began_at = attempted.started_at
     after = "" if began_at is None else f" after {max(0.0, attempted.finished_at - began_at):.3f} s"
+    fault = outcome.fault
+    has_lost_lease = has_lost_cluster or fault.exception_class == LEASE_LOST
     follows = "The job has ended"
-    if isinstance(outcome, Retried):
-        follows = f"The next attempt is in {outcome.delay_seconds:.1f} s"
-    trace = outcome.fault.traceback.rstrip()
+    if (
+        fault.exception_class == LEASE_LOST
+    ):  # whatever this process has decided, it will not be recorded
+        follows = "Another cluster has the job"
+    elif isinstance(outcome, Retried):
+        delay = delay_of(outcome.delay_seconds)
+        follows = f"The next attempt is in {delay}" if delay else "The next attempt is due now"
+    error = fault.message.partition("\n")[0] if has_lost_lease else fault.in_one_line
+    trace = fault.traceback.rstrip()
     tell(
         "attempt_failed",
         task=package.task if package else "unknown task",
         job_id=attempted.delivery.job_id,
         queue=attempted.delivery.queue,
         attempt=attempted.delivery.attempt,
+        happened="lost its lease" if has_lost_lease else "failed",
         after=after,
-        error=outcome.fault.in_one_line.removesuffix("."),
+        error=error.removesuffix("."),
         follows=follows,
         traceback=trace if "\n" in trace else "",  # one line says no more than the sentence
     )
+
+
+def delay_of(seconds: float) -> str:
+    """Return a delay as text, ``5.0 s``. A delay that would be ``0.0 s`` is ""."""
+    text = f"{max(0.0, seconds):.1f} s"
+    return "" if text == "0.0 s" else text
 
 
 def _at_hand(fault: Fault) -> BaseException | None:
@@ -144,14 +179,20 @@ def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) ->
     """Send signals and log events for the outcomes in a batch and for new dead letters."""
     for verdict in batch.verdicts(batch.decided):
         if isinstance(verdict.attempted.outcome, outcomes.Crashed | outcomes.TimedOut):
-            tell_failure(settings, replace(verdict.attempted, outcome=verdict.outcome))
+            tell_failure(
+                settings,
+                replace(verdict.attempted, outcome=verdict.outcome),
+                has_lost_cluster=verdict.attempted.outcome == outcomes.CLUSTER_GONE,
+            )
         if isinstance(verdict.outcome, outcomes.Snoozed):
+            delay = delay_of(verdict.outcome.delay_seconds)
             tell(
                 "put_back",
                 job_id=verdict.lease.job_id,
                 task=verdict.attempted.task,
                 attempt=verdict.attempted.delivery.attempt,
                 seconds=verdict.outcome.delay_seconds,
+                delay=f" for {delay}" if delay else "",
                 reason=verdict.outcome.reason,
             )
     if post_execute.receivers:

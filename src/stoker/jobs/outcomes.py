@@ -85,6 +85,9 @@ class Crashed:
     """Whether the task had been called; False if the worker died while it opened the package."""
 
 
+CLUSTER_GONE = Crashed("its cluster is gone: the lease ended without a heartbeat")
+
+
 @dataclass(frozen=True, slots=True)
 class TimedOut:
     """The worker process was killed because the job ran past its hard time-out."""

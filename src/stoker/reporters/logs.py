@@ -93,7 +93,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "Logs of jobs could not be written, and are retried: {error} Parts dropped: {count}.",
     ),
-    "put_back": (logging.INFO, "Job {job_id} is released for {seconds:.1f} s: {reason}"),
+    "put_back": (logging.INFO, "Job {job_id} is released{delay}: {reason}"),
     "job_started": (logging.INFO, "{task}[{short_id}] started, attempt {attempt}"),
     "job_ended": (
         logging.INFO,
@@ -101,7 +101,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "attempt_failed": (
         logging.WARNING,
-        "{task}[{job_id}] failed{after}, attempt {attempt}: {error}. {follows}.",
+        "{task}[{job_id}] {happened}{after}, attempt {attempt}: {error}. {follows}.",
     ),
     "dead_lettered": (
         logging.ERROR,
