@@ -253,7 +253,8 @@ class OrmBroker(Broker):
             The new rows in ready.
         """
         deferred = Deferred.objects.using(self.alias)
-        return [Place(*row) for row in self.engine.move_due(deferred, limit, from_us)]
+        with self.engine.deciding_at_once():
+            return [Place(*row) for row in self.engine.move_due(deferred, limit, from_us)]
 
     def _call_due(self, rated_limit: int) -> int:
         called = call_due(self.alias, rated_limit)
@@ -270,7 +271,7 @@ class OrmBroker(Broker):
 
     def _extend_waiting(self, lease: Lease, lease_seconds: float) -> bool:
         """Wait for the lease's row and extend it. Return whether the lease was valid then."""
-        with transaction.atomic(using=self.alias):
+        with self.engine.deciding():
             rows = lock_by_key(self._leases, [lease.job_id], "lease_id")
             if [row.lease_id for row in rows] != [lease.lease_id]:
                 return False
@@ -282,7 +283,7 @@ class OrmBroker(Broker):
         """Extend the leases, except those that another transaction has locked. If the host of that
         transaction is gone, its lock may last so long that all other leases would expire."""
         lease_us = microseconds(lease_seconds)
-        with explained(self.alias):
+        with explained(self.alias), self.engine.deciding_at_once():
             extended = self.engine.extend_leases(self._leases, lease_keys(leases), lease_us)
             if len(extended) == len(leases):  # nearly always
                 return Extension(set(), set())
@@ -347,7 +348,7 @@ class OrmBroker(Broker):
 
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         leasing = leasing_of(request)
-        with explained(self.alias):
+        with explained(self.alias), self.engine.deciding_at_once():
             rows = self.engine.claim_expired(self._leases, request.limit, leasing)
             found, left = read_long(self.alias, deliveries_of(rows, leasing.lease_id))
             if left:  # these leases expire at once, and the next call takes the jobs over

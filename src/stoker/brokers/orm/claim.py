@@ -369,7 +369,8 @@ class Claiming:
         """Claim jobs without guards. See ``Engine.claim_ready``."""
         ready = Ready.objects.using(self._alias)
         spans = self._marks.spans(self._queues) if self._engine.claims_by_marks else {}
-        return self._engine.claim_ready(ready, self._queues, spans, self._limit, self._leasing)
+        with self._engine.deciding_at_once():
+            return self._engine.claim_ready(ready, self._queues, spans, self._limit, self._leasing)
 
     def _decide(self, lock: Callable[[], list[Place]], look: int, room: int) -> list[Claim]:
         """Lease the ready jobs that no guard holds back."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -124,6 +124,15 @@ class Sessions:
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             yield
+
+    def deciding_at_once(self) -> AbstractContextManager[None]:
+        """Let a single statement read committed. Open a transaction only if the session's isolation
+        level is stricter: processes of a cluster save its round trips."""
+        connection = self.connection
+        is_enough = connection.in_atomic_block or not self.has_isolation_levels
+        if is_enough or self.sees_later_commits(connection):
+            return nullcontext()
+        return self.deciding()
 
     def sees_later_commits(self, connection: Any) -> bool:
         """Return whether a later statement of a transaction sees new commits, unless that
