@@ -46,7 +46,6 @@ SLICES = {
     "cluster/monitor.py": "a process of its own, or with `--single` a thread of the core",
     "cluster/scheduler.py": "as the monitor",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
-    "cluster/pusher/turns.py": "the turns of jobs with a lock: with the flights 540 lines",
     "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",
     "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",

@@ -18,7 +18,7 @@ from django.db import Error, InterfaceError, OperationalError, connections
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.brokers.dispatch import Dispatch
-from stoker.cluster.pusher.run_times import outline
+from stoker.cluster.pusher.estimates import outline
 from stoker.conf import Settings
 from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.exceptions import StokerError

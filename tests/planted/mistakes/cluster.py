@@ -161,7 +161,7 @@ MISTAKES = (
         "jobs of one lock are sent to workers together",
         [
             Change(
-                "cluster.pusher.turns:Turns.begin",
+                "cluster.pusher.flights:Turns.begin",
                 replace("line.first is None", "True"),
             )
         ],
@@ -191,7 +191,7 @@ MISTAKES = (
         "followers of many jobs keep idle workers from other jobs",
         [
             Change(
-                "cluster.pusher.turns:LineOfFlights.held_up_at",
+                "cluster.pusher.flights:LineOfFlights.held_up_at",
                 replace(
                     "min(self.first.came_at, self.followers[-1].came_at)", "self.first.came_at"
                 ),
@@ -213,7 +213,7 @@ MISTAKES = (
         "jobs of an unknown task are prefetched",
         [
             Change(
-                "cluster.pusher.run_times:RunTimes._look_at",
+                "cluster.pusher.estimates:RunTimes._look_at",
                 replace("self._expected.get(name, PREFETCH_SECONDS)", "0.0"),
             )
         ],

@@ -17,7 +17,7 @@ from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 TIMED = (
     "store.engines.sessions", "cluster.board", "cluster.crew",
     "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.requests",
-    "cluster.pusher.roster", "cluster.pusher.turns", "cluster.worker.workload",
+    "cluster.pusher.roster", "cluster.worker.workload",
 )  # fmt: skip
 """Modules of the cluster that read the clock."""
 

@@ -6,12 +6,13 @@ from uuid import uuid4
 import pytest
 
 from stoker.brokers.contract import Delivery
-from stoker.cluster.pusher.flights import Flight, Flights
-from stoker.cluster.pusher.turns import (
+from stoker.cluster.pusher.flights import (
     FOLLOW_SECONDS,
     FOLLOWER_SECONDS,
     HELD_UP_SECONDS,
     KEEP_SECONDS,
+    Flight,
+    Flights,
 )
 from stoker.cluster.wire import Report
 

@@ -17,7 +17,8 @@ from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.claims import RATED_SECONDS, SHORTEST_PAUSE_SECONDS, Adoption, Claims
-from stoker.cluster.pusher.flights import REMEMBERED, Flights, Permits
+from stoker.cluster.pusher.estimates import REMEMBERED, Permits
+from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.requests import Pauses
 from stoker.cluster.pusher.roster import Recall, Roster
 from stoker.cluster.wire import Job, is_over, pack_job, permit_of

@@ -12,6 +12,7 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.crew import Death
+from stoker.cluster.pusher.estimates import PREFETCH_SECONDS, RunTimes, outline
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import (
     BEHIND_SECONDS,
@@ -22,7 +23,6 @@ from stoker.cluster.pusher.roster import (
     Recall,
     Roster,
 )
-from stoker.cluster.pusher.run_times import PREFETCH_SECONDS, RunTimes, outline
 from stoker.cluster.wire import open_outcome
 from stoker.jobs.outcomes import Crashed, TimedOut
 from stoker.jobs.package import JobOptions, Package, Sealer

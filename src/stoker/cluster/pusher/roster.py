@@ -28,8 +28,8 @@ from stoker.cluster.wire import Report, pack_job
 from stoker.jobs.outcomes import Cancelled, Crashed, Outcome, TimedOut, pack_outcome
 from stoker.jobs.package import sealer_for
 
+from .estimates import PREFETCH_SECONDS, RunTimes
 from .flights import Flight, Flights
-from .run_times import PREFETCH_SECONDS, RunTimes
 
 FRAME_JOBS = 50
 PROMPT_SECONDS = 0.01

@@ -1,7 +1,8 @@
-"""How long jobs are expected to run, from the reports of earlier jobs of their tasks."""
+"""Estimates from earlier jobs: how long jobs run, and how long permits of rate limits must last."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
@@ -170,3 +171,34 @@ def _limits(options: bytes) -> tuple[int, int] | None:
     if comma and first.isdigit() and second.isdigit():
         return int(first), int(second)
     return None
+
+
+SHORTEST_PERMIT_SECONDS = 0.02
+"""The shortest validity of a permit that a broker supports."""
+LONGEST_PERMIT_SECONDS = 1.0
+REMEMBERED = 64
+PERIOD_SECONDS = 1.0
+"""The period of a short rate limit. With a longer one, the time lost on a permit hardly matters."""
+
+
+class Permits:
+    """Chooses how long permits of rate limits are valid, from how the last ones were used. On a
+    busy host or database all permits would otherwise run out, and no such job would start."""
+
+    def __init__(self) -> None:
+        self._used: deque[float] = deque(maxlen=REMEMBERED)
+
+    @property
+    def seconds(self) -> float:
+        """Return how long the next permits must last, chosen so that the least capacity is lost."""
+        if not self._used:
+            return SHORTEST_PERMIT_SECONDS
+        late_seconds = PERIOD_SECONDS / len(self._used)
+        used = enumerate(sorted(self._used, reverse=True))
+        _, seconds = min((seconds + late * late_seconds, seconds) for late, seconds in used)
+        return min(max(1.1 * seconds, SHORTEST_PERMIT_SECONDS), LONGEST_PERMIT_SECONDS)
+
+    def note(self, asked_seconds: float, left_seconds: float) -> None:
+        """Note how much time was left when a job with a permit started; negative = it was late.
+        Very late jobs count less, because they had to wait for a long job."""
+        self._used.append(min(asked_seconds - left_seconds, 2 * asked_seconds))
