@@ -42,7 +42,6 @@ SLICES = {
     "brokers/redis/connection.py": "connections to single servers, sentinels and clusters",
     "brokers/redis/results.py": "results that Redis keeps: with the broker 560 lines",
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
-    "contrib/django_q/status.py": "a module of Django Q, by its name there",
     "cluster/monitor.py": "a process of its own, or with `--single` a thread of the core",
     "cluster/scheduler.py": "as the monitor",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
+from django.utils import timezone
 
 from stoker.conf import option_fields
 from stoker.contrib.django_q import conf
-from stoker.contrib.django_q.monitor import get_ids, lines_of_info
+from stoker.contrib.django_q.models import Failure, Schedule, Success
+from stoker.contrib.django_q.monitor import get_ids
+from stoker.contrib.django_q.results import queue_size
+from stoker.contrib.django_q.status import Stat
 from stoker.values.text import shown_text
 
 
@@ -31,6 +37,20 @@ class Command(BaseCommand):
                 f"{key}: {getattr(settings, spec.name)!r}" for key, spec in option_fields().items()
             ]
         else:
-            lines = list(lines_of_info())
+            lines = list(_lines())
         for line in lines:
             self.stdout.write(shown_text(line))
+
+
+def _lines() -> Iterator[str]:
+    """Yield lines with the number of clusters, workers, jobs and tasks."""
+    day_ago = timezone.now() - timedelta(days=1)
+    yield f"Name {conf.Conf.PREFIX}, queue {conf.queue()}, broker {conf.settings().broker}"
+    yield f"Clusters      {len(Stat.get_all())}"
+    yield f"Workers       {sum(len(stat.workers) for stat in Stat.get_all())}"
+    yield f"Queued        {queue_size()}"
+    yield f"Schedules     {Schedule.objects.count()}"
+    yield f"Successes     {Success.objects.count()}"
+    yield f"Failures      {Failure.objects.count()}"
+    ended = Success.objects.filter(stopped__gte=day_ago).count()
+    yield f"In 24 hours   {ended} successes"
