@@ -8,7 +8,7 @@ from django.db import connection
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stoker.store.arrays import array_literal
+from stoker.store.written import array_literal
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db]
 

@@ -4,7 +4,7 @@ from uuid import UUID
 
 import pytest
 
-from stoker.store.arrays import array_literal
+from stoker.store.written import array_literal
 
 pytestmark = pytest.mark.unit
 

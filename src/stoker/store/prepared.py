@@ -16,7 +16,7 @@ from django.db import DataError, OperationalError, connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import mark_for_rollback_on_error
 
-from stoker.store.arrays import array_literal
+from stoker.store.written import array_literal
 
 PLANNING = (
     "-c plan_cache_mode=force_generic_plan -c enable_seqscan=off -c enable_hashjoin=off "

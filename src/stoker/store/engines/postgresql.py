@@ -15,21 +15,19 @@ from django.db.models.expressions import RawSQL
 
 from stoker.conf import Settings
 from stoker.store import prepared, wake
-from stoker.store.arrays import (
-    array_literal,
-    arrays_of,
-    called,
-    ended,
-    list_literal,
-    parameters_of,
-    taking_arrays,
-)
 from stoker.store.prepared import send_past_cursor
 from stoker.store.written import (
     NOW_ON_POSTGRESQL,
+    array_literal,
+    arrays_of,
+    called_arrays,
     columns,
+    ended_arrays,
     instant_us,
+    list_literal,
+    parameters_of,
     statement,
+    taking_arrays,
 )
 
 from .base import CalledLine, Engine, aware
@@ -272,14 +270,14 @@ class PostgreSQL(Engine):
     inserts_ended = True
 
     def insert_ended(self, jobs: JobColumns) -> set[str]:
-        arrays = called(jobs) | ended(jobs)
+        arrays = called_arrays(jobs) | ended_arrays(jobs)
         return {row[0].hex for row in self.fetch("job_add_ended", arrays)}
 
     def ensure_jobs(self, jobs: JobColumns) -> None:
-        self.fetch("job_ensure", called(jobs))
+        self.fetch("job_ensure", called_arrays(jobs))
 
     def finish_jobs(self, jobs: JobColumns) -> Callable[[], object]:
-        arrays = ended(jobs)
+        arrays = ended_arrays(jobs)
         return lambda: self.fetch("job_finish", arrays)
 
     def end_steps(self, ends: Sequence[StepEnd]) -> None:
