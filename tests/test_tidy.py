@@ -48,7 +48,6 @@ SLICES = {
     "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",
     "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",
-    "management/monitor/pages.py": "the pages: with the command 570 lines",
     "store/engines/": "an engine, chosen by the connection",
     "reporters/prometheus.py": "a reporter, loaded only if it is configured",
     "workflows/control.py": "cancel and retry: with the results 580 lines",

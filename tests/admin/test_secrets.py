@@ -26,7 +26,7 @@ from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.dashboard.urls import urlpatterns as dashboard
 from stoker.logs.lines import StoredLine, pack_lines
-from stoker.management.monitor.pages import views_of
+from stoker.management.screen.pages import views_of
 from stoker.models import BulkOperation, Cluster, DeadLetter, GuardKey, LogChunk, Step
 from stoker.operations import bulk, waiting_jobs
 from stoker.operations import dead_letters as letters

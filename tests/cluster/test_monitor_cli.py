@@ -266,7 +266,7 @@ def test_terminal_is_restored_when_the_program_is_ended(
 
 def test_terminal_is_restored_after_an_exception() -> None:
     script = (
-        "from stoker.management.monitor.terminal import TerminalScreen\n"
+        "from stoker.management.screen.terminal import TerminalScreen\n"
         "with TerminalScreen() as screen:\n"
         "    screen.keys()\n"
         "    raise ValueError('no stamp')\n"

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from stoker.management.monitor import layout
-from stoker.management.monitor.layout import (
+from stoker.management.screen import layout
+from stoker.management.screen.layout import (
     ELLIPSIS,
     INDENT,
     Heading,

@@ -18,7 +18,7 @@ from stoker.inspect.stats import (
 from stoker.operations.queues import QUEUE_COLUMNS, pause_in_words, queue_row
 from stoker.values.durations import in_words
 
-from .monitor.layout import one_line, pad, width_of
+from .screen.layout import one_line, pad, width_of
 from .subcommand import (
     BACKEND,
     JSON,

@@ -31,7 +31,7 @@ from stoker.values.text import first_line_of
 SUBCOMMANDS = (
     "stoker.management.run.RunCommand",
     "stoker.management.info.InfoCommand",
-    "stoker.management.monitor.command.MonitorCommand",
+    "stoker.management.monitor.MonitorCommand",
     "stoker.management.memory.MemoryCommand",
     "stoker.management.health.HealthCommand",
     "stoker.management.why.WhyCommand",

@@ -15,9 +15,17 @@ from stoker.backend import StokerBackend
 from stoker.compat import task_backends
 from stoker.conf import Settings
 from stoker.inspect.stats import ClusterState, state_of
-from stoker.management.arguments import positive_seconds
-from stoker.management.info import table_lines
-from stoker.management.subcommand import (
+from stoker.operations.dead_letters import kind_of
+from stoker.operations.wording import first_line, since
+from stoker.values.durations import in_words
+
+from .arguments import positive_seconds
+from .info import table_lines
+from .screen.pages import views_of
+from .screen.seen import PACE_COLUMNS, Seen, SeenBackend, look, queue_rows
+from .screen.terminal import TerminalScreen
+from .screen.viewer import Viewer
+from .subcommand import (
     ExitCode,
     Subcommand,
     as_json,
@@ -25,14 +33,6 @@ from stoker.management.subcommand import (
     option,
     within_deadlines,
 )
-from stoker.operations.dead_letters import kind_of
-from stoker.operations.wording import first_line, since
-from stoker.values.durations import in_words
-
-from .pages import views_of
-from .seen import PACE_COLUMNS, Seen, SeenBackend, look, queue_rows
-from .terminal import TerminalScreen
-from .viewer import Viewer
 
 PlainTable = tuple[str, Sequence[str], list[Sequence[str]]]
 """Title, column names and rows of a table."""
