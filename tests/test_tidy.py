@@ -39,7 +39,6 @@ SLICES = {
     "brokers/mongodb/documents.py": "the format of documents",
     "brokers/orm/claim.py": "the claim, which other brokers do not have",
     "brokers/redis/broker.py": "one server, named in ADAPTERS; slots.py has several",
-    "brokers/redis/connection.py": "connections to single servers, sentinels and clusters",
     "brokers/redis/results.py": "results that Redis keeps: with the broker 560 lines",
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
     "cluster/monitor.py": "a process of its own, or with `--single` a thread of the core",
@@ -48,12 +47,10 @@ SLICES = {
     "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",
     "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",
-    "store/engines/": "an engine, chosen by the connection",
     "reporters/prometheus.py": "a reporter, loaded only if it is configured",
-    "workflows/control.py": "cancel and retry: with the results 580 lines",
 }
-"""Modules with one importer in their own folder, or whole folders of them, each with the reason for
-which it is not a part of that importer."""
+"""Modules with one importer in their own folder, each with the reason for which it is not a part of
+that importer."""
 
 SHARED_CLASS_NAMES = {
     "Failure": "a failed attempt, and a model of Django Q's",
@@ -247,12 +244,11 @@ def test_imports_inside_functions_are_few() -> None:
 
 def test_module_with_one_importer_beside_it_has_a_reason() -> None:
     """Such a module is a slice: fold it into its importer, or list it with a reason."""
-    found = [
-        f"{name} <- {only}"
-        for name, only in structure.slices().items()
-        if not name.startswith(tuple(SLICES))
-    ]
+    slices = structure.slices()
+    found = [f"{name} <- {slices[name]}" for name in slices.keys() - SLICES.keys()]
     assert not found, _list(found)
+    unneeded = sorted(SLICES.keys() - slices.keys())
+    assert not unneeded, f"listed without need: {unneeded}"
 
 
 def test_class_names_are_unique() -> None:
