@@ -280,6 +280,25 @@ def test_driver_does_not_repeat_an_enqueue() -> None:
     assert retry.get_retries() == 0
 
 
+def test_jobs_of_a_claim_change_independently(stand: RedisStand) -> None:
+    """The scripts handle jobs with equal records together."""
+    stand.put(3)
+    acked, released, rest = stand.claim()
+    stand.broker.note_handed_out([rest.lease])
+    assert stand.broker.kept([acked.job_id, released.job_id, rest.job_id]) == {
+        acked.job_id,
+        released.job_id,
+    }
+    again = Return(released.lease, attempts=4, crashes=2)
+    assert stand.broker.settle([acked.lease], [again]) == set()
+    assert stand.broker.states([acked.job_id, released.job_id, rest.job_id]) == {
+        released.job_id: "ready",
+        rest.job_id: "running",
+    }
+    found = stand.claim_one()
+    assert (found.job_id, found.attempt, found.crashes) == (released.job_id, 5, 2)
+
+
 class TestDamage:
     """A user deletes or changes Stoker's keys: these jobs and all others run."""
 
@@ -307,6 +326,14 @@ class TestDamage:
         )
         assert stand.broker.settle([one.lease for one in found]) == set()
         assert stand.broker.sizes() == {}
+
+    def test_claimed_job_with_damaged_record_is_not_added_again(self, stand: RedisStand) -> None:
+        claimed = message()
+        stand.broker.relay([claimed])
+        stand.claim_one()
+        stand.broker.client.hset(f"{stand.broker.prefix}:job", claimed.job_id.hex, b"\xc1")
+        stand.broker.enqueue([claimed])
+        assert stand.claim() == []
 
     def test_foreign_members_are_ignored(self, stand: RedisStand) -> None:
         (job_id,) = stand.put()

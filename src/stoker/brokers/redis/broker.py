@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property, partial
 from importlib.resources import files
+from itertools import chain, groupby, islice, repeat
 from typing import Any
 from uuid import UUID
 
@@ -122,10 +123,11 @@ class RedisBroker(Broker):
         self, messages: Sequence[Message], remember_seconds: float = 0.0, until: float = 0.0
     ) -> None:
         for some in loads(messages):
-            arguments: list[Any] = [self.channel, *map(microseconds, (remember_seconds, until))]
-            for one in some:
-                due = "" if one.run_after is None else microseconds(one.run_after)
-                arguments += [one.job_id.hex, one.package, one.queue, -one.priority, due]
+            limits = map(microseconds, (remember_seconds, until))
+            runs = [[*values, len(list(run))] for values, run in groupby(some, _waiting)]
+            ids = "".join([one.job_id.hex for one in some])
+            packages = [one.package for one in some]
+            arguments = [self.channel, *limits, json.dumps(runs), ids, *packages]
             if self._run("enqueue", arguments) < 0:
                 self._clock.ask_again()
                 raise BrokerUnavailable(TOO_LATE)
@@ -389,18 +391,29 @@ def named(leases: Sequence[Lease]) -> str:
     """Return the leases as a single script argument. One argument per lease would cost more time
     than the script needs."""
     columns = leases if isinstance(leases, Leases) else Leases.of(leases)
-    pairs = zip(columns.job_ids, columns.lease_ids, strict=True)
-    return "".join([f"{job_id},{lease_id};" for job_id, lease_id in pairs])
+    ids = iter(columns.job_ids)
+    runs = [(lease_id, len(list(run))) for lease_id, run in groupby(columns.lease_ids)]
+    return "".join([f"{lease_id}:{''.join(islice(ids, count))};" for lease_id, count in runs])
+
+
+def _waiting(message: Message) -> tuple[str, int, int | str]:
+    """Return the values that Redis keeps of a waiting job: queue, rank and due time."""
+    due = "" if message.run_after is None else microseconds(message.run_after)
+    return message.queue, -message.priority, due
 
 
 def deliveries(told: Sequence[bytes], lease_id: str) -> list[Delivery]:
+    """Return the jobs of a claim, as ``lease`` in ``lua/common.lua`` returns them."""
     if not told:
         return []
-    ids, queues, ranks, attempts, crashes = json.loads(told[0])
+    ids, runs, packages = told[0].decode(), json.loads(told[1]), told[2:]
+    values = chain.from_iterable(repeat(equal, count) for *equal, count in runs)
     return [
-        Delivery(id_of(int(job_id, 16)), lease_id, package, queue, -rank, attempt, crash_count)
-        for job_id, package, queue, rank, attempt, crash_count in zip(
-            ids, told[1:], queues, ranks, attempts, crashes, strict=True
+        Delivery(
+            id_of(int(ids[at : at + 32], 16)), lease_id, package, queue, -rank, attempt, crashes
+        )
+        for at, package, (queue, rank, attempt, crashes) in zip(
+            range(0, len(ids), 32), packages, values, strict=True
         )
     ]
 

@@ -14,26 +14,29 @@ promote(500)
 if #served == 0 then
     served = redis.call('SMEMBERS', queues)
 end
-local found, seen = {}, {}
+local lines, found, count = {}, {}, 0
 for _, queue in ipairs(served) do
-    if not passed_over[queue] and not seen[queue] and limit > 0 then
-        seen[queue] = true
+    if not passed_over[queue] and not lines[queue] and limit > 0 then
         local line = redis.call('ZRANGE', ready_prefix .. queue, 0, limit - 1, 'WITHSCORES')
         if #line == 0 then
             redis.call('SREM', queues, queue)
         end
+        lines[queue] = line
+        count = count + math.min(#line, 1)
         for i = 1, #line, 2 do
             found[#found + 1] = {line[i], tonumber(line[i + 1]), queue}
         end
     end
 end
-table.sort(found, function(one, other)
-    if one[2] ~= other[2] then
-        return one[2] < other[2]
-    end
-    return one[1] < other[1]
-end)
-local ids, by_queue = {}, {}
+if count > 1 then -- the jobs of one queue are in order
+    table.sort(found, function(one, other)
+        if one[2] ~= other[2] then
+            return one[2] < other[2]
+        end
+        return one[1] < other[1]
+    end)
+end
+local ids = {}
 for i = 1, math.min(limit, #found) do
     ids[i] = found[i][1]
 end
@@ -41,19 +44,19 @@ ids = fitting(ids)
 if #ids == 0 then
     return {}
 end
+local taken = {}
 for i = 1, #ids do
     local queue = found[i][3]
-    by_queue[queue] = by_queue[queue] or {}
-    table.insert(by_queue[queue], ids[i])
+    taken[queue] = (taken[queue] or 0) + 1
 end
-for queue, taken in pairs(by_queue) do
-    call_in_chunks('ZREM', ready_prefix .. queue, taken, 1)
+for queue, number in pairs(taken) do
+    redis.call('ZREMRANGEBYRANK', ready_prefix .. queue, 0, number - 1)
 end
 local jobs_found, records = read_or_make_up(ids, function(i)
     return {found[i][3], found[i][2], 0, 0, '', ''}
 end)
-for i = 1, #records do
-    records[i][ATTEMPTS] = records[i][ATTEMPTS] + 1
-    records[i][KEPT] = 1
-end
+each_record(records, function(record)
+    record[ATTEMPTS] = record[ATTEMPTS] + 1
+    record[KEPT] = 1
+end)
 return lease(jobs_found, records, lease_id, holder, lease_us)

@@ -21,6 +21,7 @@ local jobs, packages, deferred, leases, queues = KEYS[1], KEYS[2], KEYS[3], KEYS
 local ready_prefix = string.sub(jobs, 1, -4) .. 'ready:'
 local QUEUE, RANK, ATTEMPTS, CRASHES, LEASE, HOLDER, KEPT, RETURNED = 1, 2, 3, 4, 5, 6, 7, 8
 local CHUNK = 1000
+local ID_LENGTH = 32
 local MOST_BYTES = 16777216
 
 local function now_us()
@@ -43,14 +44,37 @@ local function call_in_chunks(command, key, arguments, width)
     end
 end
 
--- Return the ids and the lease ids in "ID,LEASE;ID,LEASE;".
+-- Return the ids in a text that has them one after the other.
+local function split(text)
+    local ids = {}
+    for start = 1, #text, ID_LENGTH do
+        ids[#ids + 1] = string.sub(text, start, start + ID_LENGTH - 1)
+    end
+    return ids
+end
+
+-- Return the ids and the lease ids in "LEASE:IDID...;LEASE:ID...;".
 local function named(text)
     local ids, lease_ids = {}, {}
-    for id, lease_id in string.gmatch(text, '([^,]*),([^;]*);') do
-        ids[#ids + 1] = id
-        lease_ids[#ids] = lease_id
+    for lease_id, run in string.gmatch(text, '([^:]*):([^;]*);') do
+        for _, id in ipairs(split(run)) do
+            ids[#ids + 1] = id
+            lease_ids[#ids] = lease_id
+        end
     end
     return ids, lease_ids
+end
+
+-- Return the values of a hash, false where it has none.
+local function values_of(key, ids)
+    local found = {}
+    for start = 1, #ids, CHUNK do
+        local values = redis.call('HMGET', key, unpack(ids, start, math.min(start + CHUNK - 1, #ids)))
+        for i = 1, #values do
+            found[start + i - 1] = values[i]
+        end
+    end
+    return found
 end
 
 -- Unpack a job's record. Return false if it was evicted, or damaged by another program.
@@ -66,16 +90,30 @@ local function opened(value)
     return is_sound and record
 end
 
+-- Return the record of each job, or false. Most jobs of a claim have equal records; these are one table
+-- here. So change a record by each_record, or replace it.
 local function read(ids)
-    local found = {}
-    for start = 1, #ids, CHUNK do
-        local stop = math.min(start + CHUNK - 1, #ids)
-        local values = redis.call('HMGET', jobs, unpack(ids, start, stop))
-        for i = 1, #values do
-            found[start + i - 1] = opened(values[i])
+    local found, known = values_of(jobs, ids), {}
+    for i = 1, #found do
+        local value = found[i]
+        if known[value] == nil then
+            known[value] = opened(value)
         end
+        found[i] = known[value]
     end
     return found
+end
+
+-- Call a function once for each different record.
+local function each_record(records, change)
+    local seen = {}
+    for i = 1, #records do
+        local record = records[i]
+        if not seen[record] then
+            seen[record] = true
+            change(record)
+        end
+    end
 end
 
 -- Return the valid job ids and their records. Replace a lost record by a made-up one, so that the job
@@ -83,7 +121,7 @@ end
 local function read_or_make_up(ids, made_up)
     local found, ours, records = read(ids), {}, {}
     for i = 1, #ids do
-        if found[i] or (#ids[i] == 32 and not string.find(ids[i], '%X')) then
+        if #ids[i] == ID_LENGTH and not string.find(ids[i], '%X') then
             ours[#ours + 1] = ids[i]
             records[#records + 1] = found[i] or made_up(i)
         end
@@ -92,10 +130,13 @@ local function read_or_make_up(ids, made_up)
 end
 
 local function write(ids, records)
-    local arguments = {}
+    local arguments, packed = {}, {}
+    each_record(records, function(record)
+        packed[record] = cmsgpack.pack(record)
+    end)
     for i = 1, #ids do
-        arguments[#arguments + 1] = ids[i]
-        arguments[#arguments + 1] = cmsgpack.pack(records[i])
+        arguments[2 * i - 1] = ids[i]
+        arguments[2 * i] = packed[records[i]]
     end
     call_in_chunks('HSET', jobs, arguments, 2)
 end
@@ -103,10 +144,14 @@ end
 local function add_ready(ids, records)
     local by_queue = {}
     for i = 1, #ids do
-        local queue = records[i][QUEUE]
-        by_queue[queue] = by_queue[queue] or {}
-        table.insert(by_queue[queue], records[i][RANK])
-        table.insert(by_queue[queue], ids[i])
+        local record = records[i]
+        local arguments = by_queue[record[QUEUE]]
+        if not arguments then
+            arguments = {}
+            by_queue[record[QUEUE]] = arguments
+        end
+        arguments[#arguments + 1] = record[RANK]
+        arguments[#arguments + 1] = ids[i]
     end
     for queue, arguments in pairs(by_queue) do
         call_in_chunks('ZADD', ready_prefix .. queue, arguments, 2)
@@ -142,29 +187,29 @@ local function fitting(ids)
     return first
 end
 
--- Lease jobs and return them in the form of a claim: ids, queues, ranks, attempts and crashes as JSON,
--- then the package of each.
+-- Lease jobs and return them in the form of a claim: the ids, one after the other; the runs of jobs with
+-- equal records as JSON, each as {queue, rank, attempts, crashes, number of jobs}; then the package of
+-- each job.
 local function lease(ids, records, lease_id, holder, lease_us)
-    local scores, known = {}, {ids, {}, {}, {}, {}}
+    local scores, runs = {}, {}
     local until_us = string.format('%.0f', now_us() + lease_us)
+    each_record(records, function(record)
+        record[LEASE], record[HOLDER] = lease_id, holder
+    end)
+    write(ids, records)
     for i = 1, #ids do
         local record = records[i]
-        record[LEASE], record[HOLDER] = lease_id, holder
-        scores[#scores + 1] = until_us
-        scores[#scores + 1] = ids[i]
-        for field = QUEUE, CRASHES do
-            known[field + 1][i] = record[field]
+        scores[2 * i - 1] = until_us
+        scores[2 * i] = ids[i]
+        if record ~= records[i - 1] then
+            runs[#runs + 1] = {record[QUEUE], record[RANK], record[ATTEMPTS], record[CRASHES], 0}
         end
+        runs[#runs][5] = runs[#runs][5] + 1
     end
-    write(ids, records)
     call_in_chunks('ZADD', leases, scores, 2)
-    local values = {cjson.encode(known)}
-    for start = 1, #ids, CHUNK do
-        local stop = math.min(start + CHUNK - 1, #ids)
-        local found = redis.call('HMGET', packages, unpack(ids, start, stop))
-        for i = 1, #found do
-            values[#values + 1] = found[i] or ''
-        end
+    local values = {table.concat(ids), cjson.encode(runs)}
+    for i, package in ipairs(values_of(packages, ids)) do
+        values[i + 2] = package or ''
     end
     return values
 end

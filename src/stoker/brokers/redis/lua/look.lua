@@ -5,9 +5,9 @@ local found = {}
 for i = 1, #ARGV do
     local record = records[i]
     if record then
-        record[KEPT] = record[KEPT] or 0
-        record[KEPT + 1] = redis.call('ZSCORE', deferred, ARGV[i]) and 1 or 0
-        found[i] = record
+        found[i] = {unpack(record, QUEUE, HOLDER)}
+        found[i][KEPT] = record[KEPT] or 0
+        found[i][KEPT + 1] = redis.call('ZSCORE', deferred, ARGV[i]) and 1 or 0
     else
         found[i] = {}
     end

@@ -25,8 +25,8 @@ for i = 1, #ids do
         if not backs[i] then
             over[#over + 1] = ids[i]
         else
-            record[ATTEMPTS], record[CRASHES] = backs[i][2], backs[i][3]
-            record[LEASE], record[HOLDER], record[KEPT], record[RETURNED] = '', '', nil, 1
+            record = {record[QUEUE], record[RANK], backs[i][2], backs[i][3], '', ''}
+            record[RETURNED] = 1
             again[#again + 1] = ids[i]
             again_records[#again_records + 1] = record
             if backs[i][1] > 0 then
