@@ -12,6 +12,7 @@ import pytest
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.guards import admission
 from stoker.models import Deferred, GuardKey
+from stoker.store.engines.postgresql import PROBES
 from stoker.store.written import MICROSECONDS, database_now_us
 
 from tests.conformance.stands import OrmStand
@@ -144,6 +145,7 @@ def test_jobs_of_a_locked_key_come_back_later_the_more_of_them_wait(
         assert before_us <= since_us <= after_us + searched_us
 
 
+@pytest.mark.postgres
 def test_jobs_of_a_key_that_another_is_making_are_passed_over(
     stand: OrmStand, other: Session
 ) -> None:
@@ -157,3 +159,25 @@ def test_jobs_of_a_key_that_another_is_making_are_passed_over(
     be_careful(stand)
     assert set(claim_ids(stand)) == {plain, free}
     assert set(Deferred.objects.values_list("job_id", flat=True)) == set(guarded)
+
+
+@pytest.mark.postgres
+def test_jobs_of_many_keys_that_another_is_making_are_passed_over(
+    stand: OrmStand, other: Session
+) -> None:
+    """On PostgreSQL the claim stops trying the keys one by one."""
+    new = [need(f"new {number}") for number in range(2 * PROBES)]
+    other.begin()
+    other.do(
+        lambda: GuardKey.objects.bulk_create(
+            GuardKey(pk=one.key_id, kind=one.kind, name=one.name) for one in new
+        )
+    )
+    guarded = [job_id for one in new for job_id in put(stand, one, priority=9)]
+    (plain,) = stand.put()
+    be_careful(stand)
+    assert claim_ids(stand, 2 * len(new)) == [plain]
+    assert set(Deferred.objects.values_list("job_id", flat=True)) == set(guarded)
+    other.roll_back()
+    stand.advance(LATEST_US / MICROSECONDS + 1)
+    assert set(claim_ids(stand, 2 * len(new))) == set(guarded)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
@@ -261,3 +261,15 @@ def arrays_of(jobs: Sequence[Message]) -> dict[str, Any]:
 def taking_arrays(takings: Sequence[Taking]) -> dict[str, list[Any]]:
     names = takings[0]._fields
     return dict(zip(names, columns(takings, len(names)), strict=True))
+
+
+def each_job_once(keyed: Sequence[tuple[Any, ...]]) -> Iterator[Collection[tuple[Any, ...]]]:
+    """Yield the rows in groups that contain each job only once. This is a single group unless a job
+    occurs with several leases."""
+    rest = keyed
+    while rest:
+        once = {row[0]: row for row in reversed(rest)}
+        yield once.values()
+        if len(once) == len(rest):
+            return
+        rest = [row for row in rest if once[row[0]][1] != row[1]]

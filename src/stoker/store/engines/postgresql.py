@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, models
+from django.db import DatabaseError, InterfaceError, OperationalError, models, transaction
 from django.db.backends.signals import connection_created
 from django.db.models.expressions import RawSQL
 
 from stoker.conf import Settings
 from stoker.store import prepared, wake
 from stoker.store.prepared import send_past_cursor
+from stoker.store.transactions import is_locked_out
 from stoker.store.written import (
     NOW_ON_POSTGRESQL,
     array_literal,
     arrays_of,
     called_arrays,
     columns,
+    each_job_once,
     ended_arrays,
     instant_us,
     list_literal,
@@ -32,7 +34,7 @@ from stoker.store.written import (
 
 from .base import CalledLine, Engine, aware
 from .rows import CHANGING
-from .sessions import idle_seconds, is_read_committed, lock_seconds
+from .sessions import is_read_committed, session_limits
 
 if TYPE_CHECKING:
     from stoker.models.blocked import BlockedLine
@@ -67,6 +69,9 @@ LISTS = {
     **dict.fromkeys(("holders_index", "order_index", "line_index"), ""),
 }
 """Placeholder -> text, for guard_state.sql."""
+PROBES = 32
+PROBE_MILLISECONDS = 10
+"""How often and for how long a claim tries whether new guard keys can be inserted."""
 ABOUT_ROWS = ("table", "key", "columns", "lock")
 ALWAYS_THE_SAME = frozenset({"now", "among", "wanted", "join", "index", *LISTS, *ABOUT_ROWS})
 """Names of template words that have few different values."""
@@ -102,7 +107,7 @@ class PostgreSQL(Engine):
     def limit_sessions(
         self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
     ) -> Sequence[str]:
-        limits = _session_limits(settings) if is_cluster else {}
+        limits = session_limits(settings) if is_cluster else {}
         if self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
             self._limit_pooled_transactions(settings, limits)
             return ()
@@ -338,7 +343,7 @@ class PostgreSQL(Engine):
             parameters: the statement's other parameters.
         """
         found = []
-        for some in _each_job_once(keyed):
+        for some in each_job_once(keyed):
             by_id = ",".join([f'"{row[0].hex}":{_in_json(row)}' for row in some])
             job_ids = [row[0] for row in some]
             found += self.fetch(name, {"job_ids": job_ids, word: f"{{{by_id}}}", **parameters})
@@ -394,6 +399,30 @@ class PostgreSQL(Engine):
             "burst": [need.burst for need in needs],
         }
         return [self.key_fields(row) for row in self.fetch("key_lock_or_make", arrays)]
+
+    def keys_being_made(self, keys: models.QuerySet[Any], key_ids: Collection[UUID]) -> set[UUID]:
+        """Find them by inserting the keys for a moment, in groups that are halved if another
+        transaction is in the way. After PROBES tries, the rest count as being made."""
+        groups, found, probes = [sorted(key_ids)], set[UUID](), 0
+        while groups and probes < PROBES:
+            group, probes = groups.pop(), probes + 1
+            if len(group) > 0 and not self._can_insert(group):
+                middle = len(group) // 2
+                groups += [group[:middle], group[middle:]] if middle else []
+                found |= set() if middle else set(group)
+        return found.union(*groups)
+
+    def _can_insert(self, key_ids: list[UUID]) -> bool:
+        """Return whether these guard keys can be inserted at once. Take the insert back."""
+        try:
+            with transaction.atomic(self.alias):
+                self.fetch("key_probe", {"key_ids": key_ids, "milliseconds": PROBE_MILLISECONDS})
+                transaction.set_rollback(True, using=self.alias)
+        except OperationalError as error:
+            if is_locked_out(error):
+                return False
+            raise
+        return True
 
     def find_needs(self, need_ids: Collection[UUID]) -> Iterable[tuple[Any, ...]]:
         return self.find_each("need_of_jobs", need_ids)
@@ -454,31 +483,6 @@ def _as_text(value: Any) -> Any:
 def _in_json(row: tuple[Any, ...]) -> str:
     """Return a job's values without its id, as JSON."""
     return str(row[1]) if len(row) == 2 else str(list(row[1:]))
-
-
-def _each_job_once(keyed: Sequence[tuple[Any, ...]]) -> Iterator[Collection[tuple[Any, ...]]]:
-    """Yield the rows in groups that contain each job only once. This is a single group unless a job
-    occurs with several leases."""
-    rest = keyed
-    while rest:
-        once = {row[0]: row for row in reversed(rest)}
-        yield once.values()
-        if len(once) == len(rest):
-            return
-        rest = [row for row in rest if once[row[0]][1] != row[1]]
-
-
-def _session_limits(settings: Settings) -> dict[str, int]:
-    """Return the session settings that limit how long a session waits: name -> value."""
-    seconds = max(1, round(settings.database_seconds))
-    return {
-        "lock_timeout": round(lock_seconds(settings) * 1000),
-        "idle_in_transaction_session_timeout": idle_seconds(settings) * 1000,
-        "tcp_keepalives_idle": seconds,
-        "tcp_keepalives_interval": max(1, seconds // 3),
-        "tcp_keepalives_count": 3,
-        "tcp_user_timeout": seconds * 1000,
-    }
 
 
 def _run(driver: Any, text: str) -> None:

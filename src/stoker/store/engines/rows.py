@@ -380,7 +380,7 @@ class GuardRows(Rows):
 
     def keys_being_made(self, keys: models.QuerySet[Any], key_ids: Collection[UUID]) -> set[UUID]:
         """Return those of the given keys that other transactions have inserted and not committed
-        yet, if the database can find out without waiting."""
+        yet, if the database can find out without waiting for them."""
         return set()
 
     def find_needs(self, need_ids: Collection[UUID]) -> Iterable[tuple[Any, ...]]:

@@ -189,6 +189,19 @@ def idle_seconds(settings: Settings) -> int:
     return max(SHORTEST_IDLE_SECONDS, round(longest))
 
 
+def session_limits(settings: Settings) -> dict[str, int]:
+    """Return the session settings that limit how long a session waits: name -> value."""
+    seconds = max(1, round(settings.database_seconds))
+    return {
+        "lock_timeout": round(lock_seconds(settings) * 1000),
+        "idle_in_transaction_session_timeout": idle_seconds(settings) * 1000,
+        "tcp_keepalives_idle": seconds,
+        "tcp_keepalives_interval": max(1, seconds // 3),
+        "tcp_keepalives_count": 3,
+        "tcp_user_timeout": seconds * 1000,
+    }
+
+
 T = TypeVar("T")
 
 
