@@ -42,7 +42,6 @@ SLICES = {
     "brokers/redis/results.py": "results that Redis keeps: with the broker 560 lines",
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
     "cluster/monitor.py": "a process of its own, or with `--single` a thread of the core",
-    "cluster/scheduler.py": "as the monitor",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
     "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",
     "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",

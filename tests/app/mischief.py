@@ -138,7 +138,7 @@ def break_once(names: str) -> None:
     """Let the loop of a role raise an error once; the file that is named says that it did."""
     from stoker.cluster.monitor import Monitor
     from stoker.cluster.pusher.pusher import Pusher
-    from stoker.cluster.scheduler import Scheduler
+    from stoker.cluster.scheduler.scheduler import Scheduler
 
     role, _, mark = names.partition(":")
     loops: dict[str, Any] = {"pusher": Pusher, "monitor": Monitor, "scheduler": Scheduler}

@@ -17,7 +17,7 @@ from stoker.brokers.contract import Broker, ClaimRequest
 from stoker.cluster import upkeep as upkeep_module
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
-from stoker.cluster.upkeep import Upkeep
+from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import Retention, settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs import pruning as pruning_module

@@ -19,7 +19,7 @@ from .channel import Control, Stream, socket_pair
 from .monitor import Monitor
 from .process import Child, leave
 from .pusher.pusher import Pusher
-from .scheduler import Scheduler
+from .scheduler.scheduler import Scheduler
 
 
 def main(child: Child) -> None:

@@ -371,7 +371,7 @@ MISTAKES = (
         "a cluster buries itself",
         [
             Change(
-                "cluster.upkeep:Upkeep.bury_silent_clusters",
+                "cluster.scheduler.upkeep:Upkeep.bury_silent_clusters",
                 replace("silent.exclude(pk=self._plan.cluster_id)", "silent.all()"),
             )
         ],
@@ -382,7 +382,7 @@ MISTAKES = (
         "clusters are buried though the clock has jumped",
         [
             Change(
-                "cluster.upkeep:Upkeep.bury_silent_clusters",
+                "cluster.scheduler.upkeep:Upkeep.bury_silent_clusters",
                 replace("self._clock.can_be_trusted()", "True"),
             )
         ],
@@ -391,13 +391,17 @@ MISTAKES = (
     ),
     Mistake(
         "one job whose key is locked keeps others from being rescued",
-        [Change("cluster.upkeep:Upkeep._finish", drop("self._finish(free)"))],
+        [Change("cluster.scheduler.upkeep:Upkeep._finish", drop("self._finish(free)"))],
         "tests/integration/test_locked_rescue.py",
         database="postgres",
     ),
     Mistake(
         "half of the jobs are not rescued beside one that cannot be recorded",
-        [Change("cluster.upkeep:Upkeep._finish", drop("self._finish(attempted[middle:])"))],
+        [
+            Change(
+                "cluster.scheduler.upkeep:Upkeep._finish", drop("self._finish(attempted[middle:])")
+            )
+        ],
         "tests/cluster/test_upkeep.py",
         "cannot_be_rescued",
     ),

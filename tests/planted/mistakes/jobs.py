@@ -27,7 +27,7 @@ MISTAKES = (
         "an unstarted job of a dead cluster that was to be cancelled is released",
         [
             Change(
-                "cluster.upkeep:Upkeep._free",
+                "cluster.scheduler.upkeep:Upkeep._free",
                 replace("self._without_cancelled(unstarted)", "unstarted"),
             )
         ],
@@ -190,7 +190,7 @@ MISTAKES = (
         "the row of a job is pruned while a broker may lease the job",
         [
             Change(
-                "cluster.upkeep:Upkeep.prune",
+                "cluster.scheduler.upkeep:Upkeep.prune",
                 replace("self._broker.broker is None", "True"),
             )
         ],

@@ -15,7 +15,7 @@ from django.db.models import Count, OuterRef, Subquery
 
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
-from stoker.cluster.upkeep import Upkeep
+from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, StokerError
 from stoker.guards.sweep import look_after, tidy_keys

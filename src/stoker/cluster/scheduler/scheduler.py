@@ -12,7 +12,10 @@ from copy import deepcopy
 from django.db import connections
 
 from stoker.brokers.adapters import broker_for
+from stoker.cluster import board as place
+from stoker.cluster.callbacks import Callbacks
 from stoker.cluster.channel import is_readable
+from stoker.cluster.process import Child
 from stoker.conf import Settings
 from stoker.jobs.relay import relay_from
 from stoker.schedules.ticking import LOOK_SECONDS, Ticks
@@ -20,9 +23,6 @@ from stoker.signals import call_project_with, tell
 from stoker.store.engines import engine_for
 from stoker.store.statements import set_deadlines
 
-from . import board as place
-from .callbacks import Callbacks
-from .process import Child
 from .upkeep import Upkeep
 
 FAREWELL_SECONDS = 5.0

@@ -18,7 +18,10 @@ from django.db import Error, InterfaceError, OperationalError, connections
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.brokers.dispatch import Dispatch
+from stoker.cluster.board import Board, board_path, job_lease
+from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.estimates import outline
+from stoker.cluster.reload import code_digest
 from stoker.conf import Settings
 from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.exceptions import StokerError
@@ -58,10 +61,6 @@ from stoker.store.prepared import Compiled
 from stoker.store.transactions import is_locked_out
 from stoker.store.written import MICROSECONDS, database_now_us, moment
 from stoker.workflows.sweep import WorkflowSweep
-
-from .board import Board, board_path, job_lease
-from .plan import Plan
-from .reload import code_digest
 
 BATCH = 500
 LOCK = "stoker:upkeep"
