@@ -92,8 +92,8 @@ def summary(
     queue: str | None = None,
     task: str | None = None,
 ) -> Summary:
-    """Return the points of ``history`` and the figures of each task in the same time, read
-    once."""
+    """Return the points of ``history``, and the figures of each task in the same period, with one
+    read."""
     finest = finest_step(since)
     step = max(1, round(step_seconds / finest)) * finest
     begin = int(since.timestamp()) // step * step

@@ -52,7 +52,7 @@ class AdminContext(RequestContext):
         self._site_name = site_name
 
     def require(self, permission: str) -> None:
-        """Raise PermissionDenied if the user does not have the permission."""
+        """Raise PermissionDenied unless the user has the permission."""
         if not self.may(permission):
             raise PermissionDenied(f"You need the permission {permission!r} for this.")
 
@@ -164,7 +164,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the s
     def show(
         self, visit: AdminContext, template: str, context: Mapping[str, Any], status: int = 200
     ) -> HttpResponse:
-        """Return a page of the admin."""
+        """Render a template of the admin pages, with the context that all of them need."""
         request = visit.request
         request.current_app = self.admin_site.name
         everywhere = {

@@ -1,4 +1,4 @@
-"""Jobs in the admin: a list that an index orders, and a page for each job."""
+"""Jobs in the admin: a list in the order of an index, and a page for each job."""
 
 from __future__ import annotations
 
@@ -154,8 +154,7 @@ def _page(visit: AdminContext, wanted: JobFilter) -> tuple[JobPage, str]:
 
 
 def _address_of(visit: AdminContext, text: str, task: str) -> str | None:
-    """Return the URL of the job or dead letter whose id or unique key is the text; None = there is
-    none."""
+    """Return the URL of the job or dead letter with this id or unique key; None = there is none."""
     if text.startswith(KEY):
         key_ids = key_ids_of(visit.database, text.removeprefix(KEY).strip(), task)
         keys = UniqueKey.objects.using(visit.database).filter(pk__in=key_ids)

@@ -162,7 +162,8 @@ class DiscardingMany(ReasonBody):
     dry_run: Annotated[bool, Strict] = False
     """Only count the dead letters; change nothing."""
     pause_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_THROTTLE_SECONDS)] = 0.0
-    """Seconds between two dead letters. Times `limit`, 30 seconds at most."""
+    """Pause in seconds between two dead letters. `limit` times the pause may be 30 seconds at
+    most."""
 
     def selection(self) -> dict[str, Any]:
         """Return the arguments for `stoker.dead_letters`.

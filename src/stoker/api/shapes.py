@@ -19,7 +19,7 @@ from stoker.why import Kind
 from .values import plain
 
 PlainText = Annotated[str, AfterValidator(lambda text: str(plain(text)))]
-"""Text of an error, in a form that JSON can have."""
+"""Text of an error, without characters that JSON cannot represent."""
 
 
 class Shape(Schema):
@@ -94,11 +94,11 @@ class WaitShape(Shape):
     """Name of the guard; empty = the cause is no guard."""
     seconds: float
     times: int
-    """How often it waited for it."""
+    """Number of waits for this cause."""
 
 
 class WaitsShape(Shape):
-    """What a job waited for. The causes add up to the time that it did not run."""
+    """What a job waited for. The times of all causes add up to the time in which it did not run."""
 
     seconds: float
     is_complete: bool

@@ -43,13 +43,15 @@ from .transport import Parcel, Transport
 MOST_AT_ONCE = 100
 """Maximum number of messages that are moved to the store at once, unless a claim asks for more."""
 RELAY_SECONDS = 1.0
-"""Longest time between two looks at the server while the store has enough jobs. Otherwise long jobs
-in the store would delay the jobs on the server, because the store empties slowly."""
+"""Longest time between two requests to the server while the store has enough jobs. Otherwise long
+jobs in the store would delay the jobs on the server, because the store empties slowly."""
 RELAY_AGAIN_SECONDS = 5.0
-"""Pause before the next look if the server failed: the request may have delayed the claim."""
+"""Pause before the next request if the server failed, because the failed request may have delayed
+the claim."""
 TRIES = 3
 RETRY_SECONDS = 1.0
-"""Pause after a request that the server did not answer. Claims from the store go on meanwhile."""
+"""Pause after a request that the server did not answer. Meanwhile, jobs are claimed from the
+store."""
 
 
 class Arrivals:
@@ -68,7 +70,7 @@ class Arrivals:
         self._store = store
         self._alias = store.alias
         self._claimed_since_relay = 0
-        """Number of jobs claimed from the store since the last look at the server."""
+        """Number of jobs claimed from the store since the last request to the server."""
         self._relay_at = time.monotonic() + RELAY_SECONDS
         self._receive_at = 0.0
         self._poller: Poller | None = None

@@ -204,8 +204,8 @@ class Unrecorded(NamedTuple):
 
 
 class Broker(ABC):
-    """A place where packages wait. Every method may raise BrokerUnavailable; the caller may then
-    try again."""
+    """The interface of a broker, which stores packages until workers run their jobs. Every method
+    may raise BrokerUnavailable; the caller may then try again."""
 
     capabilities: Capabilities = Capabilities()
 

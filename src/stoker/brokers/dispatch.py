@@ -168,7 +168,8 @@ class Dispatch:
         lock: Callable[[], Sequence[Outgoing]],
         write: Callable[[Sequence[Outgoing], float], None],
     ) -> list[Outgoing]:
-        """Lock outbox rows, pass them to ``write`` and delete them. Return the rows.
+        """Move rows out of an outbox, in one transaction: lock them, pass them to ``write``, and
+        delete them. Return the rows.
 
         Args:
             alias: the database of the outbox.

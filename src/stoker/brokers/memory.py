@@ -242,7 +242,8 @@ class MemoryBroker(Broker):
 
 
 class _Counted(Wake):
-    """Compare a count of wake-ups with the last one seen. The sleeper has to poll it."""
+    """A source of wake-ups that must be polled. It is due if the number of wake-ups has changed
+    since the last call."""
 
     max_sleep_seconds = 0.005
 

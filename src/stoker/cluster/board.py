@@ -160,14 +160,14 @@ class Slot:
 
 
 class Finished:
-    """The list of a worker's last finished jobs. The worker writes it; while there is none, the
-    sentinel does.
+    """The list of a worker's last finished jobs. The worker writes it. While there is no worker,
+    the sentinel writes it.
 
-    Unrecorded jobs keep their place, also those of the previous worker with this number. Other
+    Unrecorded jobs keep their place, even those of the previous worker with this number. Other
     entries are overwritten.
 
     Args:
-        numbers: the worker's part of the board, from NEXT on.
+        numbers: the worker's part of the board, starting with the field NEXT.
         is_unrecorded: returns whether the report of a delivery number is still to be recorded.
     """
 

@@ -19,7 +19,7 @@ MOST_STUCK = 3
 abandoned and delays the following calls."""
 MOST_WAITING = 1000
 MOVING_SECONDS = 1.0
-"""``put`` waits for a full queue as long as calls return within this time."""
+"""``put`` waits while the queue is full, as long as calls return within this time."""
 TELL_SECONDS = 60.0
 
 

@@ -274,7 +274,8 @@ def set_interest(selector: selectors.BaseSelector, stream: Stream) -> None:
 def watch_instead(
     selector: selectors.BaseSelector, watched: int | None, wanted: int | None
 ) -> int | None:
-    """Watch another descriptor instead of the previous one, as a wake-up only. Return it."""
+    """Watch another descriptor instead of the previous one, only to wake the selector. Return
+    it."""
     if watched != wanted:
         if watched is not None:
             selector.unregister(watched)

@@ -64,7 +64,8 @@ class Core:
 
 
 class RoleThread:
-    """A role in a thread of this process, with a line like that from the sentinel.
+    """A role in a thread of this process, with a connection like the one between the sentinel and a
+    child process.
 
     Args:
         child: the context of the process.
@@ -83,12 +84,12 @@ class RoleThread:
         self._thread = threading.Thread(target=self._run, name=role, daemon=True)
 
     def start(self) -> None:
-        """Start the thread, and wait until it has made its object."""
+        """Start the thread, and wait until it has created its monitor or scheduler."""
         self._thread.start()
         self._is_made.wait()
 
     def stop(self) -> None:
-        """Let the role end in good order."""
+        """Ask the role to exit, and wait until it has."""
         self.control.send("exit")
         self._thread.join()
         self.control.close()

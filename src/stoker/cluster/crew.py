@@ -48,7 +48,7 @@ class Crew:
         self._pusher = CORE if plan.single else PUSHER
         """The process with the pusher."""
         self._workers = plan.settings.workers
-        """How many workers there are to be."""
+        """The number of workers to run."""
         self.is_stopping = False
 
     def __iter__(self) -> Iterator[Started]:
@@ -191,8 +191,8 @@ class Crew:
             pusher.tell("died", *death)
 
     def kill_worker(self, number: int, why: str, delivery: int) -> None:
-        """Kill a worker because of a delivery, once. The pusher learns the reason when it is
-        dead."""
+        """Kill a worker because of a delivery. Do nothing if it is being killed already. The pusher
+        is told the reason after the worker's death."""
         started = self.get("worker", number)
         if started is not None and self._watch.blame(number, started.incarnation, why, delivery):
             started.kill()

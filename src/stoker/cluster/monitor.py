@@ -101,7 +101,7 @@ class Monitor:
         self._first_at = 0.0
         self._last_batch = 0
         self._has_all = False
-        """Whether no worker had a job that was not reported when the last report came."""
+        """Whether all jobs of all workers had been reported when the last report arrived."""
         self._careful_until = 0.0
         """Up to this monotonic time, each batch starts with a search for locked rows, because
         waiting for a lock takes a second."""
@@ -341,8 +341,8 @@ class Monitor:
         return True
 
     def _settle(self, at_least: int = 1) -> None:
-        """Settle recorded jobs with a broker outside the store, many in one call, and then tell the
-        pusher. If the broker is unreachable, both wait.
+        """Settle recorded jobs with a broker outside the store, many in one call. Then tell the
+        pusher. If the broker is unreachable, do both later.
 
         Args:
             at_least: the minimum number of jobs. With fewer no call begins. If it is more than 1,
@@ -354,8 +354,8 @@ class Monitor:
             self._end_settling()
 
     def _end_settling(self) -> bool:
-        """Wait for the broker's answer to the last call, and tell the pusher. Return whether no
-        call is open any more."""
+        """Wait for the broker's answer to the last call, and tell the pusher. Return False if the
+        broker did not answer."""
         if not self.unsettled.has_begun:
             return True
         settled = self.patience.call(self.unsettled.end)
@@ -388,9 +388,9 @@ class Unsettled:
     def __init__(self, broker: Dispatch) -> None:
         self._broker = broker
         self._begun: list[int] = []
-        """Numbers of the deliveries of the call whose answer has not come."""
+        """Delivery numbers of the call that the broker has not answered yet."""
         self._end: Callable[[], object] | None = None
-        """Waits for the answer to that call."""
+        """Function that waits for the broker's answer to that call."""
         self._start_anew()
 
     def _start_anew(self) -> None:
@@ -406,7 +406,7 @@ class Unsettled:
 
     @property
     def has_begun(self) -> bool:
-        """Whether the answer to a call has not come."""
+        """Whether the broker has not answered a call yet."""
         return self._end is not None
 
     def put(self, over: Leases, again: Sequence[Return], failed: Collection[UUID]) -> None:

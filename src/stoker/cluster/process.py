@@ -321,7 +321,7 @@ def _leave_stopping_to_the_sentinel() -> None:
 
 
 def _do_nothing(_number: int, _frame: Any) -> None:
-    """Interrupt system calls, and continue."""
+    """Signal handler that does nothing: the signal only interrupts system calls."""
 
 
 def _share_one_heap() -> None:

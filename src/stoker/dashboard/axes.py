@@ -136,7 +136,7 @@ def time_axis(
     """Return the time axis of a history.
 
     Args:
-        listed: the filters of the list of jobs that a part of the chart opens, such as ``queue``.
+        listed: filters, such as ``queue``, for the list of jobs that a click on the chart opens.
     """
     deploys = Deploy.objects.using(visit.database).of(visit.settings.cluster, span.since)
     return TimeAxis(points, span, visit.at("jobs", **listed), list(deploys))

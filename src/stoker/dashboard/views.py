@@ -144,7 +144,8 @@ def perform_on_target(visit: DashboardContext, operation: Operation) -> Done:
 
 
 def start_of(visit: DashboardContext) -> int:
-    """Return the number of the first row of a page of a list whose order no index has."""
+    """Return the number of the page's first row, from the request. For lists that are paged by row
+    number, because no index has their order."""
     after = visit.request.GET.get("after") or "0"
     if not (after.isdecimal() and after.isascii() and len(after) <= LONGEST_START):
         raise PageRefused(400, f"{after[:50]!r} is not the mark of a page of this list.")
@@ -349,6 +350,6 @@ def parts_of(page: str) -> dict[str, str]:
 
 
 def digest_of(part: str) -> str:
-    """Return a digest of the visible content of a part."""
+    """Return a digest of the visible content of one part of a page."""
     text = NEW.sub("", TOKENS.sub(r"\1", AGES.sub(r"\1", part)))
     return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]

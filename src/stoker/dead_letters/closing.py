@@ -31,7 +31,7 @@ def discard(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> 
     """Close a dead letter without requeueing it. A sequence that it halts goes on.
 
     Returns:
-        False if it is closed or missing, or if a requeued job has not ended yet: cancel that first.
+        False if it is closed or missing, or if its requeued job has not ended yet: cancel it first.
     """
     alias = settings.database
     letters = DeadLetter.objects.using(alias)

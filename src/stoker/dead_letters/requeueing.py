@@ -5,8 +5,8 @@ sorts right after the old id, so the new job takes the old one's place in the qu
 sequence that the old one halts. It gets the guards that the task has now.
 
 Rows are locked in this order, so that long transactions of callers cause no deadlock: first the
-unique key, then the keys of guards, last the dead letter. The UPDATE of the dead letter changes
-nothing if the row is not as it was read. In that case the transaction is rolled back.
+unique key, then the keys of guards, last the dead letter. If the dead letter has changed since it
+was read, its UPDATE changes nothing and the transaction is rolled back.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def requeue_together(
 def repeated(
     settings: Settings, dead_letter_ids: Sequence[UUID], attempt: Callable[[], list[LetterAnswer]]
 ) -> list[LetterAnswer]:
-    """Repeat an operation on dead letters until they do not change meanwhile.
+    """Perform an operation on dead letters. Repeat it if another transaction has changed one of
+    them meanwhile.
 
     Args:
         attempt: makes one transaction, and raises LetterChanged to undo it.
@@ -159,7 +160,7 @@ def repeated(
 def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
     """Requeue a dead letter whose cool-down has ended, if its policy still allows it.
 
-    In any case it is not due again before its next failure.
+    Whatever the result, it is not due again before its next failure.
 
     Returns:
         Whether a new job was enqueued.
@@ -217,7 +218,7 @@ class _Requeue:
         return [answers[one] for one in self._ids]
 
     def _known(self, seen: Mapping[UUID, DeadLetter]) -> dict[UUID, LetterAnswer]:
-        """Return the answers about letters that need no new job."""
+        """Return the answers about dead letters that need no new job."""
         successors = [one.successor_id for one in seen.values() if one.successor_id is not None]
         jobs = Job.objects.using(self._alias).filter(status=None)
         alive = set(with_keys(jobs, successors).values_list("pk", flat=True)) if successors else ()

@@ -258,8 +258,8 @@ class Search:
     def faults(self, groups: int) -> Faults:
         """Return the most frequent errors among the newest ``LOOKED_AT`` matches.
 
-        If no index answers the filters, only the newest ``LOOKED_AT`` dead letters are looked at,
-        and ``READ`` for a text.
+        If no index answers the filters, only the newest ``LOOKED_AT`` dead letters are searched,
+        and only ``READ`` of them if the filters contain a text.
 
         Args:
             groups: maximum number of errors.

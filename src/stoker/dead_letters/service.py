@@ -177,7 +177,7 @@ def discard(
     """Close one dead letter without requeueing it.
 
     Returns:
-        False if it is closed or missing, or if a requeued job has not ended yet: cancel that first.
+        False if it is closed or missing, or if its requeued job has not ended yet: cancel it first.
     """
     settings = settings_for(backend)
     with explained(settings.database):

@@ -72,7 +72,7 @@ class AdmissionResult(NamedTuple):
     turned_away: int
     """Number of jobs that were moved to blocked or deferred."""
     has_called: bool
-    """Whether blocked jobs became ready."""
+    """Whether blocked jobs were made ready."""
     has_met_locks: bool
     """Whether a job was deferred because another transaction holds a key that it needs."""
 
@@ -87,20 +87,19 @@ def admit(
     waits: bool = True,
     searched_us: int = 0,
 ) -> AdmissionResult:
-    """Decide about ready jobs, some of which have guards. Lease the jobs that may start; block or
-    defer the others.
+    """Decide which of the given ready jobs may start, and lease these. Block or defer the others.
 
     Args:
         alias: of the database.
         places: the jobs' rows, locked by the caller, in the order in which they are to start.
         room: maximum number of jobs to admit.
         leasing: the values of all new leases.
-        terms: how to admit jobs with a rate, and jobs whose lock the same cluster holds.
-        waits: whether to wait for keys that other transactions have locked. If not, jobs that need
-            these keys are deferred for a moment, so that they do not delay the jobs behind them.
-        searched_us: for how long the caller has searched for a job that may start, in microseconds.
-            Jobs are deferred for longer by this time. Otherwise the first of many would be ready
-            again before a slow search comes to the jobs behind them.
+        terms: limits for jobs with a rate, and for jobs whose lock the same cluster holds.
+        waits: whether to wait for keys that other transactions have locked. If False, jobs that
+            need such keys are deferred for a moment, so that they do not delay other jobs.
+        searched_us: duration of the caller's search for jobs that may start, in microseconds.
+            Deferred jobs are deferred for this much longer. Otherwise a slow search would find the
+            same jobs again before it reaches the jobs behind them.
     """
     admission = _Admission(
         alias, places, leasing.holder, terms, waits=waits, searched_us=searched_us
@@ -157,12 +156,12 @@ class _Admission:
         self._blocked: list[tuple[Place, UUID]] = []
         self._deferred: list[tuple[Place, int]] = []
         self._waits: list[NewWait] = []
-        """The waits of the jobs that are checked again later."""
+        """Waits to record for the jobs that are checked again later."""
         self._passed_over: dict[UUID, int] = {}
         """Key -> number of jobs that were first in its line but could not start because of
         another key."""
         self._led: set[UUID] = set()
-        """Locks with a new job that others may follow."""
+        """Locks of newly admitted jobs, behind which other jobs may be admitted."""
         self._next_weight: dict[UUID, int] = {}
         """Key of a rate -> weight of the next job."""
         self._changed: dict[UUID, LockedKey] = {}
@@ -290,7 +289,8 @@ class _Admission:
         return has_room or self._may_follow(need, place)
 
     def _may_follow(self, need: StatedNeed, place: Place) -> bool:
-        """Return whether the cluster can start this job after those that hold its key."""
+        """Return whether the cluster may lease this job although its lock is taken, to start it
+        after the jobs that hold the lock."""
         holders = self._holders[need.key_id]
         if self._turn_of(place, [need]) is None or len(holders) >= self._terms.turns:
             return False
@@ -329,7 +329,7 @@ class _Admission:
     # -- what follows -----------------------------------------------------------------------------
 
     def _enter(self, place: Place, needed: Iterable[StatedNeed]) -> float:
-        """Occupy the keys. Return for how many seconds the permit is valid."""
+        """Take a place under each of the keys. Return for how many seconds the permit is valid."""
         permits_us = []
         at_least_us = self._terms.permit_us
         for need in needed:
@@ -356,7 +356,8 @@ class _Admission:
         return fence
 
     def _pass_over(self, needed: Iterable[StatedNeed], refusal: StatedNeed) -> None:
-        """Note that the job does not take its turn under its other keys."""
+        """Note that the job, which is refused because of one key, does not take its turn under its
+        other keys."""
         for key_id in {need.key_id for need in needed} - {refusal.key_id}:
             self._passed_over[key_id] = self._passed_over.get(key_id, 0) + 1
 

@@ -61,7 +61,7 @@ class WorkerState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """A process of a cluster that is no worker, as of the cluster's last heartbeat."""
+    """A process of a cluster other than a worker, as of the cluster's last heartbeat."""
 
     role: str
     """``sentinel``, ``pusher``, ``monitor`` or ``scheduler``; with ``--single`` ``core`` instead of
@@ -92,8 +92,8 @@ class ClusterState:
     leases: int
     workers: tuple[WorkerState, ...]
     loops: Mapping[str, float] = field(default_factory=dict)
-    """Name of a process (``pusher``, ``monitor`` or ``scheduler``) -> how old the last turn of its
-    loop was at the heartbeat, in seconds."""
+    """Name of a process (``pusher``, ``monitor`` or ``scheduler``) -> seconds between the last turn
+    of its loop and the heartbeat."""
     processes: tuple[ProcessState, ...] = ()
     """Its processes other than the workers; empty for a cluster of an older version."""
     wanted_workers: int | None = None

@@ -1,8 +1,9 @@
-"""What a job waited for: the time between its enqueue and its start, divided by cause.
+"""How long a job waited, and for what: the time before each attempt, divided by cause.
 
-The time before each attempt is divided on its own. Recorded waits are subtracted first, then the
-time until ``run_after`` or until the retry was due. The rest is the time in the queue, in which the
-job may already have been handed to a busy worker. So the parts always add up to the whole time.
+The wait before an attempt has up to three parts: the recorded waits (``Wait``, such as for a
+guard), the time until ``run_after`` or until the retry was due, and the time in the queue. The last
+part is what remains, so the parts add up to the whole wait. It includes the time in which the job
+had been sent to a worker that was still busy.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ clocks."""
 
 
 class WaitCause(TextChoices):
-    """What a job waited for. A text about it has the duration, the label, then the guard's name."""
+    """What a job waited for. The label is the part of a sentence between the duration and the
+    guard's name: "3 s blocked by lock feed:7"."""
 
     START_TIME = "start_time", "until its start time"
     RETRY = "retry", "for a retry"
@@ -56,7 +58,7 @@ class WaitPart:
     name: str = ""
     """Name of the guard, as in "lock feed:7"; "" = the cause is no guard."""
     times: int = 1
-    """How often the job waited for it."""
+    """Number of waits for this cause."""
 
     def __str__(self) -> str:
         name = f" {self.name}" if self.name else ""
@@ -74,7 +76,7 @@ class WaitBefore:
     began_at: datetime
     parts: Sequence[WaitPart]
     is_now: bool = False
-    """Whether it still waits; the time is that up to now."""
+    """Whether the job still waits; the parts then end now."""
 
     @property
     def seconds(self) -> float:

@@ -106,8 +106,8 @@ def _forget_request_row(settings: Settings, unstored: Job) -> None:
 
 
 def sweep_requests(settings: Settings) -> int:
-    """Delete requests whose job has ended. Cancel jobs that wait for a retry because their
-    attempt failed after it was asked to end. Return the number of deleted requests."""
+    """Delete requests whose job has ended. Cancel jobs that wait for a retry because their attempt
+    failed after the request to end it. Return the number of deleted requests."""
     alias, broker = settings.database, broker_for(settings)
     reasons = Cancellation.objects.using(alias).reasons()
     if not reasons:

@@ -330,8 +330,8 @@ class Executor:
         return running_result(self.settings, running, package, self.worker_id)
 
     def _complete(self, running: Running) -> tuple[tuple[Any, outcomes.Succeeded], bool]:
-        """Run an atomic task and record it in one transaction. Return what it returned, and whether
-        its lease has ended."""
+        """Run an atomic task and record its success, in one transaction. Return the task's result
+        with its outcome, and whether the job's lease has ended."""
 
         def attempted(ran: tuple[Any, outcomes.Succeeded]) -> Attempted:
             running.on_completing()

@@ -181,7 +181,8 @@ NO_COLUMNS = ("seen", "decided", "_marked")
 
 @dataclass(slots=True, kw_only=True)
 class Batch(JobColumns):
-    """Outcomes as columns. All columns are equally long, and row ``place`` is one attempt.
+    """Outcomes as columns. All columns are equally long, and each row is one attempt. A row's
+    number is called its place.
 
     The store writes the columns to the tables as they are. A package is empty if the store has it.
     A task is empty if no worker has opened the package.
@@ -196,10 +197,10 @@ class Batch(JobColumns):
     """End of the time that each lease is known to be valid, in nanoseconds on the lease clock; 0 =
     unknown."""
     seen: dict[int, Outcome]
-    """Place -> reported outcome, for each attempt that did not succeed."""
+    """Row number -> reported outcome, for each attempt that did not succeed."""
     decided: dict[int, Outcome] = field(default_factory=dict)
-    """Place -> decided outcome, for each attempt that did not succeed. Crashed and TimedOut do not
-    occur here."""
+    """Row number -> decided outcome, for each attempt that did not succeed. Crashed and TimedOut do
+    not occur here."""
     _marked: list[int] | None = None
 
     @classmethod
@@ -278,7 +279,7 @@ class Batch(JobColumns):
         """Store the decided outcomes, and set the status and reason of each job.
 
         Args:
-            decided: place -> outcome of each attempt that did not succeed.
+            decided: row number -> outcome of each attempt that did not succeed.
         """
         self.decided = decided
         statuses: list[str | None] = [Job.Status.SUCCESSFUL.value] * len(self)
@@ -381,8 +382,8 @@ Times = tuple[Any, float, float | None, float | None, int]
 
 
 class Tallies:
-    """The recorded attempts of one process, summed up for the history of metrics. If it is killed,
-    the sums of a few seconds are missing there."""
+    """The recorded attempts of one process, summed up for the history of metrics. If the process is
+    killed, the history lacks its last few seconds."""
 
     def __init__(self, settings: Settings) -> None:
         self._alias = settings.database

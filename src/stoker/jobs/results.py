@@ -52,8 +52,8 @@ class _Seen(DjangoTaskResult):  # type: ignore[type-arg] # as in definition.py
 
     _progress: Progress | None
     _commitment: Commitment | None
-    """None if the job was read from the store. Then it is committed, or written by the open
-    transaction."""
+    """None if the job was read from the store, because then it is committed or was written by the
+    open transaction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -386,7 +386,8 @@ class Outage:
         """The last error; None if the last query succeeded."""
 
     def goes_on(self, error: BrokerUnavailable) -> None:
-        """Store the error, and return if the wait may continue. Otherwise raise the error."""
+        """Store the error. Raise it if the wait must end: in a transaction, or after OUTAGE_SECONDS
+        in a wait without a time-out."""
         connection = connections[self._alias]
         if connection.in_atomic_block:  # the transaction was lost with the connection
             raise error

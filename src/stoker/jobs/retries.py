@@ -114,7 +114,7 @@ def decide_unseen(
         options: of the job, or the settings if its package cannot be opened.
         attempt: which attempt this was, from 1.
         crashes: number of attempts during which the worker died, including this one.
-        has_not_begun: returns whether the task has ``at_most_once`` and was not called. It is
+        has_not_begun: returns whether the task has ``at_most_once`` and has not been called. It is
             called only if needed, because it queries the store.
     """
     if isinstance(seen, outcomes.TimedOut):

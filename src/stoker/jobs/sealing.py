@@ -88,7 +88,7 @@ def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str
 
 
 def refuse_unusual(task: Any, each: str, what: str) -> None:
-    """Raise InvalidTaskOption if the task has guards that are impossible for a job of this kind."""
+    """Raise InvalidTaskOption if the task has guards that a job of this kind cannot have."""
     if getattr(task, "unique", None) is not None:
         raise InvalidTaskOption(
             f"{task.module_path} is unique, and {what} is always a job of its own: write "

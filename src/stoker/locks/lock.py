@@ -46,7 +46,8 @@ def lock(
     cache: str | None = None,
     backend: str = "default",
 ) -> NamedLock:
-    """Return a lock that one holder at a time can have, across all processes and hosts::
+    """Return a distributed lock, which only one holder at a time can have across all processes and
+    hosts::
 
         with stoker.lock(f"feed:{feed_id}") as held:
             ...
@@ -54,16 +55,17 @@ def lock(
         async with stoker.lock("report", wait=5):
             ...
 
-    While the holder's process lives, its lease is renewed in the background. So a slow holder keeps
-    the lock. If the process dies, the lock is free as soon as the lease has ended.
+    While the holder's process lives, the lease of the lock is renewed in the background, so a slow
+    holder keeps the lock. If the process dies, the lock becomes free when the lease ends.
 
     Args:
         name: any string that is not empty; names that begin with "stoker:" are reserved.
         wait: how long to wait for the lock: seconds or a timedelta. 0 = do not wait; None = wait
             until it is free.
-        lease: how long the lock stays taken after its holder has died, in seconds; at least 1.
-        steal_after: take the lock from its holder once it has held it for this many seconds. The
-            holder notices this when it renews its lease, a third of a lease later at most.
+        lease: duration of the lease in seconds, at least 1. If the holder's process dies, the lock
+            stays taken for up to this time.
+        steal_after: take the lock from another holder that has held it for this many seconds. That
+            holder notices it at the next renewal of its lease, after a third of the lease at most.
         cache: keep the lock in this cache of ``CACHES`` instead of the database.
         backend: the alias in ``TASKS`` whose database keeps the lock, if no cache is named.
 

@@ -157,9 +157,9 @@ class StopClusters(_AskClusters):
 class ResizeClusters(_AskClusters):
     """Change the number of workers of clusters.
 
-    Each cluster keeps the new number until it stops or is resized again. New workers start within a
-    second. Surplus workers finish their running jobs and exit. The number may not exceed the
-    setting MAX_WORKERS, which is twice WORKERS by default.
+    Set the number of workers of running clusters. A cluster keeps the new number until it stops or
+    is resized again. New workers start within a second. Surplus workers finish their running jobs
+    and exit. The maximum is the setting MAX_WORKERS, by default twice WORKERS.
 
     --json writes one object: clusters[] {id, is_done, sentence}.
 

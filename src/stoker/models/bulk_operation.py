@@ -1,5 +1,5 @@
-"""Operations of operators. An operation on many jobs or dead letters continues in the
-background."""
+"""The operations that operators have performed. An operation on many jobs or dead letters continues
+in the background."""
 
 from __future__ import annotations
 

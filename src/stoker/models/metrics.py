@@ -134,7 +134,7 @@ class TallyQuerySet(models.QuerySet["Tally"]):
 
     def texts(self) -> models.QuerySet[Tally, tuple[Any, ...]]:
         """Return tuples of start, queue, task, the numbers of ``SUMMED``, and both histograms as
-        JSON. To parse each histogram on its own would take most of the time of a page."""
+        JSON. Parsing each histogram separately would take most of the time of a page."""
         classes = (Cast(name, models.TextField()) for name in ("run_classes", "wait_classes"))
         return self.values_list("start", "queue", "task", *SUMMED, *classes)
 

@@ -32,7 +32,7 @@ from .wording import plural
 UNDOABLE = (*waiting_jobs.OPERATIONS, dead_letters.REQUEUE, steps.RETRY)
 MOST_IDS = 1_000
 AT_ONCE_SECONDS = 0.5
-"""For how long the request that starts a bulk operation processes it."""
+"""Time in seconds that the request that starts a bulk operation spends on processing it."""
 LONG_SECONDS = 3600.0
 
 UNDONE = {

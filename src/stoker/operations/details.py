@@ -75,7 +75,7 @@ def opened_call(settings: Settings, package: bytes, *, reveal: bool = False) -> 
     """Return the arguments in a package; None = it cannot be opened.
 
     Args:
-        reveal: Hide no secrets.
+        reveal: Whether to show hidden arguments, too.
     """
     try:
         return shown_call(sealer_for(settings).open(package), settings.redact, reveal=reveal)

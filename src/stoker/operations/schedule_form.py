@@ -114,7 +114,7 @@ class ScheduleForm(forms.Form):
     ) -> None:
         super().__init__(*args, **more)
         self._before = before
-        """The schedule before the change: terms that the form does not show stay as they are."""
+        """The schedule before the change. Its options that the form does not show are kept."""
         self._has_secrets = has_secrets
         """Whether the form hides secrets among the arguments."""
 
@@ -219,8 +219,8 @@ def form_to_change(visit: RequestContext, name: str) -> ScheduleForm:
 
 
 def saved(visit: RequestContext, form: ScheduleForm, name: str = "") -> Done | None:
-    """Add the schedule, or change the one of this name. If the form is not valid or that is
-    refused, return None, and let the form say why."""
+    """Add the schedule, or change the one of this name. If the form is not valid or the change is
+    refused, return None; the form then contains the errors."""
     if visit.request.method != "POST" or not form.is_valid():
         return None
     operation, target = (CHANGE, name) if name else (ADD, form.cleaned_data["name"])

@@ -1,4 +1,4 @@
-"""All operations."""
+"""The table of all operations."""
 
 from __future__ import annotations
 

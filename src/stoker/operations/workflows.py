@@ -1,4 +1,4 @@
-"""Rows of workflows for the faces, and the operations on workflows."""
+"""Rows of workflows for all interfaces, and the operations on workflows."""
 
 from __future__ import annotations
 

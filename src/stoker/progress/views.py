@@ -37,18 +37,18 @@ NOT_INCLUDED = (
     'path("progress/", include("stoker.progress.urls")) to the urlpatterns of your project.'
 )
 Seen = tuple[JobState | None, ProgressReport | None]
-"""State and last report of a job; None, None if it is unknown."""
+"""State and last progress report of a job. (None, None) if the job is unknown."""
 
 
 class Subject(NamedTuple):
-    """The job that a URL shows, and the user who may see it."""
+    """The content of a signed URL: the job to show, and the user who may see it."""
 
     backend: str
     job_id: str
     user: str
     """Primary key of the only user with access; "" = every user with the URL."""
     every: float
-    """Seconds between two requests of the page."""
+    """Interval, in seconds, at which the page fetches the progress again."""
 
 
 def address_of(subject: Subject) -> str:

@@ -170,7 +170,7 @@ class Mailbox:
 
 
 def _is_round(number: int) -> bool:
-    """Return whether a count is 1, 10, 100, ..., used to log repeated problems less and less
+    """Return whether a count is 1, 10, 100, ... It is used to log a repeated problem less and less
     often."""
     return str(number).rstrip("0") == "1"
 

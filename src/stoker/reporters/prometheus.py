@@ -93,7 +93,8 @@ class MetricSource(NamedTuple):
 
     read: Read
     whose: Callable[[Settings], tuple[str, ...]]
-    """Returns the identity of the measured system. Two backends with the same identity share it."""
+    """Returns the identity of the measured system. Backends that share the system return the same
+    identity."""
 
 
 class Numbers(Collector):
@@ -283,7 +284,7 @@ class PrometheusReporter(Reporter):
             none, and the view requires the permission ``stoker.view_job``.
         port: port on which a cluster serves ``/metrics``; None = none. If several clusters run on
             one host, the first one serves the port, and another takes over when it stops.
-        address: address of that port. Without a token everyone who can reach it can scrape.
+        address: address of that port. Without a token, everyone who can reach the port can scrape.
     """
 
     def __init__(

@@ -76,11 +76,12 @@ class Trouble:
 
 
 class Ticks:
-    """The schedules that this cluster fires.
+    """The scheduler's loop of one cluster: it finds due schedules and fires them.
 
     Args:
-        beat: called often, as a heartbeat.
-        listen: waits that many seconds; returns True early if there is something else to do.
+        beat: called often, so that the process is known to be alive.
+        listen: called to wait for a number of seconds. Returns True, perhaps earlier, if the loop
+            must return because the process has something else to do.
     """
 
     def __init__(
@@ -188,7 +189,8 @@ class Ticks:
                 self._within_bounds(schedule_id, partial(self._firing.release, schedule_id))
 
     def _within_bounds(self, schedule_id: UUID, act: Callable[[], object]) -> None:
-        """Call ``act`` for one schedule. Its errors do not affect the others."""
+        """Call ``act`` for one schedule. Errors of this schedule do not affect the other
+        schedules."""
         answer = self._patience.call(lambda: self._tried(act))
         if answer is None:
             return

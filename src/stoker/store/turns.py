@@ -1,4 +1,4 @@
-"""Choose the jobs that go next when places under a guard key become free.
+"""Choose the blocked jobs that may start next when places under a guard key become free.
 
 All functions run in a transaction. Code that has locked guard keys waits for no other rows: it
 skips waiting jobs that others have locked, and looks at their keys again a moment later.
@@ -19,7 +19,8 @@ from stoker.store.written import MICROSECONDS, database_now_us
 from .statements import update_by_key
 
 LOOK_AGAIN_US = 1 * MICROSECONDS
-"""Delay until a key is checked again, if its next job was locked or may not come."""
+"""Delay until a key is checked again if another transaction has locked the next job of its line.
+That transaction may withdraw the job."""
 _NONE: Mapping[UUID, int] = {}
 
 
@@ -58,8 +59,9 @@ def free(
 def _give_up(
     alias: str, over: Mapping[UUID, int], again: Mapping[UUID, int], failed: Collection[UUID]
 ) -> tuple[dict[UUID, LockedKey], dict[UUID, int]]:
-    """Free the places of the jobs, and delete the needs of those that have ended. Return the locked
-    keys that may block jobs, and key -> number of places that became free."""
+    """Lock the jobs' guard keys and free the jobs' places. Delete the needs of the jobs that have
+    ended, except those that halt a sequence. Return the locked keys that may block other jobs, and
+    the number of places that became free under each key."""
     needs = Need.objects.using(alias).of_jobs({**over, **again})
     lines = GuardKey.objects.using(alias).lock_lines(
         {need.key_id for needed in needs.values() for need in needed}
@@ -81,8 +83,8 @@ def _give_up(
 
 
 def _to_become_free(alias: str, lines: Mapping[UUID, LockedKey]) -> list[UUID]:
-    """Return the locks that must become free before another job starts: other jobs hold them, and
-    they block jobs of several queues. See ``_Admission._has_other_lines``."""
+    """Return the locks that must be completely free before another job starts: some job still holds
+    them, and they block jobs of several queues. See ``_Admission._has_other_lines``."""
     locks = [key_id for key_id, key in lines.items() if key.kind == Need.Kind.LOCK]
     holders = Need.objects.using(alias).holders(locks) if locks else {}
     held = [key_id for key_id, job_ids in holders.items() if job_ids]

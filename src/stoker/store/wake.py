@@ -22,8 +22,8 @@ LONGER = 1.3
 """Factor between one pause and the next. With it, a commit that takes twice as long is noticed with
 twice the delay."""
 SLOW_SECONDS, LONGER_IF_SLOW = 0.02, 2.0
-"""A commit that takes longer than this is rare. Further pauses grow by the second factor, because
-most looks of an idle cluster follow its own writes."""
+"""Commits rarely take longer than the first value, so longer pauses grow by the second value as
+their factor. This saves checks, most of which follow the own writes of an idle cluster."""
 LISTEN_AGAIN_SECONDS = 0.008
 """While the next look is sooner than this, ignore reports of writes: one commit causes many."""
 DEAF_SECONDS = 5.0

@@ -149,7 +149,7 @@ class Written:
         return self.moments(cast("Sequence[float]", seconds))
 
     def ids(self, digits: Sequence[str]) -> Sequence[Any]:
-        """Write many ids, which are given by their 32 digits."""
+        """Convert many ids, given as 32 hexadecimal digits each, for the driver."""
         return [UUID(one) for one in digits] if self._has_uuids else digits
 
     def data(self, value: bytes | None) -> Any:

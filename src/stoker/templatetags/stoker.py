@@ -24,7 +24,7 @@ def job_progress(
 
     Args:
         result: what ``enqueue`` or ``get_result`` returned, or the id of a job.
-        every: seconds between two requests of the page.
+        every: interval, in seconds, at which the page fetches the progress again.
         backend: the alias in ``TASKS`` of the job with this id. A result knows its own.
 
     Raises:

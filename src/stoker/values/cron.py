@@ -247,7 +247,7 @@ class IntervalRule(Rule):
         return instant
 
     def _number_before(self, wall: datetime) -> int:
-        """Return the number of a moment of the rule that is certainly not after the next moment."""
+        """Return a lower bound of the number of the next moment, where the search for it begins."""
         if self.unit in CALENDAR_DAYS:
             return (wall - self.anchor).days // (self.count * CALENDAR_DAYS[self.unit]) - 1
         months = (wall.year - self.anchor.year) * 12 + wall.month - self.anchor.month

@@ -24,7 +24,7 @@ def end_of(number: int) -> float:
 
 
 class_of = partial(bisect_left, [end_of(number) for number in range(LAST)])
-"""Return the class of a duration in seconds."""
+"""Return the number of the class that contains a duration, given in seconds."""
 
 
 def percentile(counts: Mapping[int, int], share: float) -> float | None:

@@ -53,13 +53,14 @@ def key_of(mark: str, kinds: Sequence[type[Any]]) -> tuple[Any, ...]:
 
 
 def beyond(order: Sequence[str], place: Sequence[Any]) -> Q:
-    """Return the condition for rows after a place in this order of one or two columns."""
+    """Return the condition for rows after the row with these values, in the order of one or two
+    columns."""
     return _side(order, place, "lt" if order[-1].startswith("-") else "gt")
 
 
 def within(order: Sequence[str], place: Sequence[Any]) -> Q:
-    """Return the condition for rows up to a place in this order. A negated ``beyond`` would not be
-    a range of the index."""
+    """Return the condition for rows up to the row with these values, in this order. The negation of
+    ``beyond`` would not be a range of the index."""
     return _side(order, place, "gte" if order[-1].startswith("-") else "lte")
 
 

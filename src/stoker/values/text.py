@@ -10,8 +10,8 @@ UNSAFE = re.compile(
 """Control characters except tabs and line feeds, bidirectional marks, and lone surrogates."""
 
 SHOWN = re.compile(r'(<textarea\b[^>]*>[^<]*)|>[^<]+|\b(?:title|aria-label)="[^"]*"')
-"""The texts that a page shows. The group matches the text of a text area, which its form sends
-back."""
+"""Pattern of the texts that a page shows. The group matches the text of a text area, which is left
+as it is because the form sends it back."""
 
 
 def shown_text(text: str) -> str:
@@ -31,7 +31,7 @@ def shown_html(page: str) -> str:
 
 
 def shown_json(text: str) -> str:
-    """Do the same as ``shown_text`` to a text that is JSON, and stays so."""
+    """Do the same as ``shown_text`` to a JSON text. The result is valid JSON."""
     if text.isprintable():
         return text
     return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

@@ -40,8 +40,8 @@ State = Step.State
 ENDED_BADLY = (State.FAILED, State.CANCELLED)
 AT_ONCE = 500
 AT_A_TIME = 100
-"""Maximum number of steps to retry in one transaction, and so in the request that begins it: they
-take 0.1 to 0.2 s."""
+"""Maximum number of steps to retry in one transaction. Retrying so many takes 0.1 to 0.2 s, and the
+first batch is retried in the user's request."""
 ON_A_PAGE = 1000
 BLOCKING, NEXT = "blocking", "next"
 """The parts of the cursor of steps to retry."""
@@ -172,7 +172,7 @@ def steps_to_retry(
     alias: str, workflow_id: UUID, after: str, begun_at: datetime
 ) -> tuple[list[tuple[UUID, str]], str | None]:
     """Return a page of the steps that a retry of the workflow begins with, each with the cursor
-    behind it, and the cursor of the next page; None = this is the last page.
+    that points behind it, and the cursor of the next page; None = this is the last page.
 
     First the failed and cancelled tasks that block the workflow, then the steps that have never
     started because their chain was cancelled after the step before them.

@@ -214,8 +214,8 @@ class WorkflowResult:
     @property
     def value(self) -> Any:
         """The result of a workflow that succeeded. For a chain or chord it is the result of the
-        last step, for a group or map the list of its members' results. A result is None if its step
-        failed or its value is not kept.
+        last step, for a group or map the list of its members' results. The result of a member is
+        None if it failed or its value is not kept.
 
         Raises:
             ValueError: the workflow has not finished, or has failed.

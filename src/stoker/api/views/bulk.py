@@ -41,7 +41,8 @@ class BulkFilters(Body):
     """For dead letters, like `fingerprint`."""
     fingerprint: Annotated[str, Field(max_length=64)] = ""
     workflow: UUID | None = None
-    """For `retry-step`: the workflow whose failed steps are retried. It is the only filter then."""
+    """For `retry-step`: the workflow whose failed steps are retried. It cannot be combined with
+    other filters."""
 
     def given(self) -> dict[str, str]:
         """Return the filters as the parameters of a list's query string."""
@@ -111,8 +112,8 @@ def list_bulk_operations(
     ),
 )
 def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backend = None) -> Any:
-    """Start an operation on many jobs or dead letters, which continues in the background. The
-    permission for the operation is needed, too. 200: a dry run."""
+    """Start an operation on many jobs or dead letters, which continues in the background. The user
+    also needs the permission for the operation. 200: a dry run."""
     operation: Operation = BY_NAME[body.operation]
     permitted(request.auth, [operation.permission])  # type: ignore[attr-defined] # ninja sets it
     operator = operator_of(request, backend, body.because)

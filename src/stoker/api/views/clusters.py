@@ -20,7 +20,7 @@ routes = Routes(tags=["clusters"])
 
 
 class Resizing(ReasonBody):
-    """The body of a request for another number of workers."""
+    """The body of a request to change the number of workers."""
 
     workers: Annotated[int, Strict, Field(ge=1, le=1024)] | None
     """None = the number at the cluster's start."""
@@ -73,7 +73,7 @@ def stop_cluster(request: HttpRequest, cluster_id: UUID, backend: Backend = None
 def resize_cluster(
     request: HttpRequest, cluster_id: UUID, body: Resizing, backend: Backend = None
 ) -> Any:
-    """Ask a cluster to have another number of workers. 409: the number is above its bound."""
+    """Ask a cluster to change its number of workers. 409: the number is above its maximum."""
     workers = "" if body.workers is None else str(body.workers)
     return _ask(request, clusters.RESIZE, cluster_id, backend, body, workers=workers)
 
@@ -88,8 +88,8 @@ def resize_cluster(
 def recycle_workers(
     request: HttpRequest, cluster_id: UUID, body: Recycling, backend: Backend = None
 ) -> Any:
-    """Ask a cluster to replace a worker, or all, by new processes once their running jobs have
-    ended. 409: it has no such worker."""
+    """Ask a cluster to replace one or all of its workers by new processes, once their running jobs
+    have ended. 409: it has no such worker."""
     worker = "" if body.worker is None else str(body.worker)
     return _ask(request, clusters.RECYCLE, cluster_id, backend, body, worker=worker)
 

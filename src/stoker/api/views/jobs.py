@@ -321,7 +321,7 @@ def cancel_job(
 def run_job_now(
     request: HttpRequest, job_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Let a deferred or held job start as soon as a worker is free. 409: it does not wait."""
+    """Let a deferred or held job start as soon as a worker is free. 409: the job is not waiting."""
     return _changed(request, RUN_NOW, job_id, body, backend)
 
 
@@ -329,7 +329,7 @@ def run_job_now(
 def hold_job(
     request: HttpRequest, job_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
-    """Hold a waiting job until it is run now or rescheduled. 409: it does not wait."""
+    """Hold a waiting job until it is run now or rescheduled. 409: the job is not waiting."""
     return _changed(request, HOLD, job_id, body, backend)
 
 
@@ -343,7 +343,7 @@ def hold_job(
 def reschedule_job(
     request: HttpRequest, job_id: UUID, body: Rescheduling, backend: Backend = None
 ) -> Any:
-    """Change the earliest start of a waiting job. 409: it does not wait."""
+    """Change the earliest start of a waiting job. 409: the job is not waiting."""
     start = moment_of(body.run_after, body.run_after_seconds)
     text = "" if start is None else start.isoformat() if body.run_after else str(start)
     return _changed(request, RESCHEDULE, job_id, body, backend, run_after=text)
@@ -355,20 +355,21 @@ def reschedule_job(
 def prioritise_job(
     request: HttpRequest, job_id: UUID, body: Prioritising, backend: Backend = None
 ) -> Any:
-    """Change the priority of a waiting job. 409: it does not wait."""
+    """Change the priority of a waiting job. 409: the job is not waiting."""
     return _changed(request, PRIORITISE, job_id, body, backend, priority=str(body.priority))
 
 
 @routes.change("/jobs/{job_id}/move", MOVE, JobShape, may_conflict=True, example={"queue": "slow"})
 def move_job(request: HttpRequest, job_id: UUID, body: Moving, backend: Backend = None) -> Any:
-    """Move a waiting job to another queue. 409: it does not wait, or the queue does not exist."""
+    """Move a waiting job to another queue. 409: the job is not waiting, or the queue does not
+    exist."""
     return _changed(request, MOVE, job_id, body, backend, queue=body.queue)
 
 
 @routes.change("/jobs/{job_id}/edit", EDIT, JobShape, may_conflict=True, example={"args": [7]})
 def edit_job(request: HttpRequest, job_id: UUID, body: Editing, backend: Backend = None) -> Any:
-    """Replace the arguments of a waiting job. 409: it does not wait, or its task does not accept
-    the arguments."""
+    """Replace the arguments of a waiting job. 409: the job is not waiting, or its task does not
+    accept the arguments."""
     return _changed(request, EDIT, job_id, body, backend, args=body.args, kwargs=body.kwargs)
 
 
@@ -421,7 +422,7 @@ def shape_of(settings: Settings, job_id: UUID, *, reveal: bool) -> JobShape:
     """Return the current state of a job.
 
     Args:
-        reveal: Hide no secrets among the arguments.
+        reveal: Whether to show hidden arguments, too.
 
     Raises:
         TaskResultDoesNotExist: No job has this id (any more).

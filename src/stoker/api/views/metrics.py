@@ -50,8 +50,8 @@ class HistoryQuery(PeriodQuery):
     """A period of the history, in steps."""
 
     step_seconds: Annotated[int, Field(ge=1, le=LONGEST_DAYS * 86400)] = 60
-    """Length of a step. It is rounded to a multiple of the steps in which metrics of that age are
-    stored, and is at least one of these."""
+    """Length of a step in seconds. It is rounded to a multiple of the step in which metrics of that
+    age are stored: 10 seconds for recent ones, up to an hour for old ones."""
     queue: Annotated[str, Field(max_length=100)] | None = None
     task: Name | None = None
     """The dotted path, such as `shop.tasks.charge`."""

@@ -136,7 +136,7 @@ def get_schedule(
 
 
 def shape_of(row: Schedule) -> ScheduleShape:
-    """Return a schedule as its answer. The rule may be unreadable."""
+    """Return the answer that shows a schedule, even if its rule cannot be parsed."""
     try:
         rule = row.words
     except ValueError:

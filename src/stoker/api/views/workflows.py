@@ -69,7 +69,7 @@ class RetriedWorkflow(WorkflowStory):
     """A workflow that was retried, with its steps."""
 
     bulk_id: UUID | None
-    """The bulk operation that retries the steps, see `GET /bulk/{id}`: of a large workflow it
+    """The bulk operation that retries the steps, see `GET /bulk/{id}`. For a large workflow it
     continues in the background. Null: only one step was retried."""
 
 
@@ -194,8 +194,8 @@ def cancel_workflow(
 def retry_workflow(
     request: HttpRequest, workflow_id: UUID, body: RetryBody = ALL_STEPS, backend: Backend = None
 ) -> Any:
-    """Continue a workflow from the steps that failed, or from one of them. Of a large workflow the
-    steps are retried in the background. 409: it has no such step to retry."""
+    """Continue a workflow from the steps that failed, or from one of them. The steps of a large
+    workflow are retried in the background. 409: it has no such step to retry."""
     operator, name = operator_of(request, backend, body.because), str(workflow_id)
     if body.step is None:
         bulk_id = perform(RETRY, operator, name).value.pk

@@ -408,8 +408,8 @@ class OrmBroker(Broker):
         return taken, left
 
     def _look_after(self, key_ids: Collection[UUID]) -> None:
-        """Make blocked jobs ready where these guard keys have room. Called after the commit,
-        because the transaction did not lock the keys."""
+        """Make blocked jobs ready if these guard keys have room. Called after the commit, because
+        the transaction did not lock the keys."""
         with explained(self.alias):
             queues = look_after(self.alias, key_ids)
         if queues:

@@ -264,18 +264,18 @@ CAREFUL_SECONDS = 10.0
 
 
 class GuardedSearch:
-    """The search of one process for ready jobs that guards do not hold back. It may take several
+    """The search of one process for ready jobs whose guards let them start. It may take several
     claims."""
 
     def __init__(self) -> None:
         self.began: float | None = None
-        """When it began, in monotonic seconds; None = it has not."""
+        """Time of the start of the search, in monotonic seconds; None = no search has begun."""
         self._look = 0
         self._careful_until = 0.0
 
     @property
     def seconds(self) -> float:
-        """Return the time since it began."""
+        """Return the number of seconds since the start of the search; 0 = no search has begun."""
         return 0.0 if self.began is None else time.monotonic() - self.began
 
     @property
@@ -289,14 +289,14 @@ class GuardedSearch:
         self._careful_until = time.monotonic() + CAREFUL_SECONDS
 
     def end(self) -> None:
-        """End the search, because it has found jobs or has examined all. The next claim begins a
-        new one."""
+        """End the search, because it has found jobs or has examined all ready jobs. The next claim
+        begins a new one."""
         self.began, self._look = None, 0
 
     def look(self, limit: int) -> int:
-        """Begin a round, and return how many ready jobs it examines: ``limit`` in the first round,
-        and then twice as many in each, because none of those examined before may start. LOOK_MOST
-        bounds further rounds."""
+        """Begin a round. Return how many ready jobs to examine: ``limit`` in the first round, and
+        twice as many in each further round, up to LOOK_MOST, because no job of the earlier rounds
+        may start."""
         if self.began is None:
             self.began = time.monotonic()
         look = max(limit, self._look)

@@ -160,8 +160,8 @@ RETENTION_SECONDS = 14 * 86400
 LEAST_RECEIVES = 10
 MISSING = ("AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist")
 MAKING = threading.Lock()
-"""Held while a client is created: boto3's default session is shared by the process and is not
-thread-safe."""
+"""Held while a client is created, because boto3's default session is shared by the process and is
+not thread-safe."""
 ADVICE = {
     "AccessDenied": "Give it the permissions that docs/howto/use-sqs.md lists.",
     "AccessDeniedException": "Give it the permissions that docs/howto/use-sqs.md lists.",

@@ -38,7 +38,8 @@ RELEASED_AT_ONCE = 500
 LOCKED_SECONDS = 1.0
 """Pause before the next try to release jobs that other transactions had locked."""
 RATED_SECONDS = 60.0
-"""How long the due time of rate limits is checked often after a job with a rate was claimed."""
+"""For how long after the claim of a job with a rate the due time of rate limits is checked
+often."""
 
 
 class Claims:
@@ -75,7 +76,8 @@ class Claims:
         """Jobs that cannot be released now, because other transactions have locked their rows."""
         self._look_at_locked = 0.0
         self._had_no_slot = False
-        """Whether rate limits are in use and the last claim had to skip jobs with a rate limit."""
+        """Whether rate limits are in use and the last claim had no slots for jobs with a rate
+        limit."""
         self._look_ahead: Callable[[], float | None] | None = None
         self.without_cancelled: Callable[[list[Flight]], list[Flight]] = lambda flights: flights
         """Ends cancelled jobs before they are released, see ``Cancels``."""
@@ -300,7 +302,7 @@ OVERDUE_PAUSE_SECONDS = 0.02
 
 
 class Tempo:
-    """The rhythm of a pusher's claims.
+    """Decides when a pusher claims next.
 
     Args:
         poll_seconds: the longest pause.

@@ -236,8 +236,9 @@ class Flights:
             self._release_late(flight)
 
     def release_unstarted(self) -> None:
-        """Release flights that have waited too long. Those without a worker may find one in another
-        cluster. Followers of a turn then wait in the line of their key."""
+        """Release flights that have waited too long: those without a worker, because another
+        cluster may have a free one; and followers of a turn, which then wait for their key in the
+        store."""
         before = time.monotonic() - KEEP_SECONDS
         for flight in self.turns.late():
             self.release(flight)

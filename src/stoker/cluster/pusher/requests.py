@@ -138,8 +138,9 @@ class Cancels:
             self._say("cancel", flight.worker, flight.number, reason)
 
     def end_unstarted(self, patience: Patience, flights: Sequence[Flight]) -> list[Flight]:
-        """End the jobs, of those to be released, whose cancellation was requested: another cluster
-        might start them at once. Return the others; none if the requests cannot be read."""
+        """Of the jobs to be released, end those whose cancellation was requested, because another
+        cluster might start them at once. Return the other jobs, or no jobs if the requests cannot
+        be read."""
         job_ids = [flight.delivery.job_id for flight in flights]
         answer = patience.call(lambda: self._all.reasons_of(job_ids))
         if answer is None:

@@ -373,8 +373,8 @@ class Upkeep:
         """Delete results whose retention has ended. Return their number.
 
         A broker outside the store may still lease jobs that have ended, if a process died before it
-        acked them. Only their rows say that they must not run again, so these stay until ``rescue``
-        has seen the ends of such leases.
+        acked them. Only their rows say that they must not run again, so the rows are kept until
+        ``rescue`` has run after the end of such leases.
         """
         if self._broker.broker is None:
             return self._pruning.prune()

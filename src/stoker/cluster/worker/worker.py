@@ -1,8 +1,9 @@
-"""The worker: the only process in which user code runs.
+"""The worker: a process that runs jobs.
 
-The main thread runs jobs. A companion thread does the rest: it listens to the sentinel, connects to
-a new pusher when the old one has died, and sends the reports of finished jobs while a long job
-runs. It also kills this process before a lease ends that could not be extended (the fence).
+In a cluster, tasks run only in workers. The main thread runs the jobs. A second thread, the
+companion, listens to the sentinel, connects to a new pusher after the old one has died, and sends
+the reports of finished jobs while a long job runs. If the lease of a running job is about to end
+because it could not be extended, the companion kills this process (the fence).
 """
 
 from __future__ import annotations

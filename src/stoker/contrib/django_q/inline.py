@@ -31,7 +31,8 @@ from . import conf
 
 WORKER_ID = "sync"
 LEASE_SECONDS = 86_400
-"""The lease is not extended. If the process dies, the job becomes a dead letter when it ends."""
+"""Duration of the lease, which is not extended. If the process dies, the job becomes a dead letter
+when the lease ends."""
 
 
 @dataclass(slots=True)

@@ -93,7 +93,7 @@ def _add(visit: DashboardContext) -> HttpResponse:
 
 
 def _change(visit: DashboardContext, schedule_id: UUID) -> HttpResponse:
-    """Change a schedule that is a row."""
+    """Change a schedule. Refuse schedules that code or settings declare."""
     require(visit, "stoker.view_job")  # the form shows the arguments
     row = _row(visit, schedule_id)
     if row.is_declared:

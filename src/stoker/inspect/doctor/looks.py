@@ -152,7 +152,7 @@ class Jobs(Look):
         return len(lost)
 
     def _counts(self, job_ids: Sequence[UUID]) -> dict[UUID, tuple[int, int, int]]:
-        """Return attempts, crashes and needs of each job, counted in other tables."""
+        """Return the number of attempts, crashes and needs of each job, from other tables."""
         crashed = Count("pk", filter=Q(kind=Attempt.Kind.CRASHED))
         tried = Attempt.objects.using(self.alias).filter(job_id__in=job_ids).values_list("job_id")
         attempts = {row[0]: row[1:] for row in tried.annotate(last=Max("number"), crashed=crashed)}

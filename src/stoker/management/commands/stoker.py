@@ -93,7 +93,8 @@ class Command(BaseCommand):
         super().run_from_argv(argv)
 
     def _needed(self) -> list[type[Subcommand]]:
-        """Return all subcommands. ``run`` stays for weeks, so it does not load the others."""
+        """Return all subcommands. A process of ``run`` lives for weeks, so it does not load the
+        other subcommands."""
         if self._is_run:
             return [RunCommand]
         return [*map(import_string, SUBCOMMANDS), *of_other_apps()]

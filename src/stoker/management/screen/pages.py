@@ -1,4 +1,4 @@
-"""The pages of the monitor: views of everything, and what their lines open."""
+"""The pages of the monitor: the views, and the pages that their lines open."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from .layout import fit
 
 ESCAPE_SECONDS = 0.05
-"""How long the rest of a key's sequence may take. Escape alone has none."""
+"""How long to wait for the rest of a key's escape sequence. If none comes, the key was Escape."""
 NAMES = {
     "\r": "enter", "\n": "enter", "\t": "tab", "\x1b": "escape", "\x7f": "back", "\b": "back",
     "\x1b[A": "up", "\x1b[B": "down", "\x1b[C": "right", "\x1b[D": "left",
@@ -163,12 +163,13 @@ class TerminalScreen:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    """End the program as a shell reports a signal, so that ``with`` blocks end first."""
+    """Exit with the code that shells use for a signal. This raises SystemExit, so ``with`` blocks
+    are left properly."""
     raise SystemExit(128 + number)
 
 
 def _length_of_key(text: str) -> int:
-    """Return how many characters the first key has sent."""
+    """Return the number of characters of the first key in the text."""
     if not text.startswith(("\x1b[", "\x1bO")):
         return 1
     for at, character in enumerate(text[2:], 3):

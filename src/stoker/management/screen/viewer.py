@@ -41,14 +41,14 @@ MEANINGS = {
 
 @dataclass(frozen=True, eq=False)
 class MonitorPage:
-    """What a screen shows: read in one thread, laid out in another."""
+    """A page of the monitor. One thread reads its data; another one lays it out as lines."""
 
     key: tuple[str, ...]
     """Equal for two pages with the same content."""
     title: str
     read: Callable[[], Any]
     lay_out: Callable[[Any, int], Iterable[PageLine]]
-    """Takes what ``read`` returned, and the width."""
+    """Returns the lines of the page, given the value that ``read`` returned and the width."""
 
 
 class PageLine(NamedTuple):
@@ -62,7 +62,7 @@ class PageLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What was read for a page, or why nothing could be read."""
+    """The data that was read for a page, or the error."""
 
     page: MonitorPage
     taken_at: datetime
@@ -112,11 +112,11 @@ def _reading_of(page: MonitorPage) -> Reading:
 
 @dataclass
 class OpenPage:
-    """A page on the stack, and where the user is in it."""
+    """A page on the stack, with the chosen line and the scroll position."""
 
     page: MonitorPage
     reading: Reading | None = None
-    """The last one that succeeded."""
+    """The last successful reading."""
     problem: str = ""
     """Why the last reading failed; "" = it did not."""
     top: int = 0
