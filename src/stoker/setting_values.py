@@ -237,7 +237,7 @@ def reporters(value: Any) -> tuple[NamedReporter, ...]:
             if not isinstance(options, Mapping):
                 raise ValueError(wanted)
             if not all(isinstance(key, str) and key.isidentifier() for key in options):
-                raise ValueError(f"must have names as the options of {name!r}")
+                raise ValueError(f"must name the options of {name!r} by identifiers")
             found.append(NamedReporter(name, dict(options)))
     return tuple(found)
 

@@ -63,7 +63,7 @@ def enclosed(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
             response = problem(refusal.status, refusal.detail, **refusal.more)
         if response.status_code == 405 and "Allow" in response.headers:
             allowed = response.headers["Allow"]
-            response = problem(405, f"This address takes {allowed}.")
+            response = problem(405, f"This URL accepts only {allowed}.")
             response.headers["Allow"] = allowed
         response.headers["Cache-Control"] = "no-store"
         return response

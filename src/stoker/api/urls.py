@@ -102,7 +102,7 @@ def show_file(_request: HttpRequest, name: str) -> HttpResponse:
 def refuse_strangers(request: HttpRequest) -> None:
     """Raise CallRefused for users who are not staff."""
     if request.method != "GET":
-        raise CallRefused(405, "This address takes GET.")
+        raise CallRefused(405, "This URL accepts only GET.")
     user = SessionUser(())(request) or TokenUser(())(request)
     if user is None:
         raise CallRefused(401, STRANGER)

@@ -252,7 +252,7 @@ def _refuse(visit: DashboardContext, methods: tuple[str, ...], permission: str) 
     permission."""
     request = visit.request
     if request.method not in methods:
-        raise PageRefused(405, f"This address takes {' and '.join(methods)}.")
+        raise PageRefused(405, f"This URL accepts only {' and '.join(methods)}.")
     for given in (request.GET, request.POST):
         if any("\x00" in text for _, values in given.lists() for text in values):
             raise PageRefused(

@@ -237,7 +237,7 @@ def _key(call: Arguments, option: str, key: Any) -> _GuardKey | None:
     if isinstance(value, tuple):
         return _values_key(call, option, value)
     raise InvalidTaskOption(
-        f"{option}: the key of {path} gave {value!r}. Return a str, an int, a UUID, a tuple of "
+        f"{option}: the key of {path} returned {value!r}. Return a str, an int, a UUID, a tuple of "
         "these, or None for a job without this guard."
     )
 
@@ -255,7 +255,7 @@ def _values_key(call: Arguments, option: str, values: tuple[Any, ...]) -> _Guard
         text = write(codec.encode(values))
     except NotEncodable as refusal:
         raise NotSerializable(
-            f"{option}: what the key of {call.task.module_path} gave {problem_of(refusal)}."
+            f"{option}: what the key of {call.task.module_path} returned {problem_of(refusal)}."
         ) from None
     return _GuardKey("values", "", text, ", ".join(map(str, values)))
 

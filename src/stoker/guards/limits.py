@@ -37,7 +37,7 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
         BrokerUnavailable, NotMigrated: the limit could not be stored.
     """
     if n is not None and (type(n) is not int or n < 0):
-        raise ValueError(f"n={n!r}: write a whole number from 0 on, or None.")
+        raise ValueError(f"n={n!r}: write a whole number of at least 0, or None.")
     key_id, name = _key(key)
     settings = settings_for(backend)
     if not broker_for(settings).capabilities.guards:

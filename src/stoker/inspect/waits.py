@@ -34,9 +34,9 @@ clocks."""
 
 
 class WaitCause(TextChoices):
-    """What a job waited for. The label is the part of a sentence between the duration and the
-    guard's name: "3 s blocked by lock feed:7"."""
+    """What a job waited for."""
 
+    # The label stands between the duration and the guard's name: "3 s blocked by lock feed:7".
     START_TIME = "start_time", "until its start time"
     RETRY = "retry", "for a retry"
     PUT_BACK = "put_back", "snoozed or released"

@@ -270,8 +270,8 @@ def _needs_of_edited(old: Package, package: Package, own: Sequence[NewNeed]) -> 
     is_same = before is not None and after is not None and before.key_id == after.key_id
     if old.options.identity and not is_same:
         raise ValueError(
-            "These arguments may have another unique key: cancel the job and enqueue another."
+            "The new arguments may give another unique key: cancel the job and enqueue another."
         )
     if list(needs_of(task, old.args, old.kwargs)) != list(own):
-        raise ValueError("using() gave it guards: cancel the job and enqueue another.")
+        raise ValueError("Its guards come from using(): cancel the job and enqueue another.")
     return needs_of(task, package.args, package.kwargs)

@@ -120,7 +120,7 @@ class Newcomers:
                 )
             (result,) = self._results_of([refused]).values()
         raise DuplicateJob(
-            f"A job with the key {refused.claim.name!r} already: {result.id}.", result
+            f"The job {result.id} has the key {refused.claim.name!r} already.", result
         )
 
     def _keys(self) -> WantedKeys:

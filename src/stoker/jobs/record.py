@@ -441,7 +441,7 @@ def as_ended(verdict: Verdict) -> Ended:
         case Failed(fault):
             told = (fault.exception_class, fault.message)
             return Ended(job_id, Job.Status.FAILED, attempt, None, *told)
-    raise AssertionError("it is not over")
+    raise AssertionError("the outcome does not end the job")
 
 
 def as_attempt(verdict: Verdict) -> Attempt:

@@ -489,6 +489,6 @@ def _checked(settings: Settings, task: Any, backend: Any) -> TaskOptions:
 def _refuse_script(task: Any) -> None:
     if task.module_path.startswith("__main__."):
         raise InvalidTask(
-            f"No worker finds {task.module_path}: it belongs to the program that runs now. Move "
-            "the function into a module of an app."
+            f"No worker can import {task.module_path}, because it is defined in the main program. "
+            "Move the function into a module of an app."
         )

@@ -72,8 +72,13 @@ class StartBulk(Subcommand):
         TASK,
         QUEUE,
         NODE,
-        option("--since", default="", metavar="MOMENT", help="2h ago, or 2030-01-31T06:00."),
-        option("--until", default="", metavar="MOMENT", help="As --since."),
+        option(
+            "--since",
+            default="",
+            metavar="MOMENT",
+            help="Only since this time: an age, such as 2h, or a time, such as 2030-01-31T06:00.",
+        ),
+        option("--until", default="", metavar="MOMENT", help="Only before this time, as --since."),
         option(
             "--fingerprint",
             default="",
@@ -92,8 +97,13 @@ class StartBulk(Subcommand):
             action="store_true",
             help="Allow the operation to run without a filter, on all targets.",
         ),
-        option("--to", default="", metavar="QUEUE", help="For move-job."),
-        option("--priority", default="", metavar="N", help="For prioritise-job."),
+        option("--to", default="", metavar="QUEUE", help="For move-job: the new queue."),
+        option(
+            "--priority",
+            default="",
+            metavar="N",
+            help="For prioritise-job: the new priority, from -100 to 100.",
+        ),
         option(
             "--run-after",
             default="",

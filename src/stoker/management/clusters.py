@@ -176,8 +176,7 @@ class ResizeClusters(_AskClusters):
             type=_number_of_workers,
             required=True,
             metavar="N",
-            help="How many workers each cluster is to have; start = as many as it was started "
-            "with.",
+            help="The new number of workers of each cluster; start = its number at the start.",
         ),
         *TARGETS,
     )
@@ -213,7 +212,7 @@ class ClustersCommand(SubcommandGroup):
     """List, quiet, resume, stop, resize, recycle clusters.
 
     List the running clusters of all hosts, and ask them to take no more jobs, to take jobs again,
-    to stop, to have another number of workers, or to replace workers. The request is stored in the
+    to stop, to change their number of workers, or to replace workers. The request is stored in the
     database, so no access to their hosts is needed.
 
     Examples:

@@ -34,7 +34,7 @@ Parsers = list[tuple[str, argparse.ArgumentParser]]
 class CompletionCommand(Subcommand):
     """Write the script for completion in a shell.
 
-    Write a script with which bash or zsh completes subcommands, options and their values after
+    Write a script that lets bash or zsh complete subcommands, options and their values after
     `manage.py stoker` or `./manage.py stoker`. In your shell:
     `source <(./manage.py stoker completion bash)`
 

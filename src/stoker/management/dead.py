@@ -84,7 +84,9 @@ NAMES = [one.flags[0].removeprefix("--").replace("-", "_") for one in FILTERS]
 ALL_TRACEBACKS = option(
     "--all-tracebacks", action="store_true", help="The traceback of every attempt."
 )
-IDS = option("ids", nargs="*", default=[], metavar="ID", help="Ids of dead letters, or filters.")
+IDS = option(
+    "ids", nargs="*", default=[], metavar="ID", help="Ids of dead letters, instead of filters."
+)
 
 
 def filters_of(options: dict[str, Any]) -> dict[str, Any]:
@@ -376,7 +378,7 @@ class RequeueLetters(_ChangeSome):
             "--run-after",
             type=moment,
             metavar="WHEN",
-            help="Not before: a duration from now, such as 90 or 2h, or an ISO 8601 time. "
+            help="Earliest start: a duration from now, such as 90 or 2h, or an ISO 8601 time. "
             "Default: at once.",
         ),
     )
@@ -423,7 +425,7 @@ class PurgeLetters(Subcommand):
     """Delete old dead letters for good.
 
     Delete dead letters that were closed longer ago than --older-than, with their history. With
-    --state open: those that failed longer ago. Requeued dead letters are never deleted.
+    --state open: those whose last failure is longer ago. Requeued dead letters are never deleted.
 
     --json writes one object: matched, done, dry_run.
 

@@ -23,8 +23,8 @@ from .subcommand import (
 class Enqueue(Subcommand):
     """Enqueue a job, and optionally wait for its result.
 
-    Enqueue one job of a task and write its id. An argument that is JSON is parsed, any other is
-    text: 42 is a number, true a boolean, '"42"' and hello are texts, '{"id": 7}' is a dict.
+    Enqueue one job of a task and write its id. Arguments are read as JSON, and as text if they are
+    not JSON: 42 is a number, true is a boolean, '"42"' and hello are texts, '{"id": 7}' is a dict.
     After --, words that begin with a dash are arguments, too.
 
     With --wait, wait until the job has ended and write the return value of the task: as JSON if
@@ -75,8 +75,8 @@ class Enqueue(Subcommand):
             "--run-after",
             type=moment,
             metavar="WHEN",
-            help="Not before: a duration from now, such as 90 or 2h, or an ISO 8601 time, such as "
-            "2030-01-31T06:00+01:00.",
+            help="Earliest start: a duration from now, such as 90 or 2h, or an ISO 8601 time, such "
+            "as 2030-01-31T06:00+01:00.",
         ),
         option(
             "--wait",

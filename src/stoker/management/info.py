@@ -46,7 +46,7 @@ class InfoCommand(Subcommand):
         paused         since, by, because
       clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
                        request ("", "quiet" or "stop"), started_at, silent_seconds,
-                       queues[] (empty: all), leases, loops {role: seconds since it turned},
+                       queues[] (empty: all), leases, loops {role: seconds since its last turn},
                        processes[] (other than workers: role, pid, resident_bytes),
                        wanted_workers (null: as at its start), most_workers, is_single (runs
                        with --single), workers[]
@@ -62,7 +62,7 @@ class InfoCommand(Subcommand):
         keys[]         name, kind, places, period_seconds or null, holders[] {job_id, task},
                        waiting, is_exact, next_start_seconds or null, halted_by or null,
                        is_set_by_hand
-    Keys may be added; those above stay.
+    Later versions may add keys; the keys above stay.
 
     Examples:
       manage.py stoker info

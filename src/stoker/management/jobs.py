@@ -59,6 +59,7 @@ LAST_LINES_SECONDS = 1.5
 """Seconds to wait for the last lines after the end of a job, because they are written later."""
 ID = option("id", metavar="ID", help="The job's id: a UUID.")
 IDS = option("ids", nargs="+", metavar="ID", help="Ids of jobs.")
+LATER = "The new start: a duration from now, such as 2h, or a time, such as 2030-01-31T06:00."
 
 
 def row_as_plain(row: JobRow) -> dict[str, Any]:
@@ -68,8 +69,11 @@ def row_as_plain(row: JobRow) -> dict[str, Any]:
     return {**columns, **more, **call_as_plain(row.call)}
 
 
-def _moment_option(flag: str, what: str) -> Option:
-    help_text = f"{what}; with a state of ended jobs: ended. 2h ago, or 2030-01-31T06:00."
+def _moment_option(flag: str, side: str) -> Option:
+    help_text = (
+        f"Only jobs that were enqueued {side} this time; with a state of ended jobs: that ended "
+        f"{side} it. An age, such as 2h, or an ISO 8601 time, such as 2030-01-31T06:00."
+    )
     return option(flag, type=past_moment, metavar="MOMENT", help=help_text)
 
 
@@ -119,8 +123,8 @@ class ListJobs(Subcommand):
             "searched.",
         ),
         NODE,
-        _moment_option("--since", "Only jobs that were enqueued later"),
-        _moment_option("--until", "Only jobs that were enqueued earlier"),
+        _moment_option("--since", "after"),
+        _moment_option("--until", "before"),
         *PAGE_OPTIONS,
     )
 
@@ -252,7 +256,7 @@ class CancelJobs(_ChangeJobs):
 
 
 class RunJobsAgain(_ChangeJobs):
-    """Run jobs again that have ended.
+    """Run ended jobs again.
 
     Enqueue ended jobs again, with the same arguments. Each becomes a new job, whose
     id is written. A failed job that has a dead letter is requeued by `dead requeue` instead.
@@ -289,7 +293,7 @@ class ChangeJobs(_ChangeJobs):
         IDS,
         option("--now", action="store_true", help="Start as soon as a worker is free."),
         option("--hold", action="store_true", help="Do not start until --now or --run-after."),
-        option("--run-after", metavar="MOMENT", help="Start at 2h, or 2030-01-31T06:00."),
+        option("--run-after", metavar="MOMENT", help=LATER),
         option("--queue", metavar="QUEUE", help="Move to this queue."),
         option("--priority", metavar="NUMBER", help="The new priority, from -100 to 100."),
         option(

@@ -169,14 +169,14 @@ class RunCommand(Subcommand):
 
     To stop it, send SIGTERM or press Ctrl-C: no further job starts, running jobs have
     --shutdown-seconds to finish, and interrupted jobs are released without losing an attempt. A
-    second signal interrupts at once. SIGHUP starts the cluster again with fresh code, as the same
-    process, if that code starts; otherwise the old code continues.
+    second signal interrupts at once. SIGHUP restarts the cluster with the current code, in the same
+    process. If the new code cannot start, the old code continues.
 
     It does not start if settings are wrong or Stoker's tables are missing. It starts and waits if
     the store is only unreachable.
 
     Examples:
-      manage.py stoker run                              everything as the settings say
+      manage.py stoker run                              as configured in the settings
       manage.py stoker run --workers 4 --queues mail    4 processes, for one queue only
       manage.py stoker run --drain                      run the waiting jobs, then end
       manage.py stoker run --reload                     for development
@@ -196,7 +196,7 @@ class RunCommand(Subcommand):
             "--single",
             action="store_true",
             help="For small hosts and development: claim, record and schedule jobs in one process "
-            "instead of three, beside one worker process, or as many as --workers says.",
+            "instead of three. Starts one worker process, unless --workers names another number.",
         ),
         option(
             "--concurrency",

@@ -190,7 +190,7 @@ class RetryWorkflow(_ChangeWorkflow):
 
     Continue a workflow: the jobs of the steps that failed or were cancelled are enqueued again, and
     the steps that waited for them start. Steps that were undone are not run again. With --step only
-    one step is retried, also while others run.
+    one step is retried, even while other steps run.
 
     Examples:
       manage.py stoker workflows retry 01a1ff39-c590-74bd-a696-c9f6aa2ea038

@@ -94,7 +94,7 @@ def _new(
         given = _of_workflow(operator, operation, filters)
     elif ids is not None:
         if not 0 < len(ids) <= MOST_IDS or not all(parse_job_id(one) for one in ids):
-            raise ValueError(f"Choose between 1 and {MOST_IDS:,} of them.")
+            raise ValueError(f"Choose between 1 and {MOST_IDS:,} targets.")
         given = {"ids": [str(parse_job_id(one)) for one in ids]}
     else:
         given = _absolute({name: str(value) for name, value in filters.items() if value})

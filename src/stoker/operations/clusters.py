@@ -110,7 +110,7 @@ def resize(cluster_id: UUID | str, workers: int | None, *, backend: str = "defau
     if workers is not None and not 1 <= workers <= cluster.most_workers:
         raise ValueError(
             f"This cluster can have 1 to {cluster.most_workers} workers, not {workers}. "
-            "MAX_WORKERS sets the bound when a cluster starts."
+            "A cluster reads this maximum from MAX_WORKERS when it starts."
         )
     with explained(database):
         if not Cluster.objects.using(database).resize(UUID(cluster.id), workers):
@@ -139,9 +139,7 @@ def recycle(cluster_id: UUID | str, worker: int | None = None, *, backend: str =
         raise ValueError(_no_worker(cluster, worker))
     with explained(database):
         if not Cluster.objects.using(database).recycle(UUID(cluster.id), names):
-            raise ValueError(
-                "Too many workers are waiting to be replaced. Try again when they are."
-            )
+            raise ValueError("Too many workers are waiting to be replaced. Try again later.")
     return len(names)
 
 

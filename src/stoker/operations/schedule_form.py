@@ -38,7 +38,7 @@ class LocalDateTimeField(forms.DateTimeField):
         try:
             return timezone.localtime(moment).replace(tzinfo=None)
         except OverflowError:
-            raise forms.ValidationError("The calendar ends before this moment.") from None
+            raise forms.ValidationError("This moment is outside the range of dates.") from None
 
 
 class ScheduleForm(forms.Form):

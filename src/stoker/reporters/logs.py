@@ -25,7 +25,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "cluster_resumed": (logging.INFO, "This cluster takes jobs again."),
     "cluster_resized": (
         logging.INFO,
-        "This cluster has {workers} workers from now on, not {before}.",
+        "This cluster now has {workers} workers instead of {before}.",
     ),
     "cluster_stopped": (logging.INFO, "Cluster {name} stopped."),
     "drained_but_paused": (
@@ -140,7 +140,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "relayed": (logging.INFO, "{count} jobs that were left in an outbox were relayed."),
     "clock_set_ahead": (
         logging.WARNING,
-        "The database's clock was set {seconds:.1f} s ahead. No rescue for {pause_seconds:.0f} s.",
+        (
+            "The database's clock was set {seconds:.1f} s ahead. Jobs with ended leases are not "
+            "taken over for {pause_seconds:.0f} s."
+        ),
     ),
     "jobs_rescued": (logging.WARNING, "{count} jobs whose cluster is gone were taken over."),
     "cluster_buried": (

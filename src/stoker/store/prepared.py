@@ -178,7 +178,7 @@ def _written(value: Any) -> bytes | None:
         return b"\\x" + value.hex().encode()
     written = (array_literal(value) if isinstance(value, list) else str(value)).encode()
     if b"\0" in written:
-        raise DataError("PostgreSQL keeps no text with a NUL in it.")
+        raise DataError("PostgreSQL cannot store text that contains a NUL character.")
     return written
 
 

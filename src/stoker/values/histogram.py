@@ -43,7 +43,7 @@ def percentile(counts: Mapping[int, int], share: float) -> float | None:
             start = end_of(number - 1) if number else 0.0
             return start + (end_of(number) - start) * (wanted - below) / counts[number]
         below += counts[number]
-    raise AssertionError("all of them are not less than a share of them")
+    raise AssertionError("a share of the counts is at most their sum")
 
 
 def written(counts: Mapping[int, int]) -> dict[str, int]:

@@ -351,7 +351,7 @@ def test_callable_key_of_another_type_is_refused(given: Any) -> None:
 
 
 def test_tuple_key_with_an_unserializable_value_is_refused() -> None:
-    with pytest.raises(NotSerializable, match=r"lock: what the key of .* gave .* type set"):
+    with pytest.raises(NotSerializable, match=r"lock: what the key of .* returned .* type set"):
         needed(locked(lambda feed: ("a", {1})), 7)
 
 

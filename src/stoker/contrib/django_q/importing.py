@@ -383,11 +383,13 @@ class ImportDjangoQ(Subcommand):
 
     name = "import_django_q"
     options = (
-        option("--dry-run", action="store_true", help="Only list them; change nothing."),
+        option(
+            "--dry-run", action="store_true", help="Only list the rows to copy; change nothing."
+        ),
         option(
             "--name",
             metavar="NAME",
-            help='The "name" of Q_CLUSTER with which packages were signed. Default: the present '
+            help='The "name" of Q_CLUSTER with which packages were signed. Default: the current '
             "one.",
         ),
         option(

@@ -121,8 +121,8 @@ def path_of(function: Any) -> str:
         module = module or getattr(owner, "__name__", "builtins")
     if module == "__main__":
         raise UnknownFunction(
-            f"No worker finds {name}: it belongs to the program that runs now. Move it into a "
-            "module."
+            f"No worker can import {name}, because it is defined in the main program. Move it "
+            "into a module."
         )
     return f"{module}.{name}"
 
