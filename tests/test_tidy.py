@@ -141,7 +141,7 @@ def test_every_module_of_tests_is_in_a_part(
     assert not forgotten, _list(forgotten)
 
 
-def test_folders_with_a_home_exist() -> None:
+def test_folders_named_in_conftest_exist() -> None:
     """tests/conftest.py names folders and modules: they must be renamed there, too."""
     paths = [*(f"tests/{folder}" for folder in HOMES), *CHOSEN_ON_MARIADB]
     gone = [path for path in paths if not (ROOT / path).exists()]
@@ -182,7 +182,7 @@ def test_exceptions_from_the_tools_have_a_reason() -> None:
     assert not found, _list(found)
 
 
-def test_package_is_not_imported_from_inside() -> None:
+def test_modules_do_not_import_names_from_the_package_root() -> None:
     """`stoker/__init__.py` is for users. Inside, a name comes from the module that defines it."""
     found = [
         f"{_name(path)}: {ast.unparse(node)}"

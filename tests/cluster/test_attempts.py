@@ -114,7 +114,7 @@ def test_system_exit_fails_the_attempt_and_keeps_the_worker(
     assert before & {one.pid for one in cluster.crew()["worker"]}
 
 
-def test_worker_killed_by_leftovers_of_a_task_is_replaced(cluster: ProcessCluster) -> None:
+def test_worker_crashed_by_a_finished_task_is_replaced(cluster: ProcessCluster) -> None:
     """The job had returned, so it is recorded as successful or as crashed. A job that follows it on
     that worker could crash, too, so none runs now."""
     assert end_of(chaos.die_after_returning.enqueue(0.02), cluster).job.status is not None

@@ -60,7 +60,7 @@ def test_child_in_a_session_of_its_own_outlives_its_killed_worker(tmp_path: Path
         os.kill(child, signal.SIGKILL)
 
 
-def test_child_outlives_a_worker_that_is_replaced_after_its_share(tmp_path: Path) -> None:
+def test_child_outlives_a_worker_recycled_after_recycle_jobs(tmp_path: Path) -> None:
     with running_cluster(tmp_path, WORKERS=1, RECYCLE_JOBS=1) as cluster:
         path = tmp_path / "children"
         end_of(chaos.start_child_and_return.enqueue(str(path)), cluster)

@@ -60,7 +60,7 @@ def test_each_failed_attempt_is_one_line_with_its_traceback() -> None:
     assert [(line["event"], line["job_id"]) for line in dead] == [("dead_lettered", final.id)]
 
 
-def test_json_holds_warnings_and_the_projects_own_lines() -> None:
+def test_json_log_includes_python_warnings_and_lines_of_tasks() -> None:
     logged, warned = log_a_line.enqueue("mind the gap"), warn.enqueue("old and grey")
     lines = lines_of(drain("--log-json"))
     (own,) = (line for line in lines if line["message"] == "mind the gap")
@@ -69,7 +69,7 @@ def test_json_holds_warnings_and_the_projects_own_lines() -> None:
     assert (warning["job_id"], warning["logger"]) == (warned.id, "py.warnings")
 
 
-def test_text_is_quiet_without_a_terminal() -> None:
+def test_successful_jobs_are_not_logged_without_a_terminal() -> None:
     result, logged, failed = (
         add.enqueue(1, 2),
         log_a_line.enqueue("mind the gap"),

@@ -141,7 +141,7 @@ def test_finished_job_counts_its_attempt_if_worker_and_pusher_die(tmp_path: Path
 @pytest.mark.parametrize(
     "start_method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"]
 )
-def test_every_start_method_recovers_and_dies_with_the_sentinel(
+def test_every_start_method_replaces_killed_processes_and_ends_with_the_sentinel(
     start_method: str, tmp_path: Path
 ) -> None:
     job_ids = [one.id for one in tasks.write_ledger.enqueue_many([((0.01,), {})] * 50)]

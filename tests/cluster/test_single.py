@@ -86,7 +86,7 @@ def test_workers_of_a_single_cluster_can_be_chosen_and_resized(tmp_path: Path) -
         cluster.wait_for_crew(3)
 
 
-def test_statements_of_upkeep_are_planned_as_usual() -> None:
+def test_session_options_of_pusher_and_monitor_do_not_reach_the_scheduler() -> None:
     """Session options of pusher and monitor must not reach the scheduler's connections."""
     alias, own = "default", dict[str, Any]()
 

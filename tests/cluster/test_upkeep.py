@@ -177,7 +177,7 @@ def test_failing_step_stops_neither_the_others_nor_the_cluster(
     assert len([name for name, _ in told if name == "upkeep_failed"]) == 3
 
 
-def test_dead_cluster_of_this_host_is_buried_by_its_board_after_a_failure(
+def test_clean_up_that_failed_is_repeated_with_the_board_of_the_dead_cluster(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The broker is unreachable at first, until the cluster has been silent for a lease. A job that
@@ -227,7 +227,7 @@ def cluster_row(host: str, silent_seconds: float, pk: UUID | None = None) -> Clu
     )  # fmt: skip
 
 
-def test_clusters_silent_for_a_lease_are_buried_but_never_ourselves() -> None:
+def test_silent_clusters_are_removed_except_the_one_that_does_the_upkeep() -> None:
     upkeep = upkeep_with()
     lease_seconds = settings_for().lease_seconds
     ours = cluster_row(upkeep._plan.host, lease_seconds + 600, upkeep._plan.cluster_id)
@@ -280,7 +280,9 @@ def test_upkeep_runs_on_one_cluster_at_a_time() -> None:
     assert LockKey.objects.get().owner == second._plan.cluster_id
 
 
-def test_pruning_beats_with_every_batch(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_sends_a_heartbeat_with_every_batch(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without these beats a long clean-up would look like a hanging process."""
     monkeypatch.setattr(pruning_module, "BATCH", 10)
     finished(30, days_ago=10)

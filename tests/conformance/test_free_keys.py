@@ -139,7 +139,7 @@ def use_once(stand: OrmStand, of: NewNeed) -> None:
         pytest.param({}, 3, id="job changes it"),
     ],
 )
-def test_free_key_with_more_to_decide_is_left_to_admission(
+def test_free_key_with_waiting_jobs_or_another_limit_is_left_to_admission(
     stand: OrmStand, change: dict[str, int], places: int
 ) -> None:
     use_once(stand, need("a", "limit", 2))

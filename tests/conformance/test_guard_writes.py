@@ -39,7 +39,9 @@ def test_fencing_number_is_above_those_of_all_jobs_of_an_earlier_claim(stand: St
     assert later.fence > max(one.fence for one in earlier)
 
 
-def test_full_key_calls_no_blocked_job(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_refused_by_one_guard_makes_no_job_ready_under_a_full_key(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A job that another guard turns away leaves no place under this one."""
     stand.put(needs=[need("a"), need("b")])
     assert len(stand.claim()) == 1
@@ -52,7 +54,7 @@ def test_full_key_calls_no_blocked_job(stand: Stand, monkeypatch: pytest.MonkeyP
     assert calls == []
 
 
-def test_key_with_room_behind_a_blocked_job_is_checked_a_moment_later(stand: Stand) -> None:
+def test_key_whose_first_blocked_job_was_withdrawn_is_checked_again(stand: Stand) -> None:
     """This happens while an open transaction withdraws the blocked job."""
     first, _ = stand.put(2, needs=[need("smtp")])
     assert len(stand.claim()) == 1
@@ -67,7 +69,7 @@ def test_key_with_room_behind_a_blocked_job_is_checked_a_moment_later(stand: Sta
     assert due_us > now_us
 
 
-def test_rate_that_called_jobs_is_checked_again_later(stand: Stand) -> None:
+def test_rate_whose_blocked_jobs_became_ready_is_not_checked_again_at_once(stand: Stand) -> None:
     """Until then no sweep reads it: the called jobs may not have been claimed."""
     rate = need("rate", "rate", 2, period_us=600 * MICROSECONDS)
     stand.put(4, needs=[rate])

@@ -148,7 +148,7 @@ def test_turn_goes_to_the_next_if_the_missing_guard_is_declared_first(stand: Sta
     assert claim_ids(stand) == [both]
 
 
-def test_newcomer_can_get_a_turn_lost_in_the_same_claim(stand: Stand) -> None:
+def test_new_job_gets_the_place_that_a_job_with_a_second_guard_cannot_take(stand: Stand) -> None:
     """Two jobs lose their turns under a because b is taken. A newcomer is behind the line of a at
     first, and then gets one of these turns."""
     holders = [one for _ in range(2) for one in put(stand, need("a", "limit", 2))]
@@ -328,7 +328,7 @@ def test_purge_deletes_the_needs_of_its_jobs(stand: Stand) -> None:
     assert not Need.objects.exists()
 
 
-def test_refused_job_gives_no_turn_under_its_full_keys(stand: Stand) -> None:
+def test_job_refused_by_one_lock_frees_no_place_under_another_full_lock(stand: Stand) -> None:
     put(stand, need("a"), need("b"))
     assert len(stand.claim()) == 1
     (only_b,) = put(stand, need("b"))

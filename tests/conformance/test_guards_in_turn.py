@@ -51,14 +51,14 @@ def test_later_claim_leases_jobs_behind_those_that_run(stand: OrmStand) -> None:
     assert following[0].turn == LOCK.key_id
 
 
-def test_no_job_follows_those_of_another_cluster(stand: OrmStand) -> None:
+def test_no_job_is_leased_behind_jobs_of_another_cluster(stand: OrmStand) -> None:
     put(stand, LOCK, count=2)
     running = stand.claim(1, turns=TURNS)
     options = {"holder": uuid.uuid4(), "turns": TURNS, "ahead": ids(running)}
     assert claim_ids(stand, **options) == []
 
 
-def test_no_job_follows_one_that_the_cluster_does_not_name(stand: OrmStand) -> None:
+def test_no_job_is_leased_behind_a_job_that_is_not_in_ahead(stand: OrmStand) -> None:
     """The job before it may take long, or the cluster may have lost it."""
     put(stand, LOCK, count=2)
     running = stand.claim(1, turns=TURNS)
@@ -66,7 +66,7 @@ def test_no_job_follows_one_that_the_cluster_does_not_name(stand: OrmStand) -> N
     assert Claimed.objects.get().job_id == running[0].job_id
 
 
-def test_no_job_overtakes_the_line_of_its_lock(stand: OrmStand) -> None:
+def test_new_job_of_a_lock_does_not_overtake_its_blocked_jobs(stand: OrmStand) -> None:
     jobs = put(stand, LOCK, count=2)
     running = stand.claim(1, turns=TURNS)
     assert claim_ids(stand) == []
@@ -114,7 +114,7 @@ def test_lock_that_blocks_jobs_of_two_queues_becomes_free(stand: OrmStand) -> No
     assert ids(stand.claim(1, "other", **other)) == [waiting]
 
 
-def test_claim_calls_the_line_of_a_lock_behind_its_new_job(stand: OrmStand) -> None:
+def test_blocked_jobs_of_a_lock_are_leased_behind_its_next_job(stand: OrmStand) -> None:
     jobs = put(stand, LOCK, count=2 * TURNS)
     (running,) = stand.claim()
     stand.broker.settle([running.lease])
@@ -162,7 +162,9 @@ def test_released_followers_wait_for_the_running_job(stand: OrmStand) -> None:
     assert claim_ids(stand) == jobs[1:2]
 
 
-def test_lost_follower_keeps_no_other_job_waiting(stand: OrmStand) -> None:
+def test_jobs_leased_together_by_a_lost_cluster_run_in_order_after_the_rescue(
+    stand: OrmStand,
+) -> None:
     """Its cluster is gone: all of its leases end, and another cluster takes the jobs over."""
     jobs = put(stand, LOCK, count=3)
     claim(stand)

@@ -114,7 +114,9 @@ def test_jobs_without_a_rate_have_no_permit(stand: Stand) -> None:
     assert delivery.permit_seconds == 0.0
 
 
-def test_heavy_job_is_not_overtaken_and_not_polled(stand: Stand) -> None:
+def test_job_that_waits_for_its_weight_is_not_overtaken_and_causes_no_early_poll(
+    stand: Stand,
+) -> None:
     light, heavy, behind = (
         job_id for weight in (3, 5, 1) for job_id in put(stand, rate(7, weight=weight))
     )
@@ -127,7 +129,7 @@ def test_heavy_job_is_not_overtaken_and_not_polled(stand: Stand) -> None:
     assert ids(claim(stand)) == [heavy, behind]
 
 
-def test_refused_start_uses_nothing_of_the_rate(stand: Stand) -> None:
+def test_refused_job_does_not_count_as_a_start(stand: Stand) -> None:
     light = put(stand, rate(7))
     assert ids(claim(stand)) == light
     let_pass(PERIOD_SECONDS / 2)
@@ -210,7 +212,7 @@ def test_rated_job_does_not_wait_until_the_others_are_done(
     assert second in ids(stand.claim(2))
 
 
-def test_rate_for_which_no_job_waits_is_never_due(stand: Stand) -> None:
+def test_rate_without_blocked_jobs_has_no_due_time(stand: Stand) -> None:
     put(stand, rate(2), 2)
     assert len(claim(stand)) == 2
     assert GuardKey.objects.get().due_us is None

@@ -250,7 +250,7 @@ def test_job_claimed_while_a_duplicate_enqueue_waits_is_checked_again(
 
 @pytest.mark.parametrize("until", ["finished", "started"])
 @pytest.mark.parametrize("lie", ["over", "another's", "nobody's"])
-def test_key_that_only_looked_free_is_not_taken(
+def test_taken_key_that_was_read_as_free_is_not_taken_again(
     lie: str, until: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first read wrongly finds the key free."""
@@ -276,7 +276,7 @@ def test_key_that_only_looked_free_is_not_taken(
     assert alive() == {first.id}
 
 
-def test_key_that_always_looks_free_but_is_taken_raises(
+def test_taken_key_that_is_always_read_as_free_raises_broker_unavailable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     call(10)()

@@ -306,7 +306,7 @@ def test_cluster_without_heartbeat_is_deleted_and_live_one_kept() -> None:
 # -- sequences -------------------------------------------------------------------------------------
 
 
-def test_sequences_run_one_job_each_side_by_side() -> None:
+def test_one_job_of_each_sequence_is_claimed_at_a_time() -> None:
     frail.book.enqueue("7", "one")
     frail.book.enqueue("7", "two")
     frail.book.enqueue("8", "three")

@@ -80,7 +80,7 @@ def test_all_that_match_are_changed_and_no_others(state: str, alice: Operator) -
 @pytest.mark.usefixtures("small_batches")
 @pytest.mark.parametrize("state", ["", "ready"])
 @pytest.mark.parametrize("narrow", [{"task": payments.plain.module_path}, {"queue": "default"}, {}])
-def test_filters_without_an_index_are_applied_slice_by_slice(
+def test_filters_without_an_index_find_all_targets_in_small_reads(
     narrow: Any, state: str, alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.inspect.jobs.LOOKED_AT", 2)
@@ -163,7 +163,7 @@ def test_two_processes_share_an_operation(alice: Operator) -> None:
     assert Requeue.objects.count() == 20
 
 
-def test_dead_letters_of_a_queue_are_found_slice_by_slice(
+def test_dead_letters_of_a_queue_are_all_found_in_small_reads(
     alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stoker.dead_letters.search.LOOKED_AT", 2)

@@ -59,7 +59,7 @@ class TestRows:
         assert Ready.objects.count() + Deferred.objects.count() == COUNT
         assert set(place.objects.values_list("pk")) == set(Job.objects.values_list("pk"))
 
-    def test_packages_open_and_jobs_run(self) -> None:
+    def test_copied_jobs_have_readable_packages_and_run(self) -> None:
         results = add.enqueue_many(iter(CALLS))
         sealer = sealer_for(settings_for())
         opened = [sealer.open(bytes(job.package)) for job in Job.objects.order_by("pk")]

@@ -161,7 +161,7 @@ class TestOneNode:
         found = _all_of(far, 1 if command == b"ACKJOB" else 2)
         assert {parcel.message.job_id for parcel in found} == {job.job_id}
 
-    def test_held_job_is_extended_and_given_back_job_is_redelivered(
+    def test_received_job_stays_hidden_until_it_is_released(
         self, node: PrivateDisque, far: DisqueTransport
     ) -> None:
         far.send([message()])

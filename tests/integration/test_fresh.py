@@ -55,7 +55,7 @@ def test_enqueue_writes_job_and_ready_row(way: str, queue: str) -> None:
     assert not Deferred.objects.exists()
 
 
-def test_enqueue_follows_its_transaction(way: str) -> None:
+def test_enqueue_is_rolled_back_with_its_savepoint_or_transaction(way: str) -> None:
     with transaction.atomic():
         kept = add.enqueue(1, 2)
         with suppress(ZeroDivisionError), transaction.atomic():
@@ -118,7 +118,7 @@ def test_database_access_that_is_blocked_in_tests_raises(
 
 
 @pytest.mark.postgres
-def test_cursor_that_sets_the_search_path_decides_the_schema(
+def test_job_is_written_to_the_schema_that_the_cursor_selects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Multi-tenant packages set the search path when a cursor is opened."""
@@ -216,7 +216,7 @@ class TestNotices:
         add.enqueue(1, 2)
         assert (Job.objects.count(), Ready.objects.count()) == (1, 1)
 
-    def test_manual_transaction_is_left_to_its_owner(self) -> None:
+    def test_enqueue_does_not_commit_a_manual_transaction(self) -> None:
         with connection.cursor() as cursor:
             cursor.execute("BEGIN")
             add.enqueue(1, 2)

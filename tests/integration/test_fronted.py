@@ -113,7 +113,7 @@ class TestPlaces:
         first, second = unique.enqueue(1, 2), unique.enqueue(3, 4)
         assert (second.id, second.was_duplicate) == (first.id, True)
 
-    def test_claim_that_finds_nothing_else_looks_in_the_store(self) -> None:
+    def test_claim_reads_the_store_when_the_broker_is_empty(self) -> None:
         for _ in range(4):
             assert claim() == []
             add.using(lock=Lock("one")).enqueue(1, 2)
@@ -127,7 +127,7 @@ class TestPlaces:
         with django_assert_num_queries(0):
             assert len(claim()) == 1
 
-    def test_one_of_two_claims_starts_with_the_store(self, broker: Dispatch) -> None:
+    def test_every_second_claim_starts_with_the_store(self, broker: Dispatch) -> None:
         locked = add.using(lock=Lock("one")).enqueue(1, 2)
         add.enqueue_many([((1, 2), {})] * 5)
         found = [
@@ -138,7 +138,7 @@ class TestPlaces:
         assert len(found) == 2
         assert locked.id in found
 
-    def test_job_is_announced_once(self, broker: Dispatch) -> None:
+    def test_enqueue_at_the_broker_sends_one_notification(self, broker: Dispatch) -> None:
         with closing(broker.broker.client.pubsub()) as listening:  # type: ignore[attr-defined] # of Redis
             listening.subscribe(broker.broker.channel)  # type: ignore[attr-defined] # as above
             assert listening.get_message(timeout=60)["type"] == "subscribe"

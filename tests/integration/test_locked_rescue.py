@@ -41,7 +41,9 @@ def let_leases_end() -> None:
 
 @pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_jobs_are_rescued_beside_one_whose_key_is_locked(place: int, other: Session) -> None:
+def test_job_whose_key_is_locked_does_not_prevent_the_rescue_of_others(
+    place: int, other: Session
+) -> None:
     tasks = [nothing] * 3
     tasks[place] = nothing.using(lock=Lock("held"))
     locked = [UUID(task.enqueue().id) for task in tasks][place]

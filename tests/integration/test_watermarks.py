@@ -94,7 +94,9 @@ class TestWithMarks:
         )
         assert [one.job_id for one in found] == known[1:]
 
-    def test_job_locked_by_another_is_found(self, stand: OrmStand) -> None:
+    def test_job_locked_by_another_transaction_is_claimed_after_its_end(
+        self, stand: OrmStand
+    ) -> None:
         if not connection.features.has_select_for_update_skip_locked:
             pytest.skip("This database does not skip locked rows.")
         first, second = enqueue(stand.broker, new_job_id(), new_job_id())
@@ -103,7 +105,7 @@ class TestWithMarks:
             assert claim(stand) == []
         assert claim(stand) == [first]
 
-    def test_released_job_is_first_again(self, stand: OrmStand) -> None:
+    def test_released_job_is_claimed_before_younger_jobs(self, stand: OrmStand) -> None:
         enqueue(stand.broker, *[new_job_id() for _ in range(4)])
         (first,) = deliveries(stand, 1)
         (second,) = deliveries(stand, 1)
@@ -117,7 +119,7 @@ class TestWithMarks:
         stand.another().settle(again=[Return(first.lease, attempts=1)])
         assert {*claim(stand), *claim(stand)} >= {first.job_id}
 
-    def test_due_job_takes_its_place_in_the_line(self, stand: OrmStand) -> None:
+    def test_due_deferred_job_is_claimed_before_younger_jobs(self, stand: OrmStand) -> None:
         (early,) = enqueue(stand.broker, run_after=stand.now() + 60)
         younger = enqueue(stand.broker, *[new_job_id() for _ in range(3)])
         assert claim(stand) == younger[:1]

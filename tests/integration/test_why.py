@@ -263,7 +263,7 @@ def test_snoozed_job_answers_put_back() -> None:
     assert answer.facts["seconds"] == pytest.approx(300, abs=60)
 
 
-def test_job_put_back_by_its_lock_answers_put_back() -> None:
+def test_job_deferred_by_on_busy_retry_answers_put_back() -> None:
     guarded.enter.enqueue()
     claim(1)
     result = guarded.enter_or_come_back.enqueue()

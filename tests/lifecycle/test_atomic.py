@@ -112,7 +112,7 @@ def test_task_commits_though_autocommit_is_off(
     assert not Claimed.objects.exists()
 
 
-def test_recorded_attempt_is_stale_for_the_monitor(
+def test_outcome_that_the_worker_recorded_is_not_recorded_again(
     account: Account, broker: Broker, claim: Callable[[], Delivery]
 ) -> None:
     """This happens when a worker dies after it recorded its job but before it reported that."""
@@ -231,7 +231,7 @@ def test_task_without_its_lease_writes_nothing(
 
 
 @pytest.mark.parametrize("is_committed", [True, False])
-def test_commit_with_unknown_outcome_is_decided_by_the_lease(
+def test_lease_shows_whether_a_commit_without_an_answer_was_made(
     account: Account,
     broker: Broker,
     claim: Callable[[], Delivery],

@@ -121,7 +121,7 @@ def test_database_cache_takes_renews_steals_and_drops_locks(
 
 
 @pytest.mark.parametrize("place", ["database cache"], indirect=True)
-def test_ended_entry_of_the_database_cache_goes_to_one_claimant(
+def test_expired_lock_in_the_database_cache_is_taken_by_one_claimant(
     place: Place, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two claimants see at once that it has ended. Django's own `add` would let both in."""
@@ -137,7 +137,7 @@ def test_ended_entry_of_the_database_cache_goes_to_one_claimant(
 
 
 @pytest.mark.parametrize("place", ["database cache"], indirect=True)
-def test_entry_that_has_ended_by_one_clock_only_is_kept(
+def test_lock_expired_only_by_the_readers_clock_is_not_taken(
     place: Place, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its holder's clock is behind ours, so the holder may renew it after we looked."""
@@ -160,7 +160,7 @@ def ids() -> tuple[uuid.UUID, uuid.UUID]:
 
 
 @pytest.mark.django_db
-def test_take_by_the_owner_keeps_the_fence(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
+def test_fencing_number_rises_only_when_the_owner_changes(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     """Upkeep takes its lock again this way; its owner is a cluster."""
     ours, theirs = ids
     assert LockKey.objects.take("x", ours, 60)

@@ -413,7 +413,7 @@ def test_counters_continue_after_the_scheduler_is_killed(
 
 
 @pytest.mark.parametrize(("page", "token", "status"), [("", TOKEN, 404), ("metrics", "x", 401)])
-def test_port_serves_nothing_else(
+def test_metrics_port_refuses_other_paths_and_wrong_tokens(
     page: str, token: str, status: int, cluster: ProcessCluster
 ) -> None:
     with pytest.raises(HTTPError) as refused:

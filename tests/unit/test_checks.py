@@ -219,7 +219,7 @@ def test_w007_reports_mysql_isolation_levels(
     assert ids(default={}) == expected
 
 
-def test_djangos_check_runs_ours() -> None:
+def test_check_of_djangos_tasks_runs_stokers_check() -> None:
     wrong = {"default": {"BACKEND": BACKEND, "OPTIONS": {"NO_SUCH": 1}}}
     check_tasks = import_module(f"{TASKS_APP}.checks").check_tasks
     assert check_tasks in registry.get_checks()

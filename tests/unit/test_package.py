@@ -232,7 +232,7 @@ def test_header_without_a_body_is_read() -> None:
         JSON.open(b"\xf5J\x03")
 
 
-def test_header_of_a_kind_has_its_magic_and_newest_version() -> None:
+def test_plain_header_consists_of_magic_newest_version_and_no_flags() -> None:
     """Kinds are made when the module is imported, so no other test runs this again."""
     assert ContentKind("test", b"\xf5T", 1, 3, is_always_signed=True).plain == b"\xf5T\x03\x00"
 
@@ -394,7 +394,7 @@ def test_packages_and_values_are_not_interchangeable() -> None:
         b"[" * 50_000,
     ],
 )
-def test_signed_nonsense_is_unreadable(body: bytes) -> None:
+def test_correctly_signed_garbage_raises_unreadable_package(body: bytes) -> None:
     """One broken package must not stop a whole batch."""
     for pickled in (False, True):
         with pytest.raises(UnreadablePackage, match="could not be read"):

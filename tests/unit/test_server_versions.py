@@ -24,7 +24,9 @@ def cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pa
     fetched.cache_clear()
 
 
-def test_version_of_its_kind_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_in_the_environment_is_chosen_by_kind_of_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("STOKER_TEST_SERVERS", "postgres-18 valkey-9")
     assert chosen_version("postgres") == "postgres-18"
     assert chosen_version("redis") == "valkey-9"

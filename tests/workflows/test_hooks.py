@@ -70,7 +70,7 @@ def test_hook_receives_the_value_though_results_are_not_kept(settings: Any) -> N
     assert not Job.objects.exists()
 
 
-def test_job_without_hooks_says_so_in_its_id(django_assert_num_queries: Any) -> None:
+def test_id_of_a_job_without_hooks_has_no_mark_bits(django_assert_num_queries: Any) -> None:
     """Bits of the id say that there are no hooks, so no query is needed."""
     result = double.enqueue(1)
     assert not int(result.id.replace("-", ""), 16) & (3 << 60)

@@ -186,7 +186,7 @@ MISTAKES = (
         "a job that falls due is missed because of a watermark",
         [Change("brokers.orm.broker:OrmBroker._promote_due", drop("self._marks.lower(promoted)"))],
         "tests/integration/test_watermarks.py",
-        "due_job_of_a_queue_not_served_stays_there or due_job_takes_its_place_in_the_line",
+        "due_job_of_a_queue_not_served_stays_there or due_deferred_job_is_claimed",
         database="postgres",
     ),
     Mistake(
@@ -319,7 +319,7 @@ MISTAKES = (
         "a unique key is taken without asking once more whether its job has ended",
         [Text("store/sql/unique_take_over.sql", "  AND {condition}\n", "")],
         "tests/guards/test_unique_transactions.py",
-        "only_looked_free",
+        "read_as_free_is_not_taken",
         database="postgres",
     ),
     Mistake(
@@ -435,7 +435,7 @@ MISTAKES = (
         "a job with a free key overtakes those that wait for it",
         [Text("store/sql/claim_free_keys.sql", "        AND NOT has_line\n", "")],
         "tests/conformance/test_free_keys.py",
-        "more_to_decide",
+        "another_limit_is_left_to_admission",
         database="postgres",
     ),
     Mistake(
@@ -448,7 +448,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_free_keys.py",
-        "more_to_decide",
+        "another_limit_is_left_to_admission",
         database="postgres",
     ),
     Mistake(
@@ -461,7 +461,7 @@ MISTAKES = (
             )
         ],
         "tests/conformance/test_free_keys.py",
-        "more_to_decide",
+        "another_limit_is_left_to_admission",
         database="postgres",
     ),
     Mistake(

@@ -217,7 +217,7 @@ MISTAKES = (
             )
         ],
         "tests/locks/test_database.py",
-        "entry_that_has_ended_by_one_clock_only_is_kept",
+        "lock_expired_only_by_the_readers_clock_is_not_taken",
     ),
     Mistake(
         "a lock in the cache's table is stolen though nobody asked for that",

@@ -148,7 +148,7 @@ def test_finished_job_of_a_silent_worker_waits_for_its_report(
     assert stray == []
 
 
-def test_earlier_death_does_not_count_for_a_later_claim(
+def test_death_of_a_worker_does_not_count_for_a_job_claimed_again_since(
     adoption: Adoption, flights: Flights, deliveries: Make
 ) -> None:
     """The dead pusher had settled the death, and the job was claimed again."""

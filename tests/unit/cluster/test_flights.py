@@ -256,7 +256,7 @@ def test_followers_of_a_long_job_are_released_after_a_while(
     assert flights.keep_until() == float("inf")
 
 
-def test_others_are_claimed_only_behind_turns_that_began_a_moment_ago(
+def test_jobs_are_claimed_behind_a_job_only_soon_after_its_turn_began(
     flights: Flights, locked: Make, clock: Clock
 ) -> None:
     claimed = locked(3)
@@ -280,7 +280,7 @@ def test_followers_of_a_long_job_do_not_count_as_starting_soon(
     assert flights.turns.moving_until == float("inf")
 
 
-def test_line_that_goes_slower_than_expected_leaves_room_for_others(
+def test_followers_claimed_too_long_ago_do_not_count_as_starting_soon(
     flights: Flights, locked: Make, clock: Clock
 ) -> None:
     """No turn is long, but the last follower was claimed more than HELD_UP_SECONDS ago."""
@@ -298,7 +298,7 @@ def test_line_that_goes_slower_than_expected_leaves_room_for_others(
     assert flights.turns.moving == 2
 
 
-def test_followers_of_many_jobs_are_released_after_a_while(
+def test_followers_are_released_after_follower_seconds_though_turns_end(
     flights: Flights, locked: Make, clock: Clock
 ) -> None:
     claimed, seconds = locked(10), 0.9 * KEEP_SECONDS
@@ -317,7 +317,7 @@ def test_followers_of_many_jobs_are_released_after_a_while(
     assert running(flights) == claimed[4:5]
 
 
-def test_job_claimed_again_after_its_lease_was_lost_follows_itself(
+def test_job_claimed_again_after_a_lost_lease_waits_for_its_first_attempt(
     flights: Flights, locked: Make
 ) -> None:
     """The pusher does not notice the loss of the first lease before the job ends."""
@@ -332,7 +332,7 @@ def test_job_claimed_again_after_its_lease_was_lost_follows_itself(
     assert first.job_id not in flights.turns
 
 
-def test_others_are_claimed_behind_an_ended_job_until_it_is_recorded(
+def test_jobs_are_claimed_behind_an_ended_job_until_it_is_recorded(
     flights: Flights, locked: Make
 ) -> None:
     """Until then it holds the key."""

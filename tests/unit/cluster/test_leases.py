@@ -198,7 +198,7 @@ def test_lease_of_a_recorded_outcome_is_not_lost(
     assert leases.extend_due(patience) == []
 
 
-def test_no_flights_mean_no_fence(
+def test_board_has_no_fence_without_leases(
     claim: Callable[[], Delivery],
     leases: HeldLeases,
     patience: Patience,

@@ -168,7 +168,7 @@ def test_refused_outcome_becomes_a_failure_with_the_error(
     assert len(store.taken) == 8
 
 
-def test_outcome_refused_in_any_form_is_kept_unconfirmed_and_retried(
+def test_outcome_refused_even_as_a_failure_is_retried_and_not_confirmed_before(
     monitor: Monitor,
     store: Store,
     batch: list[Any],

@@ -45,7 +45,9 @@ def test_requests_are_sent_when_they_change(plan: Plan, clock: Clock) -> None:
     assert sentinel.heard == expected
 
 
-def test_new_pusher_sends_that_no_number_of_workers_is_requested(plan: Plan, clock: Clock) -> None:
+def test_new_pusher_resets_a_number_of_workers_that_is_no_longer_requested(
+    plan: Plan, clock: Clock
+) -> None:
     """The sentinel may still have the number that the dead pusher sent."""
     sentinel = Sentinel(workers=None)
     requests = sentinel.start_pusher(plan)

@@ -101,9 +101,7 @@ def test_job_whose_permit_ends_while_it_waits_is_released(flights: Flights, cloc
     assert len(flights) == 2
 
 
-def test_job_taken_back_waits_in_time_and_is_released_if_late(
-    flights: Flights, clock: Clock
-) -> None:
+def test_job_taken_back_is_released_if_its_permit_has_ended(flights: Flights, clock: Clock) -> None:
     flights.add(rated(2), clock.now)
     first, second = flights.send_permitted(0, 2)
     flights.take_back(first)
@@ -459,7 +457,7 @@ def test_late_job_gets_its_attempt_back(
     assert len(flights) == 0
 
 
-def test_permits_last_as_long_as_starts_take(
+def test_permits_become_longer_if_jobs_start_late(
     claims: Claims, broker: Stand, flights: Flights, clock: Clock
 ) -> None:
     """Otherwise no rated job would ever start on a slow database or a busy host."""

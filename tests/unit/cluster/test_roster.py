@@ -162,7 +162,7 @@ def test_suspended_worker_gets_no_jobs_until_it_is_heard_of(
     assert [len(flights.with_worker(worker)) for worker in (0, 1)] == [1, 1]
 
 
-def test_worker_that_was_busy_gets_jobs_after_a_recall(
+def test_worker_gets_jobs_again_when_its_long_job_has_ended(
     roster: Roster,
     flights: Flights,
     recall: Recall,
@@ -440,7 +440,7 @@ def test_last_tries_of_very_short_jobs_are_noted_together(
     ("max_attempts", "attempt", "crashes", "is_last"),
     [(3, 1, 0, False), (3, 3, 0, True), (1, 1, 0, True), (9, 4, 2, True), (9, 4, 1, False)],
 )
-def test_last_try_is_the_one_after_which_a_crash_is_a_dead_letter(
+def test_attempt_is_the_last_if_a_crash_would_make_a_dead_letter(
     max_attempts: int, attempt: int, crashes: int, is_last: bool, roster: Roster
 ) -> None:
     delivery = make_delivery(attempt=attempt)._replace(

@@ -29,7 +29,9 @@ def test_empty_claims_double_the_pause_up_to_the_poll(tempo: Tempo, clock: Clock
     assert pauses[-1] == 1.0
 
 
-def test_idle_workers_do_not_end_a_pause(tempo: Tempo, clock: Clock) -> None:
+def test_pause_after_an_empty_claim_is_kept_though_workers_are_idle(
+    tempo: Tempo, clock: Clock
+) -> None:
     tempo.note(got=0, asked=10)
     clock.turn(0.003)
     assert not tempo.is_due(is_hungry=True)

@@ -154,7 +154,7 @@ def test_death_of_a_killed_worker_has_the_recorded_reason(
     assert told == ["worker_killed"]
 
 
-def test_blame_does_not_apply_to_the_next_incarnation(watch: Watch) -> None:
+def test_reason_recorded_for_a_worker_does_not_apply_to_its_successor(watch: Watch) -> None:
     watch.blame(0, 1, "timeout", 5)
     assert watch.blame(0, 2, "lost", 6)
 

@@ -105,7 +105,7 @@ def test_unrecorded_reports_of_the_previous_worker_are_known(
     assert not workload.is_unrecorded(4), "a new pusher sends its own list"
 
 
-def test_jobs_on_the_line_of_a_dead_pusher_are_ignored(
+def test_jobs_sent_by_a_replaced_pusher_are_ignored(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     """The new pusher does not know of them and gives them to another worker."""
@@ -120,7 +120,7 @@ def test_jobs_on_the_line_of_a_dead_pusher_are_ignored(
     assert workload.is_idle
 
 
-def test_new_pusher_ends_a_read_on_the_old_line(
+def test_new_pusher_ends_a_read_on_the_old_connection(
     workload: Workload, new_pusher: Callable[[], Pusher]
 ) -> None:
     new_pusher()
@@ -133,7 +133,7 @@ def test_new_pusher_ends_a_read_on_the_old_line(
     assert workload.line is not None, "the new line stays when the old one is lost"
 
 
-def test_late_loss_of_the_old_line_keeps_the_jobs_told_to_the_new_pusher(
+def test_late_loss_of_the_old_connection_keeps_the_jobs_reported_to_the_new_pusher(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     """The main thread notices the old line's end only after the hello to the new pusher."""
@@ -235,7 +235,7 @@ def test_leaving_worker_waits_until_the_next_pusher_confirms_its_reports(
     assert not leaver.is_alive()
 
 
-def test_broken_line_loses_no_report(
+def test_broken_connection_loses_no_report(
     workload: Workload, new_pusher: Callable[[], Pusher], jobs: list[Job]
 ) -> None:
     pusher = new_pusher()
@@ -296,7 +296,7 @@ def test_forgotten_workload_sends_nothing(
     assert frames(pusher) == [("hello", [])]
 
 
-def test_unread_line_is_closed_when_it_is_replaced_or_lost(
+def test_unread_connection_is_closed_when_it_is_replaced_or_lost(
     workload: Workload, jobs: list[Job], new_pusher: Callable[[], Pusher]
 ) -> None:
     """A busy worker may not read the line before the pusher is gone or replaced."""
@@ -313,7 +313,7 @@ def test_unread_line_is_closed_when_it_is_replaced_or_lost(
     assert (workload.line, second.fileno()) == (None, -1)
 
 
-def test_line_in_use_is_closed_by_its_reader(
+def test_connection_in_use_is_closed_by_its_reader(
     workload: Workload, jobs: list[Job], new_pusher: Callable[[], Pusher]
 ) -> None:
     pusher = new_pusher()

@@ -146,7 +146,9 @@ def test_unique_claim_contains_the_values_of_its_guard() -> None:
         (Unique(on_conflict="after"), True),
     ],
 )
-def test_conflict_modes_that_run_after_another_add_a_sequence(unique: Unique, blocks: bool) -> None:
+def test_unique_key_adds_a_sequence_if_its_job_may_follow_a_running_one(
+    unique: Unique, blocks: bool
+) -> None:
     made = task(unique=unique, lock=Lock("k"))(function)
     needs = needs_of(made, (7,), {})
     assert claimed(made, 7).blocks_overlap is blocks
@@ -276,7 +278,7 @@ def test_format_string_reads_arguments_by_name() -> None:
     assert needed(locked("{{feed}} 100%"), 7).name == "lock {feed} 100%"
 
 
-def test_same_call_has_the_same_key_in_every_notation() -> None:
+def test_arguments_by_position_and_by_name_give_the_same_key() -> None:
     made = locked("{feed} {tenant} {note}")
     assert needed(made, 7) == needed(made, feed=7) == needed(made, 7, 1, note=None)
     assert needed(made, 7).key_id != needed(made, 7, 2).key_id

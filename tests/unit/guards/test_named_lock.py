@@ -191,7 +191,7 @@ def test_interrupted_take_is_undone(held: NamedLock, store: MemoryLocks) -> None
 
 
 @pytest.mark.parametrize("is_ours_yet", [True, False])
-def test_answer_later_than_a_lease_is_checked_again(
+def test_acquire_answered_after_the_lease_returns_whether_the_lock_is_held(
     held: NamedLock, store: MemoryLocks, clock: Clock, is_ours_yet: bool
 ) -> None:
     taken = store.take
@@ -257,7 +257,7 @@ class Careless(MemoryLocks):
     ("after_seconds", "is_dropped", "events"),
     [(19, True, []), (21, False, ["lock_not_released"]), (31, False, ["lock_lost"])],
 )
-def test_store_without_compare_and_delete_drops_only_certain_locks(
+def test_lock_that_may_have_ended_is_not_deleted_without_compare_and_delete(
     after_seconds: float, is_dropped: bool, events: list[str], clock: Clock, told: Told
 ) -> None:
     """A lock that may have ended is not deleted, because another may hold it by then."""

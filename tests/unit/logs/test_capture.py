@@ -57,9 +57,7 @@ def test_line_is_packed_with_job_and_attempt(capture: Capture, job: Any) -> None
     assert capture.take() == []
 
 
-def test_printed_parts_become_lines_and_the_rest_comes_at_the_end(
-    capture: Capture, job: Any
-) -> None:
+def test_printed_text_without_a_line_feed_is_kept_until_the_end(capture: Capture, job: Any) -> None:
     for text in ("a", "b\nc\n", "", "d"):
         capture.put_printed("stdout", text)
     capture.put_printed("stderr", "e\n")
