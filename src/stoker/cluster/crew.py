@@ -191,8 +191,8 @@ class Crew:
             pusher.tell("died", *death)
 
     def kill_worker(self, number: int, why: str, delivery: int) -> None:
-        """Kill a worker because of a delivery. Do nothing if it is being killed already. The pusher
-        is told the reason after the worker's death."""
+        """Kill a worker because of a delivery, unless it is being killed already. The pusher learns
+        the reason after the worker's death."""
         started = self.get("worker", number)
         if started is not None and self._watch.blame(number, started.incarnation, why, delivery):
             started.kill()

@@ -40,8 +40,8 @@ State = Step.State
 ENDED_BADLY = (State.FAILED, State.CANCELLED)
 AT_ONCE = 500
 AT_A_TIME = 100
-"""Maximum number of steps to retry in one transaction. Retrying so many takes 0.1 to 0.2 s, and the
-first batch is retried in the user's request."""
+"""Maximum number of steps to retry in one transaction. Retrying 100 steps takes 0.1 to 0.2 s, and
+the first of them are retried in the user's request."""
 ON_A_PAGE = 1000
 BLOCKING, NEXT = "blocking", "next"
 """The parts of the cursor of steps to retry."""

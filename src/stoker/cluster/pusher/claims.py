@@ -38,8 +38,7 @@ RELEASED_AT_ONCE = 500
 LOCKED_SECONDS = 1.0
 """Pause before the next try to release jobs that other transactions had locked."""
 RATED_SECONDS = 60.0
-"""For how long after the claim of a job with a rate the due time of rate limits is checked
-often."""
+"""How long after the claim of a job with a rate the due time of rate limits is checked often."""
 
 
 class Claims:
@@ -76,8 +75,8 @@ class Claims:
         """Jobs that cannot be released now, because other transactions have locked their rows."""
         self._look_at_locked = 0.0
         self._had_no_slot = False
-        """Whether rate limits are in use and the last claim had no slots for jobs with a rate
-        limit."""
+        """Whether the last claim had no slots for jobs with a rate limit, although such jobs may
+        wait."""
         self._look_ahead: Callable[[], float | None] | None = None
         self.without_cancelled: Callable[[list[Flight]], list[Flight]] = lambda flights: flights
         """Ends cancelled jobs before they are released, see ``Cancels``."""

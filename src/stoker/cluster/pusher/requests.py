@@ -138,7 +138,7 @@ class Cancels:
             self._say("cancel", flight.worker, flight.number, reason)
 
     def end_unstarted(self, patience: Patience, flights: Sequence[Flight]) -> list[Flight]:
-        """Of the jobs to be released, end those whose cancellation was requested, because another
+        """End the given jobs whose cancellation was requested, instead of releasing them: another
         cluster might start them at once. Return the other jobs, or no jobs if the requests cannot
         be read."""
         job_ids = [flight.delivery.job_id for flight in flights]
