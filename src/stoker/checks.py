@@ -88,7 +88,7 @@ def check_broker(settings: Settings) -> Iterator[CheckMessage]:
 
 
 def check_server(settings: Settings) -> Iterator[CheckMessage]:
-    """Ask the broker's server for weaknesses. Only with ``check --database``."""
+    """Check how the broker's server is configured. Runs only with ``check --database``."""
     if settings.broker.partition("://")[0] in ALONE:
         return
     try:

@@ -48,11 +48,12 @@ class Capabilities:
     look_up: bool = True
     """Whether waiting jobs can be found by their id."""
     guards: bool = False
-    """Whether it supports locks, limits, rates and sequences."""
+    """Whether the broker supports locks, limits, rates and sequences."""
     atomic: bool = False
     """Whether a job's outcome may be recorded in the job's own transaction."""
     results: bool = False
-    """Whether it can record a success and keep the result, in the step that ends the lease."""
+    """Whether the broker can record a success and keep the result, in the step that ends the
+    lease."""
     max_payload_bytes: int | None = None
     max_delay_seconds: float | None = None
 

@@ -52,8 +52,8 @@ class Transport(ABC):
     capabilities: Capabilities = Capabilities()
     """Largest package, longest delay, and whether priorities are supported."""
     wait_seconds: float = 2.0
-    """How long one request waits for messages. It is short, because a new queue may be created
-    meanwhile."""
+    """How long one request waits for messages. It is short, because the request does not wait for
+    queues that are created after its start."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -107,7 +107,8 @@ class RoleThread:
 
 
 def use_own_settings(alias: str) -> None:
-    """Let this thread's connection have settings of its own. Those of the pusher and the monitor
-    make PostgreSQL plan in a way that does not suit upkeep, and threads share settings."""
+    """Give this thread's connection a separate copy of its settings, which threads otherwise share.
+    Settings of the pusher and the monitor make PostgreSQL plan in a way that does not suit
+    upkeep."""
     connection = connections[alias]
     connection.settings_dict = deepcopy(connection.settings_dict)

@@ -327,7 +327,7 @@ Running = tuple[int, bytes, float, int]
 
 
 class Death(NamedTuple):
-    """How a worker died, as reported to the pusher."""
+    """The death of a worker, as reported to the pusher."""
 
     worker: int
     incarnation: int

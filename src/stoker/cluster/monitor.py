@@ -68,7 +68,7 @@ class Aside(NamedTuple):
     pause_seconds: float
     reported: Reported
     is_locked: bool = False
-    """Whether it could not be recorded because other transactions have locked its rows."""
+    """Whether the outcome could not be recorded because other transactions have locked its rows."""
 
 
 def main(child: Child) -> None:
@@ -432,7 +432,7 @@ class Unsettled:
         return self._begun
 
     def forget_numbers(self) -> None:
-        """Report none of these deliveries to the pusher, because it is a new one."""
+        """Drop the delivery numbers to report, because the new pusher does not know them."""
         self.numbers = []
         self._begun = []
 

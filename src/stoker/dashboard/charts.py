@@ -57,7 +57,7 @@ class Chart:
 
     title: str
     about: str
-    """What is counted or measured, and over which time."""
+    """The counted or measured quantity, and the period."""
     summary: str
     """The chart in one sentence, for screen readers."""
     time: TimeAxis

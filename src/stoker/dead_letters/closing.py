@@ -28,7 +28,8 @@ TRIES = 10
 
 
 def discard(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> bool:
-    """Close a dead letter without requeueing it. A sequence that it halts goes on.
+    """Close a dead letter without requeueing it. If the dead letter halts a sequence, the sequence
+    continues.
 
     Returns:
         False if it is closed or missing, or if its requeued job has not ended yet: cancel it first.

@@ -169,8 +169,8 @@ class Search:
     def _stretch(
         self, order: Sequence[str], after: str | None, looked_at: int
     ) -> tuple[QuerySet[DeadLetter], Key | None]:
-        """Return the matching dead letters among the next ``looked_at`` in this order, and the key
-        of the last one of those. The key is None if no more remain."""
+        """Search the next ``looked_at`` dead letters in this order. Return the matching ones, and
+        the key of the last one that was searched, or None if no more remain."""
         letters = DeadLetter.objects.using(self._alias).order_by(*order)
         rows = letters.filter(_condition(replace(self._wanted, text="")))
         every = letters.filter(_condition(self._indexed))

@@ -34,7 +34,7 @@ LOOK_AGAIN_LATEST_US = 10_000_000
 
 
 class AdmissionTerms(NamedTuple):
-    """How a claim asks to admit jobs with guards."""
+    """The limits and conditions under which a claim admits jobs with guards."""
 
     rated_limit: int
     """Maximum number of jobs with a rate to start."""
@@ -322,8 +322,8 @@ class _Admission:
         return head is not None and head < (place.rank, place.job_id)
 
     def _has_other_lines(self, key_id: UUID, place: Place) -> bool:
-        """Return whether the key blocks jobs of other queues. They may need it to become free,
-        because another cluster serves them, or they have further guards."""
+        """Return whether the key blocks jobs of other queues. Such jobs may start only when the key
+        is free, because another cluster serves their queue or they have further guards."""
         return any(queue != place.queue for queue in self._heads.get(key_id, ()))
 
     # -- what follows -----------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from . import sweep as guard_upkeep
 AT_ONCE = 200
 WAITS_AT_ONCE = 500
 ALL_SECONDS = 3600.0
-"""How often keys without blocked jobs, and needs and waits of past jobs, are checked."""
+"""Interval between checks of keys without blocked jobs, and of needs and waits of past jobs."""
 
 Page = Callable[[Any], tuple[int, Any]]
 

@@ -85,7 +85,8 @@ class _Plan:
 
     takings: list[tuple[Taking, Condition]] = field(default_factory=list)
     to_hold: dict[bool, dict[UUID, str]] = field(default_factory=dict)
-    """Whether the lock is exclusive (True) or shared -> job id -> table that the job waits in."""
+    """The waiting jobs to lock: exclusively under True, shared under False. Each is job id -> table
+    that the job waits in."""
 
 
 class WantedKeys:

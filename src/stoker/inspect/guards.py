@@ -78,7 +78,8 @@ class CrowdedKey:
 
 @dataclass(frozen=True, slots=True)
 class Crowded:
-    """The keys that block jobs: details of the most crowded, and the number of the others."""
+    """The keys that block jobs: the details of those with the most waiting jobs, and the number of
+    the other keys."""
 
     keys: tuple[CrowdedKey, ...]
     """The most crowded of the keys that were read, most waiting jobs first."""

@@ -43,7 +43,8 @@ class WorkerState:
 
     number: int
     name: str
-    """Its number and its incarnation, such as ``0.1``: the end of its id in results."""
+    """Number and incarnation of the worker, such as ``0.1``. The worker's id in results ends with
+    it."""
     pid: int
     jobs_done: int
     running: tuple[RunningJob, ...]
@@ -53,10 +54,11 @@ class WorkerState:
     """Ids of jobs that were sent to it and not started, next job first; incomplete if there are
     many."""
     is_recycled: bool = False
-    """Whether it was asked to exit after its running jobs, and is replaced then."""
+    """Whether the worker was asked to exit after its running jobs, to be replaced by a new
+    process."""
     is_leaving: bool = False
-    """Whether it starts no more jobs and exits after its running ones: it is recycled, or its
-    cluster is to have fewer workers."""
+    """Whether the worker starts no more jobs and exits after its running ones, because it is
+    recycled or its cluster gets fewer workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class ClusterState:
     """Name of a process (``pusher``, ``monitor`` or ``scheduler``) -> seconds between the last turn
     of its loop and the heartbeat."""
     processes: tuple[ProcessState, ...] = ()
-    """Its processes other than the workers; empty for a cluster of an older version."""
+    """The cluster's processes other than the workers; empty for a cluster of an older version."""
     wanted_workers: int | None = None
     """The number of workers that an operator has asked for. None = the number at its start."""
     most_workers: int = 0
@@ -131,7 +133,7 @@ class Overview:
     cluster: str
     """The setting ``CLUSTER``."""
     broker: str
-    """Its URL, such as ``orm://default``."""
+    """URL of the broker, such as ``orm://default``."""
     server: str
     """Name and version of the server, such as ``PostgreSQL 15.4``."""
     taken_at: datetime

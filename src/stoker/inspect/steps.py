@@ -79,7 +79,7 @@ class StepSpan:
     began_at: datetime
     ended_at: datetime
     is_open: bool = False
-    """Whether it has not ended; ``ended_at`` is the current time then."""
+    """Whether the span has not ended. In that case ``ended_at`` is the current time."""
 
     @property
     def seconds(self) -> float:
@@ -110,7 +110,7 @@ class TimedStep:
     label: str
     """Dotted path of the task."""
     job_id: UUID | None
-    """Its newest job; None = it has not begun."""
+    """The newest job of the step; None = the step has not begun."""
     enqueued_at: datetime | None
     started_at: datetime | None
     """Start of the first attempt."""
@@ -123,12 +123,12 @@ class TimedStep:
     is_running: bool
     dead_letter_id: UUID | None
     can_retry: bool
-    """Whether it has failed or was cancelled, and can be retried alone."""
+    """Whether the step has failed or was cancelled, and can be retried alone."""
     spans: tuple[StepSpan, ...] = ()
     earlier: tuple[EarlierJob, ...] = ()
-    """Its last jobs before the newest one, the newest first: at most ``MOST_EARLIER``."""
+    """The step's jobs before the newest one, the newest first: at most ``MOST_EARLIER``."""
     package: bytes | None = None
-    """Its sealed call; None = it is large, or it is not in the store."""
+    """The step's sealed call; None = the call is large, or is not in the store."""
 
 
 @dataclass(frozen=True, slots=True)

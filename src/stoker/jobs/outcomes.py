@@ -394,7 +394,7 @@ class Tallies:
 
     @property
     def are_due(self) -> bool:
-        """Whether it is time to write the sums."""
+        """Whether the sums should be written now."""
         return bool(self._sums) and time.monotonic() >= self._write_at
 
     def add(self, batch: Batch) -> None:

@@ -52,8 +52,8 @@ from .package import Package, sealer_for
 from .retries import decide_unseen
 
 CHECKED_SHARE = 0.25
-"""If less than this share of a lease is left, the broker is asked whether the lease is still
-valid."""
+"""Share of a lease. If less than this is left, the recorder asks the broker whether the lease is
+still valid."""
 
 Settle = Callable[[Leases, Sequence[Return], Collection[UUID]], object]
 """Function that acks the leases of its first argument and releases those of its second. The third

@@ -44,9 +44,9 @@ from .states import JobState, Progress
 
 AT_ONCE = 500
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
-"""How long an enqueuing process leaves the relay to the schedulers after the broker could not be
-reached. The pause grows with the time that the attempt took, so that web requests do not wait for
-an unreachable broker."""
+"""First and longest time for which an enqueuing process leaves the relay to the schedulers after it
+could not reach the broker. The pause grows with the time that the attempt took, so that web
+requests do not wait for an unreachable broker."""
 PAUSE_PER_SECOND = 20.0
 
 _away_until: dict[str, float] = {}
@@ -211,8 +211,8 @@ class Relay:
             return self._decide([(row, row.claim) for row in new if row.claim is not None])
 
     def _decide(self, rows: Sequence[tuple[Outgoing, list[Any]]]) -> dict[UUID, Result[Any]]:
-        """Store jobs with unique keys in order. Any of them may have become a duplicate
-        meanwhile."""
+        """Store jobs with unique keys in order. Any of these jobs may have become a duplicate since
+        it was written to the outbox."""
         told: dict[UUID, Result[Any]] = {}
         for row, claim in rows:
             try:

@@ -214,8 +214,8 @@ class Printed:
 
 
 def _keep_as_before(root_level: int) -> None:
-    """Give the project's handlers the level that the root logger had before it was lowered, so that
-    they receive no additional records."""
+    """Give the project's handlers the previous level of the root logger, because a lower level of
+    the logger would send them more records."""
 
     def got_before(record: logging.LogRecord) -> bool:
         logger = logging.getLogger(record.name)

@@ -22,7 +22,7 @@ BATCH_CHARACTERS = 1 << 20
 MOST_CHARACTERS = 8 << 20
 """Maximum number of characters that wait while the store is unavailable."""
 WRITE_SECONDS = 0.25
-"""Seconds that a chunk waits for others, so that they are written together."""
+"""Maximum time in seconds that a chunk waits for other chunks, to be written together with them."""
 PAUSE_SECONDS = 10.0
 """Pause in seconds after a failed write, so that outcomes do not wait for log lines repeatedly."""
 

@@ -306,7 +306,8 @@ def backend_settings(alias: str) -> Settings:
 
 
 has_own_process: ContextVar[bool] = ContextVar("has_own_process", default=False)
-"""Whether the command has its own process, and was not called by a program (``call_command``)."""
+"""Whether the command runs in a separate process. False: a program has called it
+(``call_command``)."""
 
 
 def within_deadlines(settings: Settings) -> Settings:

@@ -87,7 +87,8 @@ class Blocked(models.Model):
     crashes = models.SmallIntegerField(default=0)
     guards = models.SmallIntegerField(default=0, db_default=0)
     since_us = models.BigIntegerField(default=0, db_default=0)
-    """When it was blocked, in microseconds since 1970 on the database's clock; 0 = unknown."""
+    """Time when the job was blocked, in microseconds since 1970 on the database's clock; 0 =
+    unknown."""
 
     objects = BlockedQuerySet.as_manager()
 

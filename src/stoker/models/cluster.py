@@ -47,7 +47,8 @@ class ClusterQuerySet(models.QuerySet["Cluster"]):
         return bool(changed)
 
     def ask(self, cluster_id: UUID, request: str) -> bool:
-        """Send a request to a cluster, which checks for it every second; "" withdraws it.
+        """Store a request to a cluster, which reads its requests every second. The request ""
+        withdraws an earlier one.
 
         Returns False if the cluster does not exist or was asked to stop, which cannot be withdrawn.
         """

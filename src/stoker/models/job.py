@@ -33,7 +33,7 @@ class Message:
     is_fresh: bool = False
     """Whether this id is new, so that the job cannot have been enqueued before."""
     stays_in_store: bool = False
-    """Whether it always waits in the store, because it is unique or its task is atomic."""
+    """Whether the job always waits in the store, because it is unique or its task is atomic."""
 
 
 class JobQuerySet(models.QuerySet["Job"]):
@@ -75,7 +75,7 @@ class Job(models.Model):
     value = models.BinaryField(null=True)
     """The serialised return value."""
     reason = models.CharField(max_length=255, default="")
-    """Why it was cancelled or failed, in one line."""
+    """Reason of the failure or cancellation, in one line."""
 
     objects = JobQuerySet.as_manager()
 

@@ -46,14 +46,15 @@ class Tick(models.Model):
     class Outcome(models.TextChoices):
         FIRED = "fired"
         MANUAL = "manual"
-        """A user fired it, at a moment that the rule does not contain."""
+        """A user fired the tick, at a moment that the rule does not contain."""
         MISSED = "missed"
-        """It was not fired in time. One row stands for ``count`` moments, starting with this
+        """The tick was not fired in time. One row stands for ``count`` moments, starting with this
         one."""
         SKIPPED = "skipped"
-        """It was not fired, because the previous job had not ended or its unique key was taken."""
+        """The tick was not fired, because the previous job had not ended or its unique key was
+        taken."""
         HELD = "held"
-        """It waits until the previous job has ended."""
+        """The tick waits until the previous job has ended."""
 
     id = models.BigAutoField(primary_key=True)
     schedule_id = models.UUIDField()

@@ -40,9 +40,10 @@ class WaitKind(models.TextChoices):
     RATE = "rate"
     SEQUENCE = "sequence"
     PUT_BACK = "put_back"
-    """It was snoozed or released without counting the attempt. That attempt's time is included."""
+    """The job was snoozed, or released without counting the attempt. The time of that attempt is
+    included."""
     START_TIME = "start_time"
-    """It was deferred or held until an operator started it."""
+    """The job was deferred or held until an operator started it."""
 
 
 class Wait(models.Model):

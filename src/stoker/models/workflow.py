@@ -56,7 +56,7 @@ class Workflow(models.Model):
     made_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True)
     reason = models.CharField(max_length=255, default="")
-    """Why it was cancelled."""
+    """Reason of the cancellation."""
 
     has_values = models.BooleanField(default=True)
     """Whether its steps still hold results for other steps."""

@@ -81,7 +81,7 @@ class AuditEntry(NamedTuple):
     target: str
     """Name or id of the target; if there are several, the filters that found them."""
     is_bulk: bool
-    """Whether it has a page of its own, with its progress."""
+    """Whether this is a bulk operation, which has a page with its progress."""
 
 
 class AuditPage(NamedTuple):

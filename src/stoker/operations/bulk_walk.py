@@ -51,7 +51,7 @@ BY_NAME: Mapping[str, Operation] = {one.name: one for one in (*ON_JOBS, *ON_LETT
 SOME_IDS = 1_000
 COUNTED = 10_000
 COUNTED_READS = 2
-"""How many times targets are read to count them, if the database cannot count them."""
+"""Maximum number of reads to count the targets, if the database cannot count them itself."""
 TRIES = 10
 RETRY_SECONDS = 0.05
 KEPT = timedelta(days=90)
@@ -111,10 +111,10 @@ class PreviewRow(NamedTuple):
     id: UUID
     task: str
     before: str
-    """Its arguments on one line."""
+    """The target's arguments on one line."""
     after: str = ""
-    """Its arguments after the change, or the reason why they cannot be changed; "" = this operation
-    does not change arguments."""
+    """The target's arguments after the change, or the reason why they cannot be changed; "" = this
+    operation does not change arguments."""
 
 
 def samples_of(

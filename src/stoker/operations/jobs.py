@@ -59,7 +59,7 @@ class JobRow:
     ran_seconds: float | None
     """Duration of the last attempt in seconds; None = unknown."""
     call: ShownCall | None
-    """Its arguments; None = they cannot be read or are too large."""
+    """The job's arguments; None = they cannot be read or are too large."""
 
 
 def rows_of(settings: Settings, jobs: Iterable[Job], *, reveal: bool = False) -> list[JobRow]:
@@ -136,15 +136,15 @@ class JobDetails:
     job_id: UUID
     progress: Progress
     row: Any
-    """Its row in the table of its state; None if it has ended."""
+    """The job's row in the table of its state; None = the job has ended."""
     life: Timeline
     shown: ShownCall | None
-    """Its arguments; None = they cannot be read."""
+    """The job's arguments; None = they cannot be read."""
     value: str | None
     """The return value as text; None = it is not kept."""
     facts: list[Fact]
     letter: DeadLetter | None
-    """Its dead letter, unless that is closed."""
+    """The job's dead letter, unless that is closed."""
 
     @property
     def call(self) -> dict[str, Any]:

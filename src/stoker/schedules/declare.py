@@ -111,8 +111,7 @@ class Declaring:
                 self._schedules.filter(pk=row.pk, package=row.package).update(package=package)
 
     def _within_bounds(self, one: Declared, row: Schedule | None) -> None:
-        """Add or change one schedule. If it is invalid, log the error and continue with the
-        others."""
+        """Add or change one schedule. If the schedule is invalid, log the error and return."""
         try:
             if row is None:
                 self._add(one)

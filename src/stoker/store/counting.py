@@ -121,7 +121,8 @@ def _plan(rows: QuerySet[Any]) -> Any:
 
 
 def _branches(plan: Any, number: int) -> Sequence[Any] | None:
-    """Return the plans of the queries that a union consists of. Each database has its own names."""
+    """Return the plans of the queries that a union consists of. The names in a plan depend on the
+    database."""
     if isinstance(plan, list) and len(plan) == number > 1:
         return plan
     inner: Iterable[Any] = plan.values() if isinstance(plan, Mapping) else ()
@@ -131,7 +132,8 @@ def _branches(plan: Any, number: int) -> Sequence[Any] | None:
 
 
 def _planned_rows(plan: Any) -> int | None:
-    """Return the first row estimate in a plan. Each database has its own name for it."""
+    """Return the first estimated number of rows in a plan. Its name in the plan depends on the
+    database."""
     if isinstance(plan, Mapping):
         for name in ("Plan Rows", "rows_produced_per_join", "estimated_rows", "rows"):
             number = plan.get(name)

@@ -25,7 +25,8 @@ SLOW_SECONDS, LONGER_IF_SLOW = 0.02, 2.0
 """Commits rarely take longer than the first value, so longer pauses grow by the second value as
 their factor. This saves checks, most of which follow the own writes of an idle cluster."""
 LISTEN_AGAIN_SECONDS = 0.008
-"""While the next look is sooner than this, ignore reports of writes: one commit causes many."""
+"""If the next check is due within this time, ignore reports of writes, because one commit causes
+many reports."""
 DEAF_SECONDS = 5.0
 """If a commit is seen this long after the last reported write, the reports are not working."""
 EVENT_BYTES = 1 << 14
@@ -187,8 +188,8 @@ class DataVersion(Wake):
         return time.monotonic() - self._heard_at > DEAF_SECONDS
 
     def _listen(self) -> None:
-        """After a reported write, look soon, and then less and less often. Seeing one commit does
-        not end this, because other writes may follow it."""
+        """After a reported write, check soon, and then less and less often. Do not stop when one
+        commit is seen, because other writes may follow."""
         if self._writes and self.is_told:
             if self._writes.take_reports():
                 self._heard_at, self.max_sleep_seconds = time.monotonic(), FIRST_LOOK_SECONDS

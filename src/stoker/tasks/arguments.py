@@ -134,8 +134,8 @@ class InnerCall(NamedTuple):
 
 
 def called_by(task: Any, args: Sequence[Any]) -> InnerCall | None:
-    """Return the call that the last of these arguments of a task describes; None = the task calls
-    no other function."""
+    """Return the call that a task would make with these arguments, of which the last one describes
+    it; None = the task calls no other function."""
     inner = getattr(task, "inner_call", None)
     found: InnerCall | None = None if inner is None else inner(args)
     return found

@@ -251,8 +251,8 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     ``"order {order_id}"``."""
 
     redact: Sequence[str] = option((), redaction)
-    """Names of parameters, and of keys in dicts, whose values all interfaces hide, besides those of
-    the setting ``REDACT``. Users with the permission ``stoker.reveal_job`` see them."""
+    """Names of parameters, and of keys in dicts, whose values all interfaces hide, in addition to
+    those of the setting ``REDACT``. Users with the permission ``stoker.reveal_job`` see them."""
 
     on_success: Any = option(None, hook)
     """Task or signature to enqueue when a job has succeeded. It receives the Result, unless written

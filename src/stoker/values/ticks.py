@@ -98,7 +98,7 @@ class Misfire:
 
 
 def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> TickPlan:
-    """Decide about a schedule, given its first due moment."""
+    """Decide which due moments of a schedule fire now, given the first due moment."""
     following = course.after(moment_us)
     is_alone = following is None or course.due(following) > now_us
     newest = moment_us if is_alone else course.newest(moment_us, now_us)
@@ -115,7 +115,8 @@ def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> TickP
 
 
 def _all(course: Course, cap: int, moment_us: int, newest_us: int) -> TickPlan:
-    """Plan the newest ``cap`` moments. The first few fire now; the others stay due."""
+    """Plan to fire the newest ``cap`` moments: the first MOST_AT_ONCE of them now, the other ones
+    in later calls."""
     kept = _from(course, cap + 1, moment_us, newest_us)
     missed = None
     if len(kept) > cap:

@@ -75,9 +75,9 @@ class StepOutcome(NamedTuple):
     """The outcome for one step to retry."""
 
     refusal: str = ""
-    """Why it was not retried; "" = it was."""
+    """Reason why the step was not retried; "" = it was retried."""
     job_id: UUID | None = None
-    """Its new job, if a dead letter was requeued, so that this can be undone."""
+    """The step's new job, if it is the requeue of a dead letter, which can be undone."""
 
 
 def retry(settings: Settings, workflow_id: UUID, wish: Wish) -> int:

@@ -348,7 +348,9 @@ def test_callable_key_returning_none_disables_the_guard() -> None:
 
 @pytest.mark.parametrize("given", [True, False, 1.5, [1], {"a": 1}, b"x", object(), Lock()])
 def test_callable_key_of_another_type_is_refused(given: Any) -> None:
-    with pytest.raises(InvalidTaskOption, match=r"lock: the key of .*function returned .* a str, an i"):
+    with pytest.raises(
+        InvalidTaskOption, match=r"lock: the key of .*function returned .* a str, an i"
+    ):
         needed(locked(lambda feed: given), 7)
 
 

@@ -107,9 +107,9 @@ class TimedStepShape(Shape):
     is_running: bool
     dead_letter_id: UUID | None
     can_retry: bool
-    """Whether it has failed or was cancelled, so that it can be retried alone."""
+    """Whether the step has failed or was cancelled, so that it can be retried alone."""
     earlier: list[EarlierJobShape]
-    """Its jobs before the newest one, the newest first: at most 3."""
+    """The step's jobs before the newest one, the newest first: at most 3."""
 
 
 class TimedSteps(Shape):

@@ -28,7 +28,7 @@ from stoker.exceptions import BrokerUnavailable, ConfigurationError
 PORT = 7711
 USUAL_COPIES = 2
 AWAY_SECONDS = 5.0
-"""How long, in seconds, a node that did not answer is tried only after all others."""
+"""Time in seconds for which a node that did not answer is tried only after all other nodes."""
 SHORTEST_SECONDS = 0.5
 ORIGIN_LENGTH = 8
 """Length of the node id's prefix that job ids contain: ``D-<origin>-...``."""

@@ -316,8 +316,7 @@ class MongodbBroker(Broker):
 
 RECONNECT_SECONDS = 2.0
 WAIT_MS = 500
-"""How long the server waits before it answers a request for changes, and the longest that ``close``
-waits."""
+"""Time-out, at the server, of a request for changes. ``close`` may wait this long."""
 CAME = [
     {"$match": {"operationType": {"$in": ["insert", "update", "replace"]}}},
     {"$match": {"fullDocument.state": {"$in": ["ready", "deferred"]}}},

@@ -76,15 +76,15 @@ PROMOTE_AT_ONCE = 500
 PROMOTE_SECONDS = 0.1
 """How often due jobs are moved to ready during a backlog, so that it does not delay them."""
 TRUST_SECONDS = 1.0
-"""How long the answer that no job falls due is cached. A job that is enqueued meanwhile and becomes
-due earlier is found by the next claim that returns nothing else."""
+"""Time for which the answer that no deferred job is due is cached. A job that is enqueued meanwhile
+and becomes due earlier is found by the next claim that returns nothing else."""
 LOOK_BEHIND_SECONDS = 0.05
 """How long a claim continues while guards refuse all jobs that it finds, because later jobs may
 be free to start."""
 PURGE_AT_ONCE = 500
 PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, None, None)
-"""Pause before each further look at jobs that another transaction has locked. None: wait for the
-lock instead."""
+"""Pause before each further attempt to read jobs that another transaction has locked. None: wait
+for the lock instead."""
 
 
 class OrmBroker(Broker):

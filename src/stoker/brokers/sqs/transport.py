@@ -213,7 +213,7 @@ class SqsTransport(Transport):
 
     def purge(self, queue: str) -> int:
         """Delete all messages of the queue. SQS takes up to a minute, and may delete messages that
-        arrive meanwhile."""
+        arrive in this time."""
         name = self.address.name_of(queue)
         count = self._queues.count(name, "", "Delayed")
         if count:

@@ -165,7 +165,8 @@ def name_in_packages(task: str) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _limits(options: bytes) -> tuple[int, int] | None:
-    """Return the first two numbers of options as they are written in packages, or None."""
+    """Parse the first two numbers of a package's options, ``max_attempts`` and ``max_crashes``.
+    Return None if they are not numbers."""
     first, _, rest = options.partition(b",")
     second, comma, _ = rest.partition(b",")
     if comma and first.isdigit() and second.isdigit():

@@ -28,18 +28,18 @@ class Flight:
     worker: int | None = None
     sent_at = 0.0
     expected_seconds = PREFETCH_SECONDS
-    """How long it was expected to occupy its worker's slot when it was sent."""
+    """Expected time in seconds in the worker's slot, as of the moment when the job was sent."""
     is_last_try = False
-    """Whether it would become a dead letter if its worker died."""
+    """Whether the job would become a dead letter if its worker died."""
     is_noted = False
-    """Whether the broker was told that a worker may start it."""
+    """Whether the broker was told that a worker may start the job."""
     report: Report | None = None
     is_open = True
-    """False once it is recorded, released or lost."""
+    """False once the flight is recorded, released or lost."""
     is_locked = False
-    """Whether another transaction had locked its lease at the last extension."""
+    """Whether another transaction had locked the job's lease at the last extension."""
     cancelled_as = 0
-    """Its number at the time when its worker was told to end it."""
+    """The flight's number in the last request to cancel the job; 0 = there was none."""
 
     def __init__(self, number: int, delivery: Delivery, leased_at: float) -> None:
         self.number = number

@@ -132,8 +132,8 @@ class Pusher:
                 self._expect_writing(worker, link)
 
     def _hurry(self) -> None:
-        """Claim soon after a wake-up. While jobs are here, look closely, as further wake-ups may be
-        merged into this one."""
+        """Claim soon after a wake-up. While this cluster holds jobs, poll closely, because further
+        wake-ups may be merged into this one."""
         self.claims.tempo.hurry(closely=bool(len(self.flights)) or not self.wake.tells_all)
 
     def _may_claim(self) -> bool:

@@ -54,8 +54,8 @@ class WorkerLink(Stream):
         self.has_said_hello = False
         self.is_leaving = False
         self.is_silent = False
-        """Whether it did not start a job although it had a free slot, like a suspended process.
-        It gets no jobs until it reports that it has skipped that job."""
+        """Whether the worker did not start a job although it had a free slot, like a suspended
+        process. The worker gets no jobs until it reports that it has skipped that job."""
 
 
 class Roster:

@@ -69,7 +69,7 @@ VACUUM_SHARE, LONGEST_VACUUM_SECONDS = 10, 20.0
 """Vacuum uses at most a tenth of the time, because while a snapshot is open it removes nothing and
 takes longer and longer. It still runs at least every ``LONGEST_VACUUM_SECONDS``."""
 BULK_SECONDS, BULK_REST_SECONDS = 0.5, 2.0
-"""How long bulk operations run at a time, and the pause after a search that found none."""
+"""Duration of one run of bulk operations, and the pause after a run that found none."""
 REST_RUNS = 6
 """A step that had nothing to do runs once in this many runs."""
 OLD_BOARD_SECONDS = 86_400.0

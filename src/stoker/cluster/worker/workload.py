@@ -328,10 +328,11 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
     """Roll back this thread's open transactions.
 
     Args:
-        besides: a database whose transaction its owner will end.
+        besides: alias of a database that is left out, because the caller ends its transaction.
 
     Returns:
-        The databases, except those with ``AUTOCOMMIT`` off, where any read opens a transaction.
+        The aliases of the databases that had an open transaction. Databases with ``AUTOCOMMIT`` off
+            are left out, because there any read opens a transaction.
     """
     left_open = []
     for connection, is_in_transaction in _known.looks:
@@ -353,7 +354,8 @@ class WorkerAftercare(Aftercare):
         self._is_forked = False
         os.register_at_fork(after_in_child=self._note_fork)  # cheaper than a getpid for each job
         self._rolled_back = 0
-        """How often a transaction was found open in the thread that async tasks share."""
+        """Number of times that a transaction was found open in the thread that async tasks
+        share."""
 
     def after_sync(self, besides: str | None) -> None:
         if self._is_forked:

@@ -186,7 +186,7 @@ def _is_cached(cached: Any) -> bool:
 
 
 def _seen(look: Callable[[], Found | None], wait: int) -> Found | None:
-    """Call ``look`` until it returns a value or ``wait`` milliseconds have passed."""
+    """Call ``look`` repeatedly, until it returns a value or ``wait`` milliseconds have passed."""
     timeout = None if wait < 0 else wait / 1000
     found = look()
     for pause in pauses(timeout, LONGEST_PAUSE_SECONDS) if wait else ():

@@ -293,7 +293,8 @@ def _look(asked: Asked) -> Answer | None:
 
 
 def _with_waits(asked: Asked, answer: Answer) -> Answer:
-    """Add what the job waited for before it started, unless the caller has read it already."""
+    """Add facts about what the job waited for before it started, unless the caller has read the
+    job's progress already."""
     if asked.is_read:
         return answer
     progress = progress_of(asked.settings, [asked.job_id]).get(asked.job_id)

@@ -18,7 +18,7 @@ from .contract import INSTEAD, LockClaim, LockStore
 PREFIX = "stoker:lock:"
 FENCE_PREFIX = "stoker:fence:"
 FENCE_SECONDS = 30 * 24 * 3600
-"""How long an unused counter is kept. A forgotten counter restarts at the present time in
+"""How long an unused counter is kept. A counter that was dropped restarts at the current time in
 microseconds, which is above every number that it has returned."""
 
 

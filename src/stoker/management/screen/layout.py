@@ -107,7 +107,7 @@ class Heading(NamedTuple):
     rank: int = 0
     """Columns with the highest rank are left out first if the table is too wide; 0 = never."""
     is_text: bool = False
-    """Whether it is aligned left and may be shortened."""
+    """Whether the column is aligned left, and its texts may be shortened."""
     keeps_end: bool = False
     """Whether the ends of its texts say more than the beginnings."""
 
