@@ -291,7 +291,8 @@ class JobSearch:
         return edge, [rows.filter(one) for rows, one in zip(each, conditions, strict=True)]
 
     def _unindexed(self, model: type[models.Model]) -> Q:
-        """Return the condition for a walk in the order of ids."""
+        """Return the condition that the index of the ids does not cover, for a search in the order
+        of ids."""
         condition = self._condition(model)
         if model is Ready and self._wanted.queue:
             condition &= Q(queue=self._wanted.queue)

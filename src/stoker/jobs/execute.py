@@ -1,4 +1,4 @@
-"""Open a package, find its task, run it, and return the outcome. User code runs only here."""
+"""Open a package, find its task, run it, and return the outcome. Tasks are called only here."""
 
 from __future__ import annotations
 

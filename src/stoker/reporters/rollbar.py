@@ -24,7 +24,7 @@ _hide: ContextVar[Callable[[Any], Any] | None] = ContextVar("stoker_rollbar", de
 
 
 class RollbarReporter(Reporter):
-    """Reports with the project's ``rollbar.init()``.
+    """Reports to Rollbar, as the project's ``rollbar.init()`` has configured it.
 
     Args:
         arguments: whether items contain the job's arguments.

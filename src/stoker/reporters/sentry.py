@@ -117,7 +117,7 @@ _running: ContextVar[_Attempt | None] = ContextVar("stoker_sentry", default=None
 
 
 class SentryReporter(Reporter):
-    """Reports with the project's ``sentry_sdk.init()``.
+    """Reports to Sentry, as the project's ``sentry_sdk.init()`` has configured it.
 
     Args:
         arguments: whether errors contain the job's arguments.
