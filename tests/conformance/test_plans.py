@@ -56,13 +56,18 @@ FROM generate_series(1, 10000) AS n;
 
 @pytest.fixture
 def stand() -> Iterator[OrmStand]:
-    """Yield the ORM broker with many jobs in every table."""
+    """Yield the ORM broker with many jobs in every table. Autovacuum is off meanwhile: if it came
+    while a table is empty, PostgreSQL would believe so afterwards."""
     with connection.cursor() as cursor:
+        for table in sorted(LARGE):
+            cursor.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
         cursor.execute(EMPTY)
         cursor.execute(FILL, {"rows": ROWS})
     yield OrmStand()
     with connection.cursor() as cursor:
         cursor.execute(EMPTY)
+        for table in sorted(LARGE):
+            cursor.execute(f"ALTER TABLE {table} RESET (autovacuum_enabled)")
 
 
 NOT_FOR_EACH_JOB = {"states", "withdraw"}
