@@ -360,6 +360,27 @@ MISTAKES = (
         needs_redis=True,
     ),
     Mistake(
+        "Redis adds a job again that is leased and whose record is damaged",
+        [Text("brokers/redis/lua/enqueue.lua", "not existing[i] and ", "")],
+        "tests/integration/test_redis_server.py",
+        "is_not_added_again",
+        needs_redis=True,
+    ),
+    Mistake(
+        "a claim from two queues of Redis is not ordered by priority and age",
+        [Text("brokers/redis/lua/claim.lua", "if count > 1 then", "if count > 2 then")],
+        "tests/conformance/test_claim.py",
+        "several_queues_are_claimed_by_priority and Redis",
+        needs_redis=True,
+    ),
+    Mistake(
+        "each of several jobs with equal records in Redis counts the attempts of all",
+        [Text("brokers/redis/lua/common.lua", "if not seen[record] then", "if true then")],
+        "tests/integration/test_redis_server.py",
+        "change_independently",
+        needs_redis=True,
+    ),
+    Mistake(
         "a Redis whose memory is full lets no lease be extended",
         [Text("brokers/redis/lua/extend.lua", "go_on_when_full()", "")],
         "tests/integration/test_redis_server.py",
