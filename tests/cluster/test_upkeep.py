@@ -14,9 +14,9 @@ from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, ClaimRequest
-from stoker.cluster import upkeep as upkeep_module
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
+from stoker.cluster.scheduler import upkeep as upkeep_module
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import Retention, settings_for
 from stoker.exceptions import BrokerUnavailable

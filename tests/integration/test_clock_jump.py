@@ -7,8 +7,8 @@ import pytest
 from django.db import connection
 
 from stoker.brokers.adapters import broker_for
-from stoker.cluster import upkeep as module
 from stoker.cluster.plan import Plan
+from stoker.cluster.scheduler import upkeep as module
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import settings_for
 from stoker.models import Claimed
