@@ -158,7 +158,7 @@ def test_job_that_was_just_blocked_is_called_when_the_running_job_ends(
 def test_purge_removes_several_batches_of_blocked_jobs(
     stand: OrmStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orm, "PURGE_AT_ONCE", 3)
+    monkeypatch.setattr(orm, "LISTED_AT_ONCE", 3)
     put(stand, need("key"), need("steps", "sequence"), count=10)
     (running,) = stand.claim()
     assert claim_ids(stand) == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stoker.brokers.contract import BrokerJob, Return
+from stoker.brokers.dispatch import Dispatch
 from stoker.values.ids import new_job_id
 
 from tests.conformance.stands import LEASE_SECONDS, Stand
@@ -129,6 +130,21 @@ def test_purge_removes_the_waiting_jobs_of_one_queue(stand: Stand) -> None:
     assert not gone & set(stand.broker.states(list(gone)))
     assert stand.broker.settle([running.lease]) == set()
     assert [delivery.job_id for delivery in stand.claim(10, "mail")] == others
+
+
+def test_waiting_jobs_of_a_queue_are_listed(stand: Stand) -> None:
+    stand.needs("look_up")
+    place = stand.broker.store if isinstance(stand.broker, Dispatch) else stand.broker
+    assert place is not None
+    running = stand.put()
+    assert [one.job_id for one in stand.claim()] == running
+    waiting = stand.put(stand.many(1_200)) + stand.put(2, run_after=stand.now() + 100)
+    stand.put(2, queue="mail")
+    batches = list(place.waiting_in("default"))
+    assert sorted({job_id for some in batches for job_id in some}) == sorted(waiting)
+    withdrawn = [stand.broker.withdraw(some) for some in place.waiting_in("default")]
+    assert sum(map(len, withdrawn)) == len(waiting)
+    assert list(place.waiting_in("default")) == []
 
 
 def test_purge_removes_many_jobs(stand: Stand) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from uuid import UUID
@@ -338,8 +338,13 @@ class Broker(ABC):
         """Return queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""
 
     @abstractmethod
+    def waiting_in(self, queue: str) -> Iterator[Sequence[UUID]]:
+        """Yield the waiting jobs of a queue in batches. Jobs may be withdrawn meanwhile. Jobs that
+        come meanwhile may be left out."""
+
     def purge(self, queue: str) -> int:
         """Remove all waiting jobs of a queue. Return their number."""
+        return sum(len(self.withdraw(job_ids)) for job_ids in self.waiting_in(queue))
 
     @abstractmethod
     def info(self) -> dict[str, Any]:

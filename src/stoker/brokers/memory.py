@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -172,10 +171,10 @@ class MemoryBroker(Broker):
                     sizes.setdefault(job.queue, empty)[state] += 1
         return sizes
 
-    def purge(self, queue: str) -> int:
-        with self._lock:
-            waiting = chain(self._ready.values(), self._deferred.values())
-            return len(self.withdraw([job.job_id for job in waiting if job.queue == queue]))
+    def waiting_in(self, queue: str) -> Iterator[Sequence[UUID]]:
+        job_ids = [message.job_id for message in self.waiting() if message.queue == queue]
+        if job_ids:
+            yield job_ids
 
     def info(self) -> dict[str, Any]:
         return {"broker": "memory://", "server": "this process"}

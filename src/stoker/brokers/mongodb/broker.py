@@ -42,6 +42,7 @@ from stoker.store.wake import NoWake, PipeWake, Wake
 from stoker.values.ids import new_lease_id
 
 from .documents import (
+    AT_ONCE,
     LONG_AGO,
     Connection,
     as_deliveries,
@@ -234,8 +235,16 @@ class MongodbBroker(Broker):
                         gone.add(one["_id"])
         return gone
 
-    def purge(self, queue: str) -> int:
-        return self._remove({"queue": queue, "state": WAITING})
+    def waiting_in(self, queue: str) -> Iterator[Sequence[UUID]]:
+        after: dict[str, Any] = {}
+        while True:
+            wanted = {"queue": queue, "state": WAITING, **after}
+            with self._asked() as jobs:
+                found = list(jobs.find(wanted, {"_id": 1}).sort("_id", 1).limit(AT_ONCE))
+            if not found:
+                return
+            yield [one["_id"] for one in found]
+            after = {"_id": {"$gt": found[-1]["_id"]}}
 
     def _remove(self, wanted: dict[str, Any]) -> int:
         """Remove the matching jobs and return their number. Keep the ids of jobs from an outbox, so

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 from uuid import UUID
 
@@ -81,7 +81,7 @@ and becomes due earlier is found by the next claim that returns nothing else."""
 LOOK_BEHIND_SECONDS = 0.05
 """How long a claim continues while guards refuse all jobs that it finds, because later jobs may
 be free to start."""
-PURGE_AT_ONCE = 500
+LISTED_AT_ONCE = 500
 PAUSES_SECONDS = (0.002, 0.004, 0.008, 0.016, 0.032, 0.064, None, None)
 """Pause before each further attempt to read jobs that another transaction has locked. None: wait
 for the lock instead."""
@@ -434,25 +434,25 @@ class OrmBroker(Broker):
 
     def purge(self, queue: str) -> int:
         """Remove all waiting jobs of a queue with all their rows, in batches."""
-        removed = 0
-        with explained(self.alias):
-            while job_ids := self._waiting_in(queue):
-                removed += self._purge(job_ids)
-        return removed
+        return sum(map(self._purge, self.waiting_in(queue)))
 
-    def _waiting_in(self, queue: str) -> list[UUID]:
-        """Return some waiting jobs of a queue, from the first table that has any. A purge calls
-        this until no job is left, because jobs move between tables meanwhile."""
-        for model in WAITING.values():
-            waiting = model.objects.using(self.alias).filter(queue=queue)
-            if job_ids := list(waiting.values_list("pk", flat=True)[:PURGE_AT_ONCE]):
-                return job_ids
-        return []
+    def waiting_in(self, queue: str) -> Iterator[Sequence[UUID]]:
+        """Yield the ready jobs last, because jobs move there from the other tables."""
+        for name in ("blocked", "deferred", "ready"):
+            rows = WAITING[name].objects.using(self.alias).filter(queue=queue).order_by("pk")
+            later = rows
+            while True:
+                with explained(self.alias):
+                    job_ids = list(later.values_list("pk", flat=True)[:LISTED_AT_ONCE])
+                if not job_ids:
+                    break
+                yield job_ids
+                later = rows.filter(pk__gt=job_ids[-1])
 
     def _purge(self, job_ids: Sequence[UUID]) -> int:
         """Delete these jobs in one transaction, as a job row without a waiting row would be a lost
         job."""
-        with transaction.atomic(using=self.alias):
+        with explained(self.alias), transaction.atomic(using=self.alias):
             gone = self.withdraw(job_ids)
             Attempt.objects.using(self.alias).filter(job_id__in=gone).delete()
             Job.objects.using(self.alias).filter(pk__in=gone).delete()

@@ -284,18 +284,14 @@ class RedisBroker(Broker):
                         size[state(known)] += state(known) != "ready"
         return {queue: size for queue, size in sizes.items() if any(size.values())}
 
-    def purge(self, queue: str) -> int:
-        removed = 0
-        ready = f"{self.prefix}:ready:{queue}"
-        seen: list[bytes] = []
-        while (ids := self._first(ready)) != seen:  # damaged jobs cannot be withdrawn and stay
-            removed += len(self._run("withdraw", ids))
-            seen = ids
-        for ids in list(self._pages("deferred")):
+    def waiting_in(self, queue: str) -> Iterator[Sequence[UUID]]:
+        """Yield the deferred jobs first, because they become ready. Leave out damaged jobs, which
+        cannot be withdrawn."""
+        for ids in chain(self._pages("deferred"), self._pages(f"ready:{queue}")):
             known = zip(ids, self._run("look", ids), strict=True)
             ours = [one for one, what in known if what and what[0].decode() == queue]
-            removed += len(self._run("withdraw", ours)) if ours else 0
-        return removed
+            if ours:
+                yield [UUID(one.decode()) for one in ours]
 
     def info(self) -> dict[str, Any]:
         with self._explained():
@@ -348,10 +344,6 @@ class RedisBroker(Broker):
         if name not in self._scripts:
             self._scripts[name] = self.client.register_script(_source(name))
         return self._scripts[name]
-
-    def _first(self, key: str) -> list[bytes]:
-        with self._explained():
-            return list(self.client.zrange(key, 0, AT_ONCE - 1))
 
     def _pages(self, place: str) -> Iterator[list[bytes]]:
         """Yield the ids of a sorted set page by page. The set may change meanwhile."""

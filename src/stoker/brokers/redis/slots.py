@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -233,8 +233,9 @@ class SlottedRedisBroker(Broker):
                 sizes[queue] = {key: before.get(key, 0) + count for key, count in size.items()}
         return sizes
 
-    def purge(self, queue: str) -> int:
-        return sum(one.purge(queue) for one in self.slots)
+    def waiting_in(self, queue: str) -> Iterator[Sequence[UUID]]:
+        for one in self.slots:
+            yield from one.waiting_in(queue)
 
     def info(self) -> dict[str, Any]:
         return self.first.info()
