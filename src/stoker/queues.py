@@ -15,18 +15,20 @@ still be enqueued. Every function takes ``backend``, an alias in ``TASKS``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from uuid import UUID
 
 from django.db.models import Model
 
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.arrivals import Arrivals
 from stoker.inspect.queue_depths import Pause, QueueDepth, pauses
 from stoker.inspect.queue_depths import queues as depths
-from stoker.jobs.cancel import cancel_those_waiting
+from stoker.jobs.cancel import cancel_those_outside, cancel_those_waiting
 from stoker.store.engines.sessions import explained
-from stoker.store.places import PLACES, WAITING
+from stoker.store.places import PLACES
 from stoker.store.transactions import after_commit, is_in_transaction
 from stoker.values.progress import come_so_far
 
@@ -37,7 +39,6 @@ from .setting_values import checked_limit
 
 __all__ = ["Cleared", "Pause", "QueueDepth", "clear", "get", "list", "pause", "resume"]
 
-AT_ONCE = 500
 LONGEST_NAME = 100
 
 
@@ -49,6 +50,9 @@ class Cleared:
     """Number of waiting jobs, up to the limit."""
     done: int
     """Number of cancelled jobs; 0 with ``dry_run``. The others had started meanwhile."""
+    not_kept: int = 0
+    """Number of those that were deleted at a message server (Amazon SQS, Disque, IronMQ) before
+    they were received. No record of them is kept."""
 
 
 def list(*, backend: str = "default") -> tuple[QueueDepth, ...]:  # noqa: A001 - read as queues.list
@@ -120,12 +124,13 @@ def clear(
     """Cancel the waiting jobs of a queue. Each is kept as CANCELLED, with person and reason.
 
     Running jobs go on. Jobs are cancelled in batches, each in its own transaction. Jobs enqueued
-    meanwhile may be cancelled, too, so pause the queue first.
+    meanwhile may be cancelled, too, so pause the queue first. Within a transaction, jobs at a
+    broker outside the database are cancelled when that commits.
 
     Args:
-        limit: maximum number, above 0; None = all. A broker outside the database ignores it and
-            keeps no record of the removed jobs. Within a transaction, it removes them when that
-            commits.
+        limit: maximum number, above 0; None = all. A message server (Amazon SQS, Disque, IronMQ)
+            cannot list its jobs. If the limit is not reached before, it deletes all of them, and
+            no record is kept.
         dry_run: count only.
 
     Raises: as ``pause``.
@@ -134,47 +139,48 @@ def clear(
     _check(settings, queue)
     if limit is not None:
         checked_limit(limit)
-    size = broker_for(settings).sizes().get(queue, {})
+    broker = broker_for(settings)
+    size = broker.sizes().get(queue, {})
     waiting = sum(count for place, count in size.items() if place != "running")
     matched = waiting if limit is None else min(waiting, limit)
     if dry_run or not matched:
         return Cleared(matched, 0)
-    broker = broker_for(settings)
-    if not broker.capabilities.transactional:
-        if not is_in_transaction(settings.database):
-            return Cleared(waiting, broker.purge(queue))
-        after_commit(settings.database, lambda: broker.purge(queue))
-        return Cleared(waiting, waiting)
     reason = f"the queue was cleared{f' by {by}' if by else ''}{f': {because}' if because else ''}"
     done = 0
-    for job_ids in _batches(settings, queue):
-        done += len(cancel_those_waiting(settings, job_ids[: matched - done], reason))
+    for cancel, job_ids in _batches(settings, queue):
+        done += cancel(job_ids[: matched - done], reason)
         come_so_far(done, matched)
         if done >= matched:
-            break
-    return Cleared(matched, done)
+            return Cleared(matched, done)
+    if broker.arrivals is None:
+        return Cleared(matched, done)
+    purged = _purge(settings, broker.arrivals, queue)
+    return Cleared(max(matched, done + purged), done + purged, purged)
 
 
-Batch = tuple[UUID, ...]
+Cancel = Callable[[Sequence[UUID], str], int]
 
 
-def _batches(settings: Settings, queue: str) -> Iterator[Batch]:
-    """Yield the waiting jobs in batches along the primary key.
+def _batches(settings: Settings, queue: str) -> Iterator[tuple[Cancel, Sequence[UUID]]]:
+    """Yield the waiting jobs that can be listed, in batches, each with the function that cancels
+    jobs in that place."""
+    broker = broker_for(settings)
+    if broker.store is not None:
+        for job_ids in broker.store.waiting_in(queue):
+            yield partial(cancel_those_waiting, settings), job_ids
+    if broker.broker is not None:
+        for job_ids in broker.broker.waiting_in(queue):
+            yield partial(cancel_those_outside, settings, queue), job_ids
 
-    The ready table is read last, because jobs move there from the other tables.
-    """
-    for name in ("blocked", "deferred", "ready"):
-        rows = WAITING[name].objects.using(settings.database).order_by("pk")
-        after: UUID | None = None
-        while True:
-            later = rows if after is None else rows.filter(pk__gt=after)
-            with explained(settings.database):
-                found = later.filter(queue=queue).values_list("pk", flat=True)[:AT_ONCE]
-                job_ids: Batch = tuple(found)
-            if not job_ids:
-                break
-            yield job_ids
-            after = job_ids[-1]
+
+def _purge(settings: Settings, arrivals: Arrivals, queue: str) -> int:
+    """Delete the messages of a queue at its server, within a transaction when that commits. Return
+    their number, which may be an estimate."""
+    if not is_in_transaction(settings.database):
+        return arrivals.purge(queue)
+    count = arrivals.sizes().get(queue, {}).get("ready", 0)
+    after_commit(settings.database, partial(arrivals.purge, queue))
+    return count
 
 
 def _refuse_impossible(queue: str) -> None:

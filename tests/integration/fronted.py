@@ -24,7 +24,8 @@ BACKEND = "stoker.backend.StokerBackend"
 def fronted_broker(**options: Any) -> Iterator[Dispatch]:
     """Let the project use Redis, with a prefix of its own, and empty it afterwards."""
     options |= {"BROKER": redis_url(), "CLUSTER": f"test-{uuid.uuid4().hex}"}
-    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+    default = {"BACKEND": BACKEND, "QUEUES": [], "OPTIONS": options}
+    with override_settings(TASKS={"default": default}):
         made = broker_for(settings_for())
         assert isinstance(made, Dispatch)
         yield made

@@ -14,17 +14,21 @@ import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test import override_settings
 
-from stoker.brokers.adapters import ADAPTERS
+from stoker import queues
+from stoker.brokers.adapters import ADAPTERS, broker_for
 from stoker.brokers.arrivals import Poller, PollRequest
-from stoker.brokers.contract import ClaimRequest
+from stoker.brokers.contract import ClaimRequest, Return
 from stoker.brokers.ironmq import opened
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.brokers.transport import Line, as_body, as_message, in_turn, lines_of
 from stoker.compat import TaskResultMismatch
+from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.states import JobState
 from stoker.models import Job, Ready, Relayed
 from stoker.models.need import NewNeed
+from stoker.operations.operation import Operator
+from stoker.operations.queues import CLEAR
 
 from tests.app.tasks import add, echo
 from tests.cluster.clusters import wait_for
@@ -56,23 +60,54 @@ def transport(stand: ArrivalsStand) -> MemoryTransport:
     return made
 
 
-class TestFetching:
-    def test_message_that_has_not_arrived_counts_as_a_job_of_any_task(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        path = f"{MemoryTransport.__module__}.{MemoryTransport.__qualname__}"
-        monkeypatch.setitem(ADAPTERS, "sqs", path)
-        options = {"BROKER": "sqs://", "CLUSTER": f"test-{uuid.uuid4().hex}"}
-        backend = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}
-        with override_settings(TASKS={"default": backend}):
-            result = add.enqueue(1, 2)
-            for task in (add, echo):
-                found = task.get_result(result.id)
-                assert (found.state, found.task, found.args) == (JobState.READY, task, [])
-            claim()
-            assert add.get_result(result.id).args == [1, 2]
-            with pytest.raises(TaskResultMismatch):
-                echo.get_result(result.id)
+@pytest.fixture
+def _messages_in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the project use a message server that is in this process."""
+    path = f"{MemoryTransport.__module__}.{MemoryTransport.__qualname__}"
+    monkeypatch.setitem(ADAPTERS, "sqs", path)
+    options = {"BROKER": "sqs://", "CLUSTER": f"test-{uuid.uuid4().hex}"}
+    backend = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}
+    with override_settings(TASKS={"default": backend}):
+        yield
+
+
+@pytest.mark.usefixtures("_messages_in_memory")
+class TestOfProject:
+    def test_message_that_has_not_arrived_counts_as_a_job_of_any_task(self) -> None:
+        result = add.enqueue(1, 2)
+        for task in (add, echo):
+            found = task.get_result(result.id)
+            assert (found.state, found.task, found.args) == (JobState.READY, task, [])
+        claim()
+        assert add.get_result(result.id).args == [1, 2]
+        with pytest.raises(TaskResultMismatch):
+            echo.get_result(result.id)
+
+    def test_clear_keeps_received_jobs_and_counts_the_deleted_messages(self) -> None:
+        received = add.enqueue(1, 2)
+        broker = broker_for(settings_for())
+        (delivery,) = claim()
+        broker.settle(again=[Return(delivery.lease)])
+        add.enqueue(3, 4)
+        add.enqueue(5, 6)
+        done = CLEAR.perform(Operator(settings_for(), "alice", "old"), "default")
+        assert done.value == queues.Cleared(3, 3, not_kept=2)
+        assert done.sentence == (
+            "3 jobs of the queue default cancelled. 2 of them were deleted at the broker, and are "
+            "not kept."
+        )
+        job = Job.objects.get()
+        assert (job.pk, job.status) == (UUID(received.id), "CANCELLED")
+        assert job.reason == "the queue was cleared by alice: old"
+        assert (broker.sizes(), claim()) == ({}, [])
+
+    def test_clear_in_a_transaction_deletes_messages_when_it_commits(self) -> None:
+        add.enqueue(1, 2)
+        broker = broker_for(settings_for())
+        with transaction.atomic():
+            assert queues.clear("default") == queues.Cleared(1, 1, not_kept=1)
+            assert broker.sizes()["default"]["ready"] == 1
+        assert broker.sizes() == {}
 
 
 class TestOnce:

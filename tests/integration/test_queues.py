@@ -11,6 +11,7 @@ from django.db import transaction
 from stoker import queues
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
+from stoker.brokers.orm import broker as orm
 from stoker.conf import settings_for
 from stoker.exceptions import QueueNotFound
 from stoker.jobs.states import JobState
@@ -125,14 +126,14 @@ def test_clear_cancels_blocked_jobs_but_not_running_ones() -> None:
 
 
 def test_clear_works_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues, "AT_ONCE", 2)
+    monkeypatch.setattr(orm, "LISTED_AT_ONCE", 2)
     tasks.nothing.enqueue_many([((), {})] * 7)
     assert queues.clear("default", limit=5) == queues.Cleared(5, 5)
     assert queues.clear("default") == queues.Cleared(2, 2)
 
 
 def test_clear_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queues, "AT_ONCE", 2)
+    monkeypatch.setattr(orm, "LISTED_AT_ONCE", 2)
     tasks.nothing.enqueue_many([((), {})] * 5)
     told: list[tuple[int, int | None]] = []
     with told_to(lambda done, total: told.append((done, total))):
@@ -158,7 +159,7 @@ def test_commands_pause_clear_and_resume_a_queue(capsys: pytest.CaptureFixture[s
     assert rehearsal == "1 job of the queue mail would be cancelled."
     assert say("clear", "mail", capsys=capsys) == "1 job of the queue mail cancelled."
     assert json.loads(say("clear", "mail", "--json", capsys=capsys)) == {
-        "queue": "mail", "matched": 0, "done": 0, "dry_run": False,
+        "queue": "mail", "matched": 0, "done": 0, "not_kept": 0, "dry_run": False,
     }  # fmt: skip
     assert say("resume", "mail", capsys=capsys) == "The queue mail is resumed."
     assert say("resume", "mail", capsys=capsys) == "The queue mail was not paused."

@@ -2,16 +2,21 @@
 
 A waiting job is withdrawn and recorded as cancelled in one transaction. For a running job a request
 is stored, which its cluster finds within a second.
+
+A job that a broker outside the database has withdrawn is gone even if that transaction is rolled
+back. So a request, and a row with the job's package, are committed first. If this process dies,
+upkeep finds the request and finishes the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
@@ -21,11 +26,14 @@ from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import lock_by_key
 from stoker.store.transactions import after_commit, is_in_transaction
-from stoker.values.ids import is_step
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
 
+from .states import row_in_outbox, rows_at_broker
+
 LONGEST_REASON = 255
+REQUESTED = "its cancellation was requested"
+"""Reason in a row that was inserted with a request. The job's end overwrites it."""
 LOOKS = 5
 """How many times to look for a job. A single look may miss a job that moves between tables."""
 
@@ -45,12 +53,13 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
     broker, reason = broker_for(settings), stored_text(reason, LONGEST_REASON)
     has_asked_outboxes = False
     for _ in range(LOOKS):
+        unstored = _full_rows(settings, [unstored])[0]
         if _forgets_withdrawn(broker) and _request(settings, unstored, reason):
             return True
         if cancel_waiting(settings, unstored, reason):
             return True
         with explained(settings.database):
-            _forget_request_row(settings, unstored)
+            _forget_request_rows(settings, [unstored.pk])
             place = broker.states([unstored.pk]).get(unstored.pk)
             if place == "running":
                 Cancellation.objects.using(settings.database).ask(unstored.pk, reason)
@@ -79,6 +88,19 @@ def _forgets_withdrawn(broker: Dispatch) -> bool:
     return can.shared and can.look_up and not can.transactional
 
 
+def _full_rows(settings: Settings, jobs: Sequence[Job]) -> list[Job]:
+    """Return these unsaved rows with the packages and start times that the broker outside the
+    database has, if the jobs are there."""
+    found = rows_at_broker(settings, [job.pk for job in jobs])
+    for job in jobs:
+        if row := found.get(job.pk):
+            job.package, job.run_after = row.package, row.run_after
+            if row.task:  # the package could be opened
+                job.task, job.queue, job.priority = row.task, row.queue, row.priority
+                job.enqueued_at = row.enqueued_at
+    return list(jobs)
+
+
 def _request(settings: Settings, unstored: Job, reason: str) -> bool:
     """Store the request before a waiting job is withdrawn, so that upkeep can finish the work if
     this process dies. Return whether the caller has nothing left to do."""
@@ -86,10 +108,7 @@ def _request(settings: Settings, unstored: Job, reason: str) -> bool:
     with explained(alias):
         if broker.states([unstored.pk]).get(unstored.pk, "running") == "running":
             return False
-        with transaction.atomic(using=alias):
-            Cancellation.objects.using(alias).ask(unstored.pk, reason)
-            if not is_step(unstored.pk):  # upkeep finds the data of a step itself
-                Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
+        _ask_with_rows(alias, [unstored], reason)
         if not is_in_transaction(alias):
             return False
         withdraw = partial(cancel_waiting, settings, unstored, reason)
@@ -97,12 +116,20 @@ def _request(settings: Settings, unstored: Job, reason: str) -> bool:
     return True
 
 
-def _forget_request_row(settings: Settings, unstored: Job) -> None:
-    """Delete the row without a package that was inserted with the request, because the job has
-    begun meanwhile."""
+def _ask_with_rows(alias: str, unstored: Sequence[Job], reason: str) -> None:
+    """Store requests for waiting jobs, together with their rows."""
+    for job in unstored:
+        job.reason = REQUESTED
+    with transaction.atomic(using=alias):
+        Cancellation.objects.using(alias).ask_all([job.pk for job in unstored], reason)
+        Job.objects.using(alias).bulk_create(unstored, ignore_conflicts=True)
+
+
+def _forget_request_rows(settings: Settings, job_ids: Collection[UUID]) -> None:
+    """Delete the rows that were inserted with the requests, because these jobs have begun."""
     if _forgets_withdrawn(broker_for(settings)):
         rows = Job.objects.using(settings.database)
-        rows.filter(pk=unstored.pk, status=None, package=b"").delete()
+        rows.filter(pk__in=job_ids, status=None, reason=REQUESTED).delete()
 
 
 def sweep_requests(settings: Settings) -> int:
@@ -117,14 +144,19 @@ def sweep_requests(settings: Settings) -> int:
         outgoing = {row.pk for row in broker.outgoing(list(reasons))}
     places = broker.states(list(reasons))
     waiting = [job_id for job_id in reasons if places.get(job_id, "running") != "running"]
-    for job in [*Job.objects.using(alias).filter(pk__in=waiting), *_steps(alias, waiting)]:
+    steps = _full_rows(settings, _steps(alias, waiting))
+    for job in [*Job.objects.using(alias).filter(pk__in=waiting), *steps]:
         cancel_waiting(settings, job, reasons[job.pk])
     absent = set(reasons) - set(places) - outgoing
     if _forgets_withdrawn(broker):
-        _record_withdrawn(settings, {job_id: reasons[job_id] for job_id in sorted(absent)})
+        succeeded = broker.results(list(absent))  # before their clusters saw the request
+        _forget_request_rows(settings, succeeded)
+        withdrawn = sorted(absent - succeeded.keys())
+        _record_withdrawn(settings, {job_id: reasons[job_id] for job_id in withdrawn})
     settled = Job.objects.using(alias).filter(pk__in=reasons).exclude(status=None)
     gone = absent | set(settled.values_list("pk", flat=True))
-    return Cancellation.objects.using(alias).filter(pk__in=gone).delete()[0]
+    Cancellation.objects.using(alias).filter(pk__in=gone).delete()
+    return len(gone)
 
 
 def _record_withdrawn(settings: Settings, reasons: Mapping[UUID, str]) -> None:
@@ -185,6 +217,7 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
             raise _NotWaitingError
         if not broker.capabilities.transactional:
             Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
+            Cancellation.objects.using(alias).filter(pk=unstored.pk).delete()
         record_cancelled(settings, [unstored.pk], reason)
         return True
     return False
@@ -200,13 +233,56 @@ def _cancel_outgoing(settings: Settings, unstored: Job, reason: str) -> bool:
             if not Outgoing.objects.using(outbox).filter(pk=unstored.pk).delete()[0]:
                 continue
             with explained(alias), transaction_for(alias, [unstored.pk]):
-                Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
+                full = row_in_outbox(row)
+                Job.objects.using(alias).bulk_create([full], ignore_conflicts=True)
                 record_cancelled(settings, [unstored.pk], reason)
         return True
     return False
 
 
-def cancel_those_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> set[UUID]:
-    """Cancel the given jobs that wait, for a broker in the database. Return their ids."""
+def cancel_those_waiting(settings: Settings, job_ids: Sequence[UUID], reason: str) -> int:
+    """Cancel the given jobs that wait in the store. Return their number."""
     with explained(settings.database):
-        return end_waiting(settings, job_ids, stored_text(reason, LONGEST_REASON))
+        return len(end_waiting(settings, job_ids, stored_text(reason, LONGEST_REASON)))
+
+
+def cancel_those_outside(
+    settings: Settings, queue: str, job_ids: Sequence[UUID], reason: str
+) -> int:
+    """Cancel the given jobs of a queue that wait in a broker outside the database. Return their
+    number.
+
+    Within a transaction, they are withdrawn when that commits, and all of them are counted.
+    """
+    alias, reason = settings.database, stored_text(reason, LONGEST_REASON)
+    jobs = []
+    for row in rows_at_broker(settings, job_ids).values():
+        if not row.task:  # the package cannot be opened
+            row.queue, row.enqueued_at = queue, timezone.now()
+        jobs.append(row)
+    if _forgets_withdrawn(broker_for(settings)):
+        with explained(alias):
+            _ask_with_rows(alias, jobs, reason)
+    if not is_in_transaction(alias):
+        return _cancel_asked(settings, jobs, reason)
+    after_commit(alias, partial(_cancel_asked, settings, jobs, reason))
+    return len(jobs)
+
+
+def _cancel_asked(settings: Settings, jobs: Sequence[Job], reason: str) -> int:
+    """Withdraw jobs and record that, in one transaction. Their requests end with it, also those
+    for jobs that have started, which continue. Return the number of cancelled jobs."""
+    alias, broker = settings.database, broker_for(settings)
+    job_ids = [job.pk for job in jobs]
+    asked = Cancellation.objects.using(alias).filter(pk__in=job_ids)
+    with explained(alias), transaction_for(alias, job_ids):
+        if not _forgets_withdrawn(broker):
+            Job.objects.using(alias).bulk_create(jobs, ignore_conflicts=True)
+        rows = lock_by_key(Job.objects.using(alias), job_ids, "id", "status", "reason")
+        gone = broker.withdraw([row.id for row in rows if row.status is None])
+        record_cancelled(settings, gone, reason)
+        asked.filter(Q(reason=reason) | Q(pk__in=gone)).delete()
+        _forget_request_rows(settings, set(job_ids) - gone)
+    # Upkeep may have found some of the requests first.
+    ended = [row for row in rows if (row.status, row.reason) == (Job.Status.CANCELLED, reason)]
+    return len(gone) + len(ended)

@@ -247,7 +247,7 @@ def _look(settings: Settings, job_ids: Sequence[UUID], is_last: bool) -> dict[UU
     under_way = [job_id for job_id in job_ids if job_id not in jobs or jobs[job_id].status is None]
     places = broker.states(under_way) if under_way else {}
     for row in broker.outgoing([one for one in under_way if one not in {**places, **jobs}]):
-        jobs[row.pk] = _unstored(row)
+        jobs[row.pk] = row_in_outbox(row)
         places[row.pk] = "ready" if row.run_after is None else "deferred"
     unknown = [job_id for job_id in under_way if job_id not in places and job_id not in jobs]
     places |= dict.fromkeys(broker.not_arrived(unknown), "ready") if unknown else {}
@@ -280,7 +280,7 @@ def _seated(settings: Settings, found: Mapping[UUID, Progress]) -> dict[UUID, Pr
     }
 
 
-def _unstored(row: Outgoing) -> Job:
+def row_in_outbox(row: Outgoing) -> Job:
     """Return an unsaved row for a job in an outbox."""
     return Job(
         id=row.pk,

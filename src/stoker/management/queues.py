@@ -75,7 +75,10 @@ class ClearQueue(Subcommand):
     CANCELLED, with the user and the reason. Running jobs continue. Jobs that are enqueued
     meanwhile may be cancelled, too: pause the queue first.
 
-    --json writes one object: queue, matched, done, dry_run.
+    Amazon SQS, Disque and IronMQ cannot list the jobs that no cluster has received. They delete
+    all of them, and no record is kept; the answer says how many.
+
+    --json writes one object: queue, matched, done, not_kept, dry_run.
 
     Examples:
       manage.py stoker clear mail --dry-run
@@ -91,6 +94,13 @@ class ClearQueue(Subcommand):
             done = CLEAR.perform(
                 self.operator(options), queue, limit=options["limit"], dry_run=dry_run
             )
-        plain = {"queue": queue, "matched": done.value.matched, "done": done.value.done}
-        self.answer(options, {**plain, "dry_run": dry_run}, [done.sentence])
+        cleared = done.value
+        plain = {
+            "queue": queue,
+            "matched": cleared.matched,
+            "done": cleared.done,
+            "not_kept": cleared.not_kept,
+            "dry_run": dry_run,
+        }
+        self.answer(options, plain, [done.sentence])
         return ExitCode.DONE

@@ -51,9 +51,13 @@ def _clear(
     if dry_run:
         sentence = f"{plural(cleared.matched, 'job')} of the queue {queue} would be cancelled."
         return Done(sentence, value=cleared, count=0)
-    more = " There may be more: clear the queue again." if cleared.matched == limit else ""
+    gone = more = ""
+    if cleared.not_kept:
+        gone = f" {cleared.not_kept:,} of them were deleted at the broker, and are not kept."
+    elif cleared.matched == limit:
+        more = " There may be more: clear the queue again."
     return Done(
-        f"{plural(cleared.done, 'job')} of the queue {queue} cancelled.{more}",
+        f"{plural(cleared.done, 'job')} of the queue {queue} cancelled.{gone}{more}",
         value=cleared,
         count=cleared.done,
     )

@@ -30,6 +30,8 @@ class ClearedShape(Shape):
     """Number of jobs that waited, up to the limit."""
     done: int
     """Number of jobs that were cancelled. The others had started before."""
+    not_kept: int
+    """Number of those that were deleted at a message server. No record of them is kept."""
     dry_run: bool
 
 
@@ -75,7 +77,12 @@ def clear_queue(
     refuse_beyond_cap(body.limit)
     operator = operator_of(request, backend, body.because)
     cleared = CLEAR.perform(operator, queue, limit=body.limit, dry_run=body.dry_run).value
-    return {"matched": cleared.matched, "done": cleared.done, "dry_run": body.dry_run}
+    return {
+        "matched": cleared.matched,
+        "done": cleared.done,
+        "not_kept": cleared.not_kept,
+        "dry_run": body.dry_run,
+    }
 
 
 # This route is last, because a name may contain slashes and end like the URLs above.
