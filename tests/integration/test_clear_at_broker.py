@@ -20,11 +20,13 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.inspect.doctor.examination import examine
+from stoker.inspect.waits import WaitCause
 from stoker.jobs import cancel as cancelling
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.states import JobState
 from stoker.models import Cancellation, Job, Step
 from stoker.operations import jobs as job_operations
+from stoker.operations.jobs import details_of
 from stoker.operations.operation import Operator
 
 from tests.app.tasks import add
@@ -194,6 +196,16 @@ class TestCancel:
         fetched = add.get_result(result.id)
         assert (fetched.args, fetched.kwargs) == ([1], {"second": 2})
 
+    def test_wait_of_a_job_cancelled_before_its_start_is_for_its_start_time(
+        self, broker: Dispatch
+    ) -> None:
+        result = add.using(run_after=3600).enqueue(1, 2)
+        result.cancel()
+        ago = timezone.now() - timedelta(seconds=35)
+        Job.objects.update(enqueued_at=ago)
+        (wait,) = details_of(settings_for(), UUID(result.id)).life.waits.before
+        assert [one.cause for one in wait.parts] == [WaitCause.START_TIME]
+
     def test_cancelled_job_can_run_again(self, broker: Dispatch) -> None:
         result = add.enqueue(1, 2)
         result.cancel()
@@ -263,6 +275,18 @@ class TestCancel:
             sweep_requests(settings_for())
             assert add.get_result(result.id).state is JobState.SUCCESSFUL
             assert (Job.objects.count(), Cancellation.objects.count()) == (0, 0)
+
+    def test_doctor_finds_a_step_whose_job_is_nowhere(self, broker: Dispatch) -> None:
+        chain(add.si(1, 2), add.si(3, 4)).enqueue()
+        claim()
+        chain(add.si(5, 6), add.si(7, 8)).enqueue()
+        with transaction.atomic():
+            chain(add.si(9, 10), add.si(11, 12)).enqueue()
+            assert examine(settings_for()).findings == []
+        assert examine(settings_for()).findings == []
+        broker.purge("default")  # the broker has lost its data
+        (finding,) = examine(settings_for()).findings
+        assert (finding.name, finding.count) == ("steps_left_behind", 2)
 
     def test_command_shows_the_cancelled_job(
         self, broker: Dispatch, capsys: pytest.CaptureFixture[str]

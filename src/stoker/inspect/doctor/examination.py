@@ -252,7 +252,7 @@ OVERDUE = FindingKind(
 )
 UNHEARD = FindingKind(
     "settled_cancellations",
-    "A cancellation of these jobs was requested while they ran, and they do not run any more.",
+    "The cancellation of these jobs was requested, and they do not run (any more).",
     "waiting jobs are cancelled; the requests for other jobs are deleted",
     is_fault=False,
 )
@@ -389,7 +389,7 @@ LOOKS: tuple[type[Look], ...] = (
     Indexes, Lines, Jobs, LostClusters, Needs, BlockedLines, Letters, StuckSteps, LeftoverNotes,
     Packages,
 )  # fmt: skip
-OF_ANY_BROKER: tuple[type[Look], ...] = (Indexes, LostClusters, Letters)
+OF_ANY_BROKER: tuple[type[Look], ...] = (Indexes, LostClusters, Letters, StuckSteps)
 """The checks that also apply to brokers outside the database, whose jobs are not in the store."""
 
 

@@ -255,11 +255,20 @@ class StuckSteps(Look):
         for page in self.scene.pages(Step, "state", "job_id"):
             enqueued = {row[0]: row[2] for row in page if row[1] == Step.State.ENQUEUED}
             if enqueued:
-                alive = Job.objects.using(self.alias).unended(enqueued.values())
+                alive = self._alive([job_id for job_id in enqueued.values() if job_id])
                 over = [pk for pk, job_id in enqueued.items() if job_id not in alive]
                 rows = with_keys(Step.objects.using(self.alias), over)
                 still = rows.filter(state=Step.State.ENQUEUED).values_list("pk", "job_id")
                 yield LEFT_BEHIND, [pk for pk, job_id in still if job_id == enqueued[pk]]
+
+    def _alive(self, job_ids: Sequence[UUID]) -> set[UUID]:
+        """Return the jobs that have not ended. A broker outside the database may be the only place
+        that has them; on their way from an outbox, jobs are in both."""
+        broker = self.scene.broker
+        if broker.capabilities.transactional:
+            return Job.objects.using(self.alias).unended(job_ids)
+        alive = {row.pk for row in broker.outgoing(job_ids)} | broker.not_arrived(job_ids)
+        return alive | broker.states(job_ids).keys()
 
 
 CONTRADICTED = FindingKind(
