@@ -108,6 +108,9 @@ def test_detail_page_of_a_job_at_the_broker_shows_its_call(anna: Visitor, settin
     page = anna.get(f"job/{result.id}/change/")
     assert tasks.echo.module_path in page
     assert "order 7" in page
+    assert "Cancel" in page
+    for word in ("run", "hold"):
+        assert f"job/{result.id}/{word}/" not in page, "such jobs cannot be changed"
 
 
 def test_detail_page_shows_error_arguments_dead_letter_and_workflow(anna: Visitor) -> None:

@@ -52,6 +52,16 @@ def test_job_at_the_broker_is_shown_with_its_call(anna: Caller, settings: Any) -
     assert seen["waits"] is not None
 
 
+def test_change_of_a_job_at_the_broker_says_what_to_do(anna: Caller, settings: Any) -> None:
+    settings.TASKS = outside_the_database()
+    result = add.using(run_after=3600).enqueue(1, 2)
+    refused = anna.post(f"jobs/{result.id}/hold", {}, 409)
+    assert refused["detail"] == (
+        "The job was not changed: jobs of a backend with a broker outside the database cannot be "
+        "changed. Cancel it, and enqueue it again."
+    )
+
+
 def test_progress_of_a_job_is_shown(anna: Caller) -> None:
     result = count_quickly.enqueue(10)
     assert anna.get(f"jobs/{result.id}")["progress"] is None

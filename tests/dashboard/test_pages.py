@@ -456,6 +456,9 @@ def test_page_of_a_job_at_the_broker_shows_its_call(anna: Client, settings: Any)
     assert "order &lt;7&gt;" in page
     assert re.search(r"due in \d+ (min|h)", re.sub(r"<[^>]+>", "", page))
     assert "Not before" in page
+    assert "Cancel" in page
+    for label in ("Edit arguments", "Run now", "Reschedule", "Hold", "Move"):
+        assert label not in page, "such jobs cannot be changed"
 
 
 def test_job_that_failed_once_has_one_attempt(ids: dict[str, Any]) -> None:

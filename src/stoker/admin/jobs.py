@@ -22,7 +22,7 @@ from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import JobDetails, JobRow, details_of, job_id_of
 from stoker.operations.operation import LIMIT, Done
-from stoker.operations.waiting_jobs import HOLD, RUN_NOW
+from stoker.operations.waiting_jobs import HOLD, RUN_NOW, changes_in
 from stoker.operations.wording import duration, exactly, first_line, since
 from stoker.values.ids import parse_job_id
 from stoker.why import why
@@ -60,6 +60,7 @@ class JobAdmin(StoreAdmin):
         if found is not None:
             return HttpResponseRedirect(found)
         numbers = jobs.numbers_by_state(visit.database)
+        changes = changes_in(visit.settings)
         page, problem = _page(
             visit, JobFilter(state=state, queue=asked["queue"], task=asked["task"], text=asked["q"])
         )
@@ -74,7 +75,11 @@ class JobAdmin(StoreAdmin):
             "states": visit.tabs(("", *STATES), state, numbers),
             **visit.paging(page.next),
             "is_cut": page.is_cut,
-            "operations": [one for one in self.operations if visit.may(one.permission)],
+            "operations": [
+                one
+                for one in self.operations
+                if visit.may(one.permission) and one in (*jobs.OPERATIONS, *changes)
+            ],
             "together_url": visit.at("job_together"),
         }
         return self.show(visit, "jobs", context)
@@ -85,7 +90,8 @@ class JobAdmin(StoreAdmin):
         details = details_of(visit.settings, job_id_of(object_id), reveal=visit.may(REVEAL))
         again = [jobs.RUN_AGAIN] if details.can_run_again else []
         waits = details.progress.state in (JobState.READY, JobState.DEFERRED, JobState.BLOCKED)
-        waiting = [jobs.CANCEL, *((RUN_NOW, HOLD) if waits else ())]
+        changes = changes_in(visit.settings) if waits else ()
+        waiting = [jobs.CANCEL, *(one for one in changes if one in (RUN_NOW, HOLD))]
         moments = zip(details.life.moments, details.colours, strict=True)
         letter_id = next(
             (one.dead_letter_id for one in details.life.moments if one.dead_letter_id), None

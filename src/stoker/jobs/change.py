@@ -45,6 +45,10 @@ AS_IT_IS = "as it is"
 HIGHEST, LOWEST = 100, -100
 LONGEST_QUEUE = 100
 STARTED = "it is not waiting (any more)"
+OUTSIDE = (
+    "jobs of a backend with a broker outside the database cannot be changed. Cancel it, and "
+    "enqueue it again"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,11 @@ def is_held(run_after: datetime | None) -> bool:
     return run_after is not None and run_after.year >= HELD_UNTIL.year
 
 
+def can_change(settings: Settings) -> bool:
+    """Return whether the waiting jobs of this backend can be changed."""
+    return broker_for(settings).capabilities.transactional
+
+
 def change(settings: Settings, job_ids: Sequence[UUID], wanted: Change) -> list[Changed]:
     """Change waiting jobs, in one transaction.
 
@@ -107,9 +116,8 @@ def change(settings: Settings, job_ids: Sequence[UUID], wanted: Change) -> list[
     """
     wanted.check(settings)
     alias, broker = settings.database, broker_for(settings)
-    if not broker.capabilities.transactional:
-        sentence = "it waits in the broker, where jobs cannot be changed"
-        return [Changed(job_id, sentence) for job_id in job_ids]
+    if not can_change(settings):
+        return [Changed(job_id, OUTSIDE) for job_id in job_ids]
     with explained(alias):
         places = broker.states(job_ids)
         waits = {one: place for one, place in places.items() if place in waiting.TABLES}

@@ -12,7 +12,15 @@ from uuid import UUID
 from django.utils import timezone
 
 from stoker.conf import Settings
-from stoker.jobs.change import AS_IT_IS, AT_ONCE, HELD_UNTIL, Change, Changed, change
+from stoker.jobs.change import (
+    AS_IT_IS,
+    AT_ONCE,
+    HELD_UNTIL,
+    Change,
+    Changed,
+    can_change,
+    change,
+)
 from stoker.jobs.package import sealer_for
 from stoker.values.marks import moment_from
 
@@ -25,6 +33,11 @@ from .wording import exactly
 AT_A_TIME = 100
 """Maximum number of jobs to change in one transaction."""
 PERMISSION = "stoker.change_job"
+
+
+def changes_in(settings: Settings) -> tuple[Operation, ...]:
+    """Return the operations that the waiting jobs of this backend allow."""
+    return OPERATIONS if can_change(settings) else ()
 
 
 def moment_of(text: str) -> datetime | str:

@@ -11,12 +11,10 @@ from stoker.logs.lines import VIEW, LogPage, newest_lines
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import details_of
 from stoker.operations.tracebacks import fitting
-from stoker.operations.waiting_jobs import EDIT, OPERATIONS, PERMISSION
+from stoker.operations.waiting_jobs import EDIT, PERMISSION, changes_in
 from stoker.why import why
 
 NEWEST_LINES, MOST_LINES = 100, 5000
-CHANGES = tuple(one for one in OPERATIONS if one is not EDIT)
-"""The changes with a field or none; the arguments have a page of their own."""
 WAITING = (JobState.READY, JobState.DEFERRED, JobState.BLOCKED)
 
 
@@ -40,13 +38,15 @@ def show(visit: DashboardContext, job_id: UUID) -> PageContent:
     answer = None
     if not details.is_over:
         answer = why(visit.settings, job_id, details.progress, details.row)
+    changes = changes_in(visit.settings) if visit.may(PERMISSION) else ()
     context = {
         "details": details,
         "task": details.life.task,
         "state": details.progress.state.value,
         "why": answer,
         "waits": details.progress.state in WAITING,
-        "changes": CHANGES if visit.may(PERMISSION) else (),
+        # The arguments have a page of their own.
+        "changes": [one for one in changes if one is not EDIT],
         "moments": moments,
         "log": _log(visit, job_id),
         **details.call,

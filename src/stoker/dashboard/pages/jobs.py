@@ -38,7 +38,7 @@ def show(visit: DashboardContext) -> PageContent:
         numbers = numbers_by_state(visit.database)
         rows = rows_of(visit.settings, found.jobs, reveal=visit.may(REVEAL))
         others = {} if given.get("after") or not wanted.text else _others(visit, wanted.text)
-    in_bulk = [*waiting_jobs.OPERATIONS, CANCEL]
+    in_bulk = [*waiting_jobs.changes_in(visit.settings), CANCEL]
     context = {
         "rows": rows,
         "in_bulk": [one for one in in_bulk if visit.may(one.permission)],
