@@ -12,6 +12,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import settings_for
+from stoker.exceptions import JobFailed
 from stoker.jobs.relay import relay_from
 from stoker.jobs.results import fetch
 from stoker.models import Job, Ready, Step, Workflow
@@ -85,6 +86,29 @@ def test_cleared_queue_fails_the_workflows_of_its_jobs() -> None:
     workflow = group(note.si("a"), note.si("b")).enqueue()
     queues.clear("default")
     assert get_workflow(workflow.id).status == "FAILED"
+
+
+def test_failed_workflow_names_the_step_that_made_it_fail_and_its_error() -> None:
+    FAILING.add("x")
+    members = [double.s(1), note.s("x").optional(), double.s(3)]
+    workflow = chord(members, total.s()).enqueue()
+    drain()
+    with pytest.raises(JobFailed, match=r"tasks\.total failed \(attempt 1\): .*TypeError") as caught:
+        get_workflow(workflow.id).wait(0)
+    assert str(caught.value).startswith(f"Workflow {workflow.id} failed: Job ")
+    assert [error.exception_class for error in caught.value.errors] == [TypeError]
+
+
+def test_failed_chain_includes_the_error_of_its_step() -> None:
+    FAILING.add("x")
+    workflow = chain(note.si("a"), note.si("x"), note.si("b")).enqueue()
+    drain()
+    with pytest.raises(JobFailed, match=r"tasks\.note failed \(attempt 1\): .*ValueError: x"):
+        get_workflow(workflow.id).wait(0)
+    job_id = str(Step.objects.get(pk=workflow.id).cause)
+    Job.objects.filter(pk=job_id).delete()
+    with pytest.raises(JobFailed, match=rf"failed: job {job_id} of tests\.workflows\.tasks\.note\."):
+        get_workflow(workflow.id).wait(0)
 
 
 def test_sweep_continues_a_workflow_whose_job_was_deleted() -> None:

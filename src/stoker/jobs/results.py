@@ -276,11 +276,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
     def _ending(self) -> R:
         if self.status == TaskResultStatus.SUCCESSFUL:
             return self.return_value
-        kind = JobCancelled if self.state == JobState.CANCELLED else JobFailed
-        reason = self._progress.job.reason if self._progress and self._progress.job else ""
-        how = "was cancelled" if kind is JobCancelled else f"failed (attempt {self.attempts})"
-        sentence = f"Job {self.id} of {self.task.module_path} {how}"
-        raise kind(f"{sentence}: {reason}" if reason else f"{sentence}.", errors=self.errors)
+        raise failure_of(self)
 
     def _late_ending(self, outage: Outage, timeout: float | timedelta | None) -> R:
         """Refresh once more, and return the value or raise an error with the current state."""
@@ -336,6 +332,16 @@ def result_of(settings: Settings, job_id: UUID, progress: Progress) -> Result[An
     )
     result._take(progress)
     return result
+
+
+def failure_of(result: Result[Any]) -> JobFailed:
+    """Return the error that ``wait()`` raises for a job that failed or was cancelled."""
+    progress = result._progress
+    kind = JobCancelled if result.state == JobState.CANCELLED else JobFailed
+    reason = progress.job.reason if progress and progress.job else ""
+    how = "was cancelled" if kind is JobCancelled else f"failed (attempt {result.attempts})"
+    sentence = f"Job {result.id} of {result.task.module_path} {how}"
+    return kind(f"{sentence}: {reason}" if reason else f"{sentence}.", errors=result.errors)
 
 
 FIRST_PAUSE_SECONDS = 0.005

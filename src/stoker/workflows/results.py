@@ -24,7 +24,15 @@ from stoker.exceptions import (
     as_seconds,
 )
 from stoker.jobs.received import Values
-from stoker.jobs.results import Outage, Result, fetch, pauses, refuse_endless_wait
+from stoker.jobs.results import (
+    Outage,
+    Result,
+    failure_of,
+    fetch,
+    fetch_many,
+    pauses,
+    refuse_endless_wait,
+)
 from stoker.models import Job, Step, Workflow
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import parse_job_id
@@ -346,9 +354,18 @@ class WorkflowResult:
             return self.value
         if self.status == Workflow.State.CANCELLED:
             raise JobCancelled(f"Workflow {self.id} was cancelled: {self.reason or 'no reason'}.")
-        failed = next(self.failed_steps(), None)
-        which = f": job {failed.job_id} of {failed.label}" if failed is not None else ""
-        raise JobFailed(f"Workflow {self.id} failed{which}.")
+        raise self._failure()
+
+    def _failure(self) -> JobFailed:
+        """Return the error of a failed workflow. It names the job that caused the failure."""
+        cause = self._steps.filter(pk=self._row.pk).values_list("cause", flat=True).first()
+        for job in fetch_many(self._settings, [cause]):
+            failure = failure_of(job)
+            sentence = f"Workflow {self.id} failed: {failure}"
+            return JobFailed(sentence, errors=failure.errors)
+        failed = self._steps.filter(job_id=cause).first() if cause is not None else None
+        which = f": job {cause} of {failed.label}" if failed is not None else ""
+        return JobFailed(f"Workflow {self.id} failed{which}.")
 
     def _too_late(self, timeout: float | timedelta | None) -> ResultTimeout:
         return ResultTimeout(
