@@ -89,10 +89,13 @@ def check_broker(settings: Settings) -> Iterator[CheckMessage]:
 
 def check_server(settings: Settings) -> Iterator[CheckMessage]:
     """Check how the broker's server is configured. Runs only with ``check --database``."""
-    if settings.broker.partition("://")[0] in ALONE:
+    scheme = settings.broker.partition("://")[0]
+    if scheme in ALONE or scheme not in ADAPTERS:  # check_broker reports unknown ones
         return
     try:
         weaknesses = adapter_for(settings).weaknesses()
+    except ConfigurationError:  # said by check_broker already
+        return
     except StokerError as error:
         weaknesses = [str(error)]
     for sentence in weaknesses:

@@ -114,6 +114,17 @@ def test_w009_reports_an_unreachable_broker_server(monkeypatch: pytest.MonkeyPat
     assert (found.id, "127.0.0.1:1/0 could not" in found.msg) == ("stoker.W009", True)
 
 
+@pytest.mark.parametrize("broker", ["rabbit://x", "rediss:/127", "redis://host:port/0"])
+def test_database_checks_leave_an_invalid_broker_to_e002(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ours, "_migrated", lambda _alias: [])
+    assert "stoker.E002" in [one.id for one in messages(BROKER=broker)]
+    options = {"BROKER": broker}
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+        assert ours.check_databases(databases=["default"]) == []
+
+
 @pytest.mark.parametrize(
     ("broker", "location", "options", "is_same"),
     [
