@@ -52,7 +52,9 @@ def connect(settings: Settings) -> Any:
         if parts.scheme == "redis+cluster":
             with explained(settings.broker):
                 return _cluster(parts, options)
-        if parts.scheme != "unix":
+        if parts.scheme == "unix":
+            del options["socket_keepalive"]  # which the driver accepts only for TCP
+        else:
             int(parts.path.strip("/") or 0)  # the driver takes any other value for 0
         return redis.Redis.from_url(settings.broker, **options)
     except ValueError as error:
