@@ -104,14 +104,17 @@ def test_e003_reports_an_unknown_store() -> None:
     assert ids(default={"OPTIONS": options}) == ["stoker.E003"]
 
 
-def test_w009_reports_an_unreachable_broker_server(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("broker", ["redis://127.0.0.1:1/0", "unix:///no/such.sock?db=1"])
+def test_w009_reports_an_unreachable_broker_server(
+    broker: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server is checked only together with databases."""
-    away = {"BACKEND": BACKEND, "OPTIONS": {"BROKER": "redis://127.0.0.1:1/0"}}
+    away = {"BACKEND": BACKEND, "OPTIONS": {"BROKER": broker}}
     monkeypatch.setattr(ours, "_migrated", lambda _alias: [])
     with override_settings(TASKS={"default": away}):
         assert ours.check_databases(databases=None) == []
         (found,) = ours.check_databases(databases=["default"])
-    assert (found.id, "127.0.0.1:1/0 could not" in found.msg) == ("stoker.W009", True)
+    assert (found.id, f"{broker} cannot be reached" in found.msg) == ("stoker.W009", True)
 
 
 @pytest.mark.parametrize("broker", ["rabbit://x", "rediss:/127", "redis://host:port/0"])

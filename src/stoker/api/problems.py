@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.exceptions import RequestDataTooBig
 from django.core.signals import got_request_exception
-from django.db import DataError, InterfaceError, OperationalError
+from django.db import DatabaseError, DataError, InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, UnreadablePostError
 from django.utils.log import log_response
 from ninja import NinjaAPI, Schema
@@ -111,7 +111,6 @@ SENTENCES: dict[type[Exception], tuple[int, str]] = {
     UnreadablePostError: (400, "The request ended before it was complete."),
     DataError: (422, "The store does not accept one of these values."),
     NotMigrated: (503, "Stoker's tables are missing, or not up to date: run manage.py migrate."),
-    BrokerError: (503, "The store is unreachable: try again later."),
     OperationalError: (503, "The store is unreachable: try again later."),
     InterfaceError: (503, "The store is unreachable: try again later."),
 }
@@ -124,6 +123,7 @@ def install(api: NinjaAPI) -> None:
         api.add_exception_handler(kind, _own_sentence(status))
     for kind, (status, sentence) in SENTENCES.items():
         api.add_exception_handler(kind, _sentence(status, sentence))
+    api.add_exception_handler(BrokerError, _unreachable)
     api.add_exception_handler(InvalidMark, _invalid_mark)
     api.add_exception_handler(CallRefused, _refused)
     api.add_exception_handler(HttpError, _http_error)
@@ -140,6 +140,15 @@ def _own_sentence(status: int) -> Handler:
 
 def _sentence(status: int, sentence: str) -> Handler:
     return lambda _request, _error: problem(status, sentence)
+
+
+def _unreachable(_request: HttpRequest, error: Any) -> HttpResponse:
+    """Say whether the broker or the store is unreachable. The store is a database, so its errors
+    are caused by those of Django."""
+    cause = error.__cause__
+    is_broker = cause is not None and not isinstance(cause, DatabaseError | InterfaceError)
+    name = "broker" if is_broker else "store"
+    return problem(503, f"The {name} is unreachable: try again later.")
 
 
 def _invalid_mark(_request: HttpRequest, error: Any) -> HttpResponse:

@@ -12,7 +12,7 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import RedisClusterException, RedisError
+from redis.exceptions import AuthorizationError, RedisClusterException, RedisError
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -71,9 +71,8 @@ def explained(url: str) -> Iterator[None]:
         yield
     except FAILURES as error:
         where = without_password(url)
-        raise BrokerUnavailable(
-            f"{where} could not process the request: {error}{_advice(error)}"
-        ) from error
+        what = "cannot be reached" if _is_away(error) else "could not process the request"
+        raise BrokerUnavailable(f"{where} {what}: {error}{_advice(error)}") from error
 
 
 def without_password(url: str) -> str:
@@ -150,6 +149,14 @@ def _hosts(parts: SplitResult) -> list[tuple[str, int]]:
 def _login(parts: SplitResult) -> dict[str, str | None]:
     given = {"username": parts.username, "password": parts.password}
     return {name: unquote(value) if value else None for name, value in given.items()}
+
+
+def _is_away(error: Exception) -> bool:
+    """Return whether there is no connection to a server, as opposed to a server that refuses."""
+    if isinstance(error, redis.TimeoutError):
+        return "connecting" in str(error)
+    refusals = (redis.AuthenticationError, AuthorizationError, redis.BusyLoadingError)
+    return isinstance(error, redis.ConnectionError | OSError) and not isinstance(error, refusals)
 
 
 def _advice(error: Exception) -> str:
