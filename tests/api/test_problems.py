@@ -129,6 +129,31 @@ def test_invalid_query_gives_422(query: str, anna: Caller) -> None:
     assert anna.call("GET", f"dead-letters?{query}").status_code == 422
 
 
+@pytest.mark.parametrize(
+    ("path", "near"),
+    [
+        ("jobs?sate=READY", "state"), ("jobs?q=x&tsk=shop.tasks.pay", "task"),
+        ("dead-letters?tsk=x", "task"), ("dead-letters/stats?stat=open", "state"),
+        ("workflows?stat=FAILED", "state"), ("schedules?limt=1", "limit"),
+        ("bulk?aftr=x", "after"), ("audit?operatoin=pause-queue", "operation"),
+        ("audit/export?formt=csv", "format"), ("queues?bakend=default", "backend"),
+        ("clusters?Backend=default", "backend"), ("metrics?tsk=x", "task"),
+    ],
+)  # fmt: skip
+def test_misspelt_filter_is_refused(path: str, near: str, anna: Caller) -> None:
+    response = anna.call("GET", path)
+    assert response.status_code == 422, response.content
+    assert f"did you mean {near}?" in response.json()["detail"]
+
+
+def test_unknown_filter_is_refused_with_the_known_ones(anna: Caller, nobody: Caller) -> None:
+    refused = anna.call("GET", "queues?colour=red").json()
+    assert refused["detail"] == "There is no query parameter 'colour': known are backend."
+    assert anna.call("POST", "queues/default/pause?bakend=other").status_code == 422
+    assert nobody.call("GET", "jobs?sate=READY").status_code == 401
+    assert nobody.call("GET", "health/live?probe=1").status_code == 200
+
+
 @pytest.mark.parametrize("text", ["%25", "\\", "'", "%F0%9F%98%80", "%ff%fe", "_", "$$", "{x}"])
 def test_any_text_can_be_searched_for(text: str, anna: Caller) -> None:
     for name in ("text", "key", "task", "queue", "fingerprint"):
@@ -165,6 +190,20 @@ def test_internal_error_is_logged_and_not_shown(
     assert response.headers["Content-Type"] == "application/problem+json"
     assert b"secret" not in response.content
     assert ("secret" in caplog.text) is (status == 500)
+
+
+@pytest.mark.parametrize(
+    ("cause", "name"), [(ConnectionError("x"), "broker"), (OperationalError("x"), "store")]
+)
+def test_unreachable_broker_is_not_called_the_store(
+    cause: Exception, name: str, anna: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(**_: Any) -> None:
+        raise BrokerUnavailable("secret.internal") from cause
+
+    monkeypatch.setattr("stoker.queues.list", fail)
+    detail = anna.call("GET", "queues").json()["detail"]
+    assert detail == f"The {name} is unreachable: try again later."
 
 
 def test_debug_mode_raises_the_error_for_djangos_page(

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from enum import Enum
 from functools import wraps
 from types import MappingProxyType
@@ -334,6 +335,38 @@ class Routes(Router):
                 url_name=view.__name__,
                 openapi_extra={"x-permissions": list(needed), **extra},
             )
+            if not is_open:
+                _refuse_unknown_parameters(self.path_operations[path].operations[-1])
             return view
 
         return declare
+
+
+def _refuse_unknown_parameters(operation: Any) -> None:
+    """Make an operation refuse query parameters that it does not declare.
+
+    Otherwise a misspelt filter would match everything. Anybody may add parameters to the URLs of
+    probes, so routes that are open to all do without this.
+    """
+    call = operation.view_func
+    known = [
+        name
+        for model in operation.models
+        if model.__ninja_param_source__ == "query"
+        for name in model.__ninja_flatten_map__
+    ]
+
+    @wraps(call)
+    def checked(request: HttpRequest, **values: Any) -> Any:
+        for name in request.GET:
+            if name not in known:
+                raise CallRefused(422, _unknown_parameter(name, known))
+        return call(request, **values)
+
+    operation.view_func = checked
+
+
+def _unknown_parameter(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name.lower(), known, n=1)
+    advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known) or 'none'}."
+    return f"There is no query parameter {name[:100]!r}: {advice}"
