@@ -1,6 +1,7 @@
 """``manage.py stoker schedules``."""
 
 import json
+import re
 from datetime import datetime
 from io import StringIO
 from typing import Any
@@ -61,6 +62,13 @@ def test_show_run_pause_and_resume_a_schedule() -> None:
     assert len(shown["schedule"]["next_ticks"]) == 5
     assert shown["ticks"][0]["job_id"] == job_id
     assert plain("pause", "adds", "--because", "so")["schedules"][0]["state"] == "paused"
+    text = told("show", "adds")
+    assert re.search(r"paused +by \w+, \d{4}-\d\d-\d\d .*: so", text)
+    assert "Next ticks\n  None is fired until the schedule is resumed.\n" in text
+    paused = plain("show", "adds")["schedule"]
+    assert (paused["next_ticks"], paused["paused_because"]) == ([], "so")
+    assert paused["paused_at"]
+    assert told("list").endswith("\n1 schedule\n")
     assert "UTC" in told("resume", "adds")
     with pytest.raises(CommandError, match="no schedule 'other'"):
         told("show", "other")

@@ -62,7 +62,8 @@ class ScheduleAdmin(StoreAdmin):
             **_row(visit, row),
             **operations.call_for(visit, row),
             "facts": operations.facts_of(row),
-            "moments": _next(row),
+            "pause": operations.pause_of(row),
+            "moments": [] if row.is_paused else _next(row),
             "ticks": [
                 {
                     "moment": operations.when_of(tick.moment_us, row).strftime(MOMENT),

@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 from stoker.models import Schedule, Tick
 from stoker.operations import schedules as operations
-from stoker.operations.details import call_fact, lines_of
+from stoker.operations.details import Fact, call_fact, given, lines_of
 from stoker.operations.operation import Operation
 from stoker.operations.schedules import MOMENT, next_ticks_of, rule_of
-from stoker.operations.wording import first_line
+from stoker.operations.wording import first_line, plural
 from stoker.schedules import service as schedules
 from stoker.tasks.arguments import ShownCall
 from stoker.values.ticks import as_moment
@@ -53,7 +53,8 @@ def schedule_as_plain(row: Schedule) -> dict[str, Any]:
         **{name: getattr(row, name) for name in COLUMNS},
         "rule": rule_of(row),
         "state": operations.state_of(row),
-        "next_ticks": next_ticks_of(row),
+        "next_ticks": [] if row.is_paused else next_ticks_of(row),
+        "paused_at": None if row.paused_us is None else as_moment(row.paused_us),
         "last_moment": None if row.last_moment_us is None else as_moment(row.last_moment_us),
     }
 
@@ -87,9 +88,9 @@ class ListSchedules(Subcommand):
     reason, and why its last tick could not be fired.
 
     --json writes one object: schedules[] {id, name, source ("code", "settings" or "row"), task,
-    rule, zone, state ("ticking", "paused" or "over"), next_ticks[] (five), paused_by,
-    paused_because, problem, last_moment, last_job_id, fired_count, missed_count, repeats_left,
-    misfire, overlap}.
+    rule, zone, state ("ticking", "paused" or "over"), next_ticks[] (five; none if it is paused),
+    paused_at, paused_by, paused_because, problem, last_moment, last_job_id, fired_count,
+    missed_count, repeats_left, misfire, overlap}.
 
     Examples:
       manage.py stoker schedules list
@@ -112,13 +113,13 @@ class ListSchedules(Subcommand):
             yield f"  {rule_of(row)}; {row.task}"
             if row.problem:
                 yield f"  {first_line(row.problem, 300)}"
-        yield f"{len(rows)} schedules" if rows else "No schedules."
+        yield plural(len(rows), "schedule") if rows else "No schedules."
 
 
 class ShowSchedule(Subcommand):
     """Show one schedule, its next five ticks and its last ticks.
 
-    Show all details of one schedule, its next five ticks in its own time zone, and the outcomes
+    Show all details of one schedule, its pause with user, time and reason, its next five ticks in its own time zone, and the outcomes
     of its last ticks.
 
     --json writes one object: schedule (as `schedules list`, with args and kwargs, each value as
@@ -160,9 +161,13 @@ class ShowSchedule(Subcommand):
         self, row: Schedule, call: ShownCall | None, ticks: list[Tick]
     ) -> Iterator[OutputLine]:
         yield heading(row.name)
-        yield from lines_of([*operations.facts_of(row), call_fact(call)])
+        pause = given(Fact("Paused", operations.pause_of(row)))
+        yield from lines_of([*pause, *operations.facts_of(row), call_fact(call)])
         yield heading("Next ticks")
-        yield from (f"  {moment.strftime(MOMENT)}" for moment in next_ticks_of(row))
+        if row.is_paused:
+            yield "  None is fired until the schedule is resumed."
+        else:
+            yield from (f"  {moment.strftime(MOMENT)}" for moment in next_ticks_of(row))
         yield heading("Last ticks")
         yield from (f"  {tick_line(row, tick)}" for tick in ticks)
 

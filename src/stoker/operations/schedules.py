@@ -22,6 +22,7 @@ from stoker.values.ticks import as_moment
 from .details import REVEAL, Fact, call_hidden, call_of, given
 from .operation import Done, Operation, Operator
 from .request_context import RequestContext
+from .wording import exactly, since
 
 MOMENT = "%a %Y-%m-%d %H:%M:%S %Z"
 
@@ -114,6 +115,16 @@ def facts_of(row: Schedule) -> list[Fact]:
         Fact("Fired", f"{row.fired_count:,} times{left}; {row.missed_count:,} missed"),
         Fact("Problem", row.problem, hint="Why its last tick could not be fired"),
     )
+
+
+def pause_of(row: Schedule) -> str:
+    """Return who paused the schedule, when and why, or "" if it is not paused."""
+    if not row.is_paused:
+        return ""
+    paused_at = None if row.paused_us is None else as_moment(row.paused_us)
+    when = f", {exactly(paused_at)}, {since(paused_at)}" if paused_at else ""
+    because = f": {row.paused_because}" if row.paused_because else ""
+    return f"by {row.paused_by or 'Stoker'}{when}{because}"
 
 
 def tick_text(tick: Tick) -> str:

@@ -28,6 +28,7 @@ from stoker.operations.schedules import (
     facts_of,
     next_ticks_of,
     page_of,
+    pause_of,
     rule_of,
     tick_text,
 )
@@ -75,6 +76,7 @@ def show_one(visit: DashboardContext, schedule_id: UUID) -> PageContent:
         if row.is_declared or not visit.may(CHANGE.permission)
         else visit.at("change-schedule", row.pk),
         "words": rule_of(row),
+        "pause": pause_of(row),
         "facts": facts_of(row)[1:],
         "coming": next_ticks_of(row),
         "hours": hours,
