@@ -83,6 +83,17 @@ def test_limit_is_changed_and_changed_back(anna: Client) -> None:
     assert key_named(one.name).places_set == 0
 
 
+def test_limit_that_no_job_has_used_is_marked(anna: Client) -> None:
+    set_limit("tenant:7", 3)
+    one = key_named("limit tenant:7")
+    assert "set by hand; no job has used it yet" in text_of(anna, "guards/")
+    assert "No job has used it yet: check the spelling" in text_of(anna, f"guards/{one.pk}/")
+    assert done(anna, "limit-guard", guard=str(one.pk), places="1").endswith("lets 1 job run at a time.")
+    send.enqueue("7")
+    claim("default")
+    assert "no job has used it yet" not in text_of(anna, "guards/")
+
+
 @pytest.mark.parametrize("places", ["-1", "odd", "1e3", "9" * 400, "9" * 5000, "2.5"])
 def test_impossible_limit_is_refused(places: str, anna: Client) -> None:
     set_limit("tenant:7", 3)

@@ -12,6 +12,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.exceptions import ConfigurationError
+from stoker.inspect import guards
 
 pytestmark = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
 
@@ -85,6 +86,41 @@ def test_limit_without_a_key_is_set_by_task() -> None:
     assert len(claim()) == 2
     set_limit(tidy_up, 3)
     assert len(claim()) == 1
+
+
+@task
+def unlimited() -> None:
+    """Do nothing."""
+
+
+def test_task_without_such_a_limit_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"unlimited has no limit: declare it with @task\(limit="):
+        set_limit(unlimited, 2)
+    with pytest.raises(ValueError, match=r"The limit of tests\.guards\.test_limits\.send has a key"):
+        set_limit(send, 2)
+    set_limit(unlimited.using(limit=Limit(1)), 2)
+    set_limit(unlimited, None)  # its limit may have been removed from the code
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_key_says_that_no_job_has_used_it_until_the_first_one(n: int) -> None:
+    set_limit("tenant:7", n)
+    settings = settings_for()
+    (one,) = guards.keys(settings, 10).keys
+    assert (one.name, one.is_unused) == ("limit tenant:7", True)
+    send.enqueue(7)
+    deliveries = claim()
+    assert not guards.key(settings, one.id).is_unused
+    ack(deliveries)
+    assert not guards.key(settings, one.id).is_unused
+
+
+def test_key_of_a_limit_of_one_is_used_after_the_first_job() -> None:
+    set_limit("narrow", 3)
+    unlimited.using(limit=Limit(1, "narrow")).enqueue()
+    ack(claim())
+    (one,) = guards.keys(settings_for(), 10).keys
+    assert not one.is_unused
 
 
 def test_broker_without_guards_refuses_set_limit(settings: Any) -> None:

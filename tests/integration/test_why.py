@@ -302,7 +302,10 @@ def test_job_blocked_by_a_lock_answers_lock_with_its_holder() -> None:
         "state": "RUNNING",
     }
     assert str(first.id) in answer.sentence
+    assert "The lock 'printer', under which one may run at a time, is held by" in answer.sentence
+    assert answer.sentence.endswith("It is next.")
     assert asked(third).facts["before"] == 1
+    assert asked(third).sentence.endswith("1 job is before it.")
 
 
 def test_job_blocked_by_a_limit_answers_limit() -> None:
@@ -310,6 +313,7 @@ def test_job_blocked_by_a_limit_answers_limit() -> None:
     answer = asked(third)
     assert (answer.kind, answer.facts["places"]) == (Kind.LIMIT, 2)
     assert len(answer.facts["holders"]) == 2
+    assert answer.sentence.startswith("The limit 'tenant', under which 2 may run at a time")
 
 
 def test_job_blocked_by_a_rate_answers_rate() -> None:
@@ -318,6 +322,7 @@ def test_job_blocked_by_a_rate_answers_rate() -> None:
     assert answer.kind == Kind.RATE
     assert (answer.facts["places"], answer.facts["period_seconds"]) == (1, 60.0)
     assert 0 < answer.facts["next_start_seconds"] <= 61
+    assert answer.sentence.startswith("The rate 'mails' lets 1 start in 1 min 0 s; the next may")
 
 
 def test_job_behind_another_of_its_sequence_answers_sequence() -> None:
@@ -326,6 +331,7 @@ def test_job_behind_another_of_its_sequence_answers_sequence() -> None:
     assert answer.kind == Kind.SEQUENCE
     assert [one["job_id"] for one in answer.facts["holders"]] == [str(first.id)]
     assert answer.facts["halted_by"] is None
+    assert answer.sentence.startswith("In the sequence 'orders' an earlier job has not ended: ")
 
 
 def test_job_of_a_halted_sequence_answers_with_the_dead_letter() -> None:

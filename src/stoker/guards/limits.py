@@ -26,6 +26,9 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
 
     Running jobs go on. Blocked jobs that now fit become ready.
 
+    A key may be set before the first job has it, so a misspelt key is accepted, too. Until a job
+    uses the key, the page of the guard says so.
+
     Args:
         key: the text of the limit's key, as in ``"tenant:7"``; or a task, whose limit has no key.
         n: maximum number of running jobs; 0 = none may start; None = remove the override.
@@ -39,6 +42,8 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
     if n is not None and (type(n) is not int or n < 0):
         raise ValueError(f"n={n!r}: write a whole number of at least 0, or None.")
     key_id, name = _key(key)
+    if n is not None and isinstance(key, Task):
+        _refuse_without_limit(key)
     settings = settings_for(backend)
     if not broker_for(settings).capabilities.guards:
         raise ConfigurationError(
@@ -90,3 +95,17 @@ def _key(key: Any) -> tuple[UUID, str]:
             f"key={key!r}: write the value of the key for a job, as in set_limit('tenant:7', 3)."
         )
     return id_and_name(Need.Kind.LIMIT.value, key)
+
+
+def _refuse_without_limit(task: Task[..., Any]) -> None:
+    """Raise ValueError if no limit of the task is the one that ``set_limit(task, n)`` sets."""
+    limits = task.limit or ()
+    if any(limit.key is None for limit in limits):
+        return
+    path = task.module_path
+    if limits:
+        raise ValueError(
+            f"The limit of {path} has a key: write the value of the key for a job instead of the "
+            "task, as in set_limit('tenant:7', 3)."
+        )
+    raise ValueError(f"{path} has no limit: declare it with @task(limit=Limit(...)).")

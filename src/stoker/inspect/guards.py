@@ -152,6 +152,8 @@ class KeyState:
     places_set: int | None = None
     """The number of places set by ``set_limit``, which overrides the task's limit; None = no
     override."""
+    is_unused: bool = False
+    """Whether ``set_limit`` made the key, and no job has used it."""
     period_seconds: float | None = None
     """Period of a rate."""
     next_start_seconds: float | None = None
@@ -315,6 +317,7 @@ def _states(alias: str, rows: Sequence[GuardKey]) -> list[KeyState]:
                 holders=jobs,
                 waiting=waiting.get(row.pk, Number(0)),
                 places_set=row.places_set,
+                is_unused=row.places_by is None and row.places_set is not None and not jobs,
                 period_seconds=row.period_us / MICROSECONDS if is_rate else None,
                 next_start_seconds=_next_start_seconds(row, now_us) if is_rate else None,
                 halted_by=failed,

@@ -66,8 +66,9 @@ def learn(keys: Mapping[UUID, LockedKey], needs: Iterable[StatedNeed]) -> list[L
     for need in needs:
         key = keys[need.key_id]
         numbers = (need.places, need.period_us, need.burst)
-        is_newer = key.places_by is None or need.job_id > key.places_by
-        if is_newer and numbers != (key.places, key.period_us, key.burst):
+        if key.places_by is None or (
+            need.job_id > key.places_by and numbers != (key.places, key.period_us, key.burst)
+        ):
             key.places, key.period_us, key.burst = numbers
             key.places_by = need.job_id
             changed[key.pk] = key
@@ -159,7 +160,8 @@ class GuardKey(KeyNumbers, models.Model):
     places = models.IntegerField(default=1)
     """Number of jobs that may run at once, according to the newest job."""
     places_by = models.UUIDField(null=True)
-    """Id of the newest job, which ``places`` comes from."""
+    """Id of the newest job, which ``places`` comes from; NULL = ``set_limit`` made the key, and no
+    job has used it."""
     places_set = models.IntegerField(null=True)
     """Number of places set by ``set_limit``, which overrides ``places``."""
     has_line = models.BooleanField(default=False)

@@ -7,6 +7,7 @@ from stoker.inspect.guards import key
 from stoker.models import Need
 
 from .operation import Done, Operation, Operator
+from .wording import plural
 
 MOST_PLACES = 1_000_000
 
@@ -22,7 +23,7 @@ def _limit(operator: Operator, guard_id: str, places: str = "") -> Done:
     undo = {"guard": guard_id, "places": "" if before is None else str(before)}
     if number is None:
         return Done(f"The {one.name} is again the one that its tasks define.", undo=undo)
-    return Done(f"The {one.name} lets {number:,} jobs run at a time.", undo=undo)
+    return Done(f"The {one.name} lets {plural(number, 'job')} run at a time.", undo=undo)
 
 
 LIMIT = Operation(

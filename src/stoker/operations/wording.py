@@ -8,6 +8,8 @@ from typing import Any
 
 from django.utils import timezone
 
+from stoker.values.text import plural as plural
+
 MINUTE, HOUR, DAY = 60, 3600, 86400
 UNKNOWN = "\N{EN DASH}"
 STEPS = ((10**9, "bn"), (10**6, "m"), (10**3, "k"))
@@ -82,11 +84,6 @@ def exactly(moment: datetime | None) -> str:
 def percent(share: float | None) -> str:
     """Return a share of 1 as ``2.5 %``, or an en dash for None."""
     return UNKNOWN if share is None else f"{100 * share:.1f} %"
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    """Return ``1 job`` or ``2 jobs``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def value_text(value: Any) -> str:

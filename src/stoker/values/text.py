@@ -52,3 +52,8 @@ def first_line_of(error: BaseException) -> str:
     """Return the first line of the message, or the class if there is no message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Return ``1 job`` or ``2 jobs``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

@@ -31,6 +31,7 @@ from stoker.store.places import stored_states
 from stoker.store.statements import with_keys
 from stoker.store.written import MICROSECONDS
 from stoker.values.durations import in_words
+from stoker.values.text import plural
 
 from .answer import Answer, Asked, Kind, at, when
 
@@ -126,6 +127,15 @@ def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
     return _answer_place(asked, key, facts)
 
 
+def _named(key: GuardKey) -> str:
+    """Return the kind of a key and its text: ``lock 'customer ann'``. The name of a key begins with
+    its kind, and that of a rate ends with its period."""
+    text = key.name.removeprefix(f"{key.kind} ")
+    if key.kind == Need.Kind.RATE:
+        text = text.removesuffix(f" per {key.period_us / MICROSECONDS:g} s")
+    return f"{key.kind} {text!r}"
+
+
 def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
     """Answer for a lock or a limit."""
     tasks = Job.objects.filter(pk=OuterRef("job_id")).values("task")
@@ -135,11 +145,11 @@ def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
         for job_id, task in needs.values_list("job_id", Subquery(tasks))[:HOLDERS]
     ]
     room = "one may" if key.room == 1 else f"{key.room} may"
-    turn = "It is next." if not facts["before"] else f"{facts['before']:,} are before it."
+    turn = _turn(facts["before"])
     # A cluster may have claimed several jobs of a lock. It runs them one after another.
     following = len(holders) - 1 if key.kind == Need.Kind.LOCK and key.room == 1 else 0
     by = f"{_by(holders[:1])}, and others follow it" if following > 0 else _by(holders)
-    sentence = f"The {key.kind} {key.name!r}, under which {room} run at a time, {by}"
+    sentence = f"The {_named(key)}, under which {room} run at a time, {by}"
     return asked.answer(
         Kind(key.kind),
         f"{sentence}. {turn}",
@@ -153,10 +163,10 @@ def _answer_rate(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
     seconds = None if key.due_us is None else max(0.0, asked.seconds_until(key.due_us))
     period_seconds = key.period_us / MICROSECONDS
     when = "soon" if seconds is None else f"in {in_words(seconds)}"
-    turn = "It is next." if not facts["before"] else f"{facts['before']:,} are before it."
+    turn = _turn(facts["before"])
     return asked.answer(
         Kind.RATE,
-        f"The rate {key.name!r} lets {key.room:,} start in {in_words(period_seconds)}; the next "
+        f"The {_named(key)} lets {key.room:,} start in {in_words(period_seconds)}; the next "
         f"may start {when}. {turn}",
         period_seconds=period_seconds,
         next_start_seconds=seconds,
@@ -174,19 +184,27 @@ def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answ
     halted_by = next((one["job_id"] for one in holders if one["state"] == Job.Status.FAILED), None)
     if halted_by is not None:
         sentence = (
-            f"The sequence {key.name!r} is halted because an earlier job, {halted_by}, has failed."
+            f"The {_named(key)} is halted because an earlier job, {halted_by}, has failed."
         )
         advice = (
             "It continues when the dead letter of that job is requeued and succeeds, or is "
             "discarded."
         )
     else:
-        sentence = f"In the sequence {key.name!r} an earlier job has not ended"
+        sentence = f"In the {_named(key)} an earlier job has not ended"
         sentence += "".join(f": {one['task']} {one['job_id']}" for one in holders[:1]) + "."
         advice = ""
     return asked.answer(
         Kind.SEQUENCE, sentence, advice, holders=holders, halted_by=halted_by, **facts
     )
+
+
+def _turn(before: int) -> str:
+    return f"{_are(before)} before it." if before else "It is next."
+
+
+def _are(count: int) -> str:
+    return f"{plural(count, 'job')} {'is' if count == 1 else 'are'}"
 
 
 def _shown(asked: Asked, job_ids: set[Any]) -> list[dict[str, Any]]:
@@ -309,7 +327,7 @@ def _in_line(asked: Asked, row: Ready | None) -> Answer:
     expected = before.number / pace if pace else None
     about = "" if before.is_exact else "about "
     line = (
-        f"{about}{before.number:,} are before it" if before.number else "no other job is before it"
+        f"{about}{_are(before.number)} before it" if before.number else "no other job is before it"
     )
     if row is None:
         line = "it waits at its broker"
