@@ -77,7 +77,10 @@ def test_show_prints_call_result_timeline_and_errors() -> None:
     shown = plain("jobs", "show", done.id)
     assert (shown["args"], shown["kwargs"], shown["value"]) == (["1"], {"second": "2"}, "3")
     assert shown["life"][0]["kind"] == "enqueued"
-    assert "KeyError: 'not a connection error'" in told("jobs", "show", failed.id)
+    assert "  attempt 1 began\n" in text
+    text = told("jobs", "show", failed.id)
+    assert re.search(r"  attempt 1 failed after \d+ ms: 'not a connection error'\n", text)
+    assert "KeyError: 'not a connection error'" in text
     (error,) = plain("jobs", "show", failed.id)["errors"]
     assert (error["number"], error["exception_class"]) == (1, "builtins.KeyError")
     with pytest.raises(CommandError, match="There is no job"):

@@ -97,6 +97,14 @@ class Moment:
     fraction: float | None = None
     """Reported progress, from 0 to 1."""
 
+    @property
+    def title(self) -> str:
+        """The kind in words, with the number of the attempt: ``attempt 2 failed``."""
+        first, _, rest = str(self.kind.label).partition(" ")
+        if self.number is None:
+            return str(self.kind.label)
+        return f"attempt {self.number} {rest if first == 'attempt' else self.kind.label}"
+
 
 @dataclass(frozen=True, slots=True)
 class Timeline:

@@ -30,14 +30,13 @@ def job_lines(found: JobDetails) -> Iterator[OutputLine]:
 
 
 def _moment_line(moment: Moment) -> str:
-    number = f" {moment.number}" if moment.number is not None else ""
-    before = " " if moment.kind == MomentKind.WAITED else ", after "
-    after = f"{before}{duration(moment.seconds)}" if moment.seconds is not None else ""
+    before = "" if moment.kind == MomentKind.WAITED else "after "
+    after = f" {before}{duration(moment.seconds)}" if moment.seconds is not None else ""
     until = f", until {exactly(moment.until)}" if moment.until is not None else ""
     by = f", by {moment.by}" if moment.by else ""
     text = f": {first_line(moment.text, 300)}" if moment.text else ""
     when = exactly(moment.at) or ("now" if moment.is_now else "at an unknown time")
-    return f"  {when}  {moment.kind.label}{number}{after}{until}{by}{text}"
+    return f"  {when}  {moment.title}{after}{until}{by}{text}"
 
 
 def letter_lines(

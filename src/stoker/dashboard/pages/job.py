@@ -28,7 +28,6 @@ def show(visit: DashboardContext, job_id: UUID) -> PageContent:
     moments = [
         {
             "is": one,
-            "title": one.kind.label,
             "colour": colour,
             "is_newest_error": one in errors[:1],
             "has_traceback": one in shown,
