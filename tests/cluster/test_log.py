@@ -58,6 +58,7 @@ def test_each_failed_attempt_is_one_line_with_its_traceback() -> None:
     assert others == []
     dead = [line for line in lines if line["level"] == "ERROR"]
     assert [(line["event"], line["job_id"]) for line in dead] == [("dead_lettered", final.id)]
+    assert dead[0]["message"].endswith(": error: builtins.KeyError: 'not a connection error'.")
 
 
 def test_json_log_includes_python_warnings_and_lines_of_tasks() -> None:

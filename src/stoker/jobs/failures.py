@@ -207,11 +207,19 @@ def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) ->
             task=entry.task or "an unknown task",
             attempts=entry.attempts,
             reason=entry.reason,
+            error=_error_of(entry),
         )
         send = partial(dead_lettered.send_robust, sender, dead_letter=entry)
         if dead_lettered.receivers:
             call_project("signal dead_lettered", send)
         tell_task(entry)
+
+
+def _error_of(entry: DeadLetter) -> str:
+    """Return the error for the end of a sentence: ``": builtins.ValueError: no coal"``, or ""."""
+    message = entry.message.partition("\n")[0].removesuffix(".")
+    parts = [part for part in (entry.exception_class, message) if part]
+    return "".join(f": {part}" for part in parts)
 
 
 def _tell_those_who_listen(settings: Settings, over: Sequence[Verdict]) -> None:
