@@ -69,7 +69,7 @@ def test_faults_page_has_one_line_per_fault(anna: Visitor) -> None:
         all="1",
         **{"filter-fingerprint": letters[0].fingerprint, "filter-task": letters[0].task},
     )
-    assert "Requeue: these 3 dead letters" in asked
+    assert "Requeue: 3 dead letters" in asked
     assert not Ready.objects.exists(), "the confirmation page changes nothing"
 
 
@@ -189,7 +189,7 @@ def test_bulk_action_applies_to_ticked_dead_letters_after_confirmation(anna: Vis
     letters = [dead(frail.charge, f"order {number}") for number in range(3)]
     ids = [str(one.pk) for one in letters[:2]]
     asked = anna.post("deadletter/together/", verb="discard", ids=ids)
-    assert "Discard: these 2 dead letters?" in asked
+    assert "Discard: 2 dead letters?" in asked
     assert not DeadLetter.objects.filter(state="discarded").exists()
     told = anna.post("deadletter/together/", verb="discard", ids=ids, confirmed="1", because="x")
     assert "2 of 2 dead letters" in told

@@ -55,7 +55,7 @@ def test_dead_letter_is_listed_shown_requeued_discarded_and_purged() -> None:
     assert "2 of 3 dead letters" in listed
     mark = listed.splitlines()[-1].partition("--after ")[2].strip("'")
     assert ids[0] in dead("list", "--after", mark).stdout
-    assert "3 dead letters of 1 tasks in 1 queues" in dead("stats").stdout
+    assert "3 dead letters of 1 task in 1 queue; " in dead("stats").stdout
     shown = dead("show", ids[0]).stdout
     for part in (
         f"dead letter   {ids[0]} (open)",

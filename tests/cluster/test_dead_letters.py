@@ -25,7 +25,7 @@ def test_upkeep_requeues_a_dead_letter_by_its_policy(tmp_path: Path) -> None:
         wait_for(lambda: state() == "resolved", cluster.tail)
     letter = DeadLetter.objects.get()
     assert (letter.requeued_count, letter.failure_count) == (1, 1)
-    assert "1 dead letters were requeued automatically" in cluster.text()
+    assert "1 dead letter was requeued automatically" in cluster.text()
 
 
 def test_success_of_an_atomic_task_resolves_its_dead_letter(tmp_path: Path) -> None:
@@ -49,5 +49,5 @@ def test_hook_that_does_not_return_delays_no_recording(tmp_path: Path) -> None:
             wait_for(lambda result=result: add.get_result(result.id).is_finished, cluster.tail)
         assert cluster.crew()["monitor"] == crew["monitor"], cluster.tail()
         assert cluster.stop() == 0
-        assert "1 calls of receivers and hooks were dropped" not in cluster.text()
+        assert "1 call of receivers and hooks dropped" not in cluster.text()
     until.touch()

@@ -88,7 +88,8 @@ def test_limit_that_no_job_has_used_is_marked(anna: Client) -> None:
     one = key_named("limit tenant:7")
     assert "set by hand; no job has used it yet" in text_of(anna, "guards/")
     assert "No job has used it yet: check the spelling" in text_of(anna, f"guards/{one.pk}/")
-    assert done(anna, "limit-guard", guard=str(one.pk), places="1").endswith("lets 1 job run at a time.")
+    said = done(anna, "limit-guard", guard=str(one.pk), places="1")
+    assert said == "The limit tenant:7 lets 1 job run at a time."
     send.enqueue("7")
     claim("default")
     assert "no job has used it yet" not in text_of(anna, "guards/")

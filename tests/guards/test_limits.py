@@ -96,7 +96,7 @@ def unlimited() -> None:
 def test_task_without_such_a_limit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"unlimited has no limit: declare it with @task\(limit="):
         set_limit(unlimited, 2)
-    with pytest.raises(ValueError, match=r"The limit of tests\.guards\.test_limits\.send has a key"):
+    with pytest.raises(ValueError, match=r"The limit of .*test_limits\.send has a key"):
         set_limit(send, 2)
     set_limit(unlimited.using(limit=Limit(1)), 2)
     set_limit(unlimited, None)  # its limit may have been removed from the code

@@ -93,7 +93,9 @@ def test_failed_workflow_names_the_step_that_made_it_fail_and_its_error() -> Non
     members = [double.s(1), note.s("x").optional(), double.s(3)]
     workflow = chord(members, total.s()).enqueue()
     drain()
-    with pytest.raises(JobFailed, match=r"tasks\.total failed \(attempt 1\): .*TypeError") as caught:
+    with pytest.raises(
+        JobFailed, match=r"tasks\.total failed \(attempt 1\): .*TypeError"
+    ) as caught:
         get_workflow(workflow.id).wait(0)
     assert str(caught.value).startswith(f"Workflow {workflow.id} failed: Job ")
     assert [error.exception_class for error in caught.value.errors] == [TypeError]
@@ -107,7 +109,7 @@ def test_failed_chain_includes_the_error_of_its_step() -> None:
         get_workflow(workflow.id).wait(0)
     job_id = str(Step.objects.get(pk=workflow.id).cause)
     Job.objects.filter(pk=job_id).delete()
-    with pytest.raises(JobFailed, match=rf"failed: job {job_id} of tests\.workflows\.tasks\.note\."):
+    with pytest.raises(JobFailed, match=rf"failed: job {job_id} of .*\.tasks\.note\."):
         get_workflow(workflow.id).wait(0)
 
 

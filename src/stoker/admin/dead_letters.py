@@ -21,7 +21,7 @@ from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
 from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.operation import LIMIT, Done, Operation
-from stoker.operations.wording import exactly, first_line, since
+from stoker.operations.wording import exactly, first_line, plural, since
 from stoker.values.ids import parse_job_id
 from stoker.values.text import first_line_of
 
@@ -212,8 +212,8 @@ class DeadLetterAdmin(StoreAdmin):
         return self.confirm(
             visit,
             operation,
-            title=f"{operation.title}: {number:,} dead letters",
-            question=f"{operation.title}: these {number:,} dead letters{chosen.words}?",
+            title=f"{operation.title}: {plural(number, 'dead letter')}",
+            question=f"{operation.title}: {plural(number, 'dead letter')}{chosen.words}?",
             action=visit.at("deadletter_together"),
             back=back,
             items=chosen.ids,

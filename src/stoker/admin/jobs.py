@@ -23,7 +23,7 @@ from stoker.operations.details import REVEAL
 from stoker.operations.jobs import JobDetails, JobRow, details_of, job_id_of
 from stoker.operations.operation import LIMIT, Done
 from stoker.operations.waiting_jobs import HOLD, RUN_NOW, changes_in
-from stoker.operations.wording import duration, exactly, first_line, since
+from stoker.operations.wording import duration, exactly, first_line, plural, since
 from stoker.values.ids import parse_job_id
 from stoker.why import why
 
@@ -141,8 +141,8 @@ class JobAdmin(StoreAdmin):
         return self.confirm(
             visit,
             operation,
-            title=f"{operation.title}: {len(ids):,} jobs",
-            question=f"{operation.title}: these {len(ids):,} jobs?",
+            title=f"{operation.title}: {plural(len(ids), 'job')}",
+            question=f"{operation.title}: {plural(len(ids), 'job')}?",
             action=visit.at("job_together"),
             back=back,
             items=ids,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from stoker.inspect.figures import Backlog, Times
 from stoker.metrics import Point
-from stoker.operations.wording import duration
+from stoker.operations.wording import duration, plural
 
 from .axes import TimeAxis, ValueAxis, duration_axis, jobs_axis
 
@@ -99,7 +99,7 @@ def throughput_chart(axis: TimeAxis) -> Chart:
     return Chart(
         title="Throughput",
         about=f"Jobs that ended, in steps of {step}",
-        summary=f"{ended:,} jobs ended {axis.span.words}, {failures:,} of them failed.",
+        summary=f"{plural(ended, 'job')} ended {axis.span.words}, {failures:,} of them failed.",
         time=axis,
         values=values,
         shapes=tuple(ChartShape(kind, "".join(paths)) for kind, paths in bars.items() if paths),

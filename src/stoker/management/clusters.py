@@ -11,7 +11,7 @@ from stoker.inspect.stats import ClusterState
 from stoker.operations import clusters
 from stoker.operations.operation import Done, Operation
 from stoker.values.durations import in_words
-from stoker.values.text import first_line_of
+from stoker.values.text import first_line_of, plural
 
 from .subcommand import (
     BACKEND,
@@ -55,8 +55,8 @@ class ListClusters(Subcommand):
         yield f"  {one.name} on {one.host}, process {one.pid}"
         silent = in_words(one.silent_seconds)
         leaving = sum(worker.is_leaving for worker in one.workers)
-        workers = f"{len(one.workers)} workers" + (f" ({leaving} leaving)" if leaving else "")
-        yield f"  seen {silent} ago, {workers}, {one.leases:,} jobs"
+        workers = plural(len(one.workers), "worker") + (f" ({leaving} leaving)" if leaving else "")
+        yield f"  seen {silent} ago, {workers}, {plural(one.leases, 'job')}"
 
 
 TARGETS = (

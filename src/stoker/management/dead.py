@@ -14,7 +14,7 @@ from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
 from stoker.operations.details import opened_call
 from stoker.operations.operation import Operation
-from stoker.operations.wording import exactly, first_line
+from stoker.operations.wording import exactly, first_line, plural
 from stoker.tasks.arguments import ShownCall
 
 from .arguments import (
@@ -125,7 +125,9 @@ class ListLetters(Subcommand):
             for letter, call in rows
         ]
         lines = [line for row in rows for line in self._lines(*row)]
-        lines.append(f"{len(letters)} of {number:,} dead letters" if number else "No dead letters.")
+        lines.append(
+            f"{len(letters)} of {plural(number, 'dead letter')}" if number else "No dead letters."
+        )
         lines += [f"The next page: --after '{page.next}'"] if page.next else []
         self.answer(options, {"letters": letters, "count": number, "next": page.next}, lines)
         return ExitCode.DONE
@@ -217,8 +219,9 @@ class StatsOfLetters(Subcommand):
 
 def _stats_lines(seen: Stats) -> Iterator[str]:
     yield (
-        f"{seen.total:,} dead letters of {seen.tasks} tasks in {seen.queues} queues; they failed "
-        f"{seen.failures:,} times and were requeued {seen.requeues:,} times"
+        f"{plural(seen.total, 'dead letter')} of {plural(seen.tasks, 'task')} in "
+        f"{plural(seen.queues, 'queue')}; {plural(seen.failures, 'failure')}, "
+        f"{plural(seen.requeues, 'requeue')}"
     )
     for fault in seen.faults:
         yield f"{fault.number:>7,}  {fault.task or 'unknown task'}: {fault.exception_class}"

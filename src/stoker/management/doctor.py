@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.inspect.doctor.examination import MOST_ROWS, Finding, Report, examine
 from stoker.operations.store import repair
+from stoker.values.text import plural
 
 from .arguments import positive
 from .bar import bar
@@ -101,10 +102,10 @@ class DoctorCommand(Subcommand):
 
 
 def _verdict(report: Report) -> str:
-    looked = f"{report.looked_at:,} rows looked at in {report.seconds:.1f} s"
+    looked = f"{plural(report.looked_at, 'row')} looked at in {report.seconds:.1f} s"
     if report.cut_short:
         looked += f"; not all of {', '.join(report.cut_short)}"
     faults = sum(one.is_fault and not one.is_mended for one in report.findings)
     if not faults:
         return f"No guarantee is broken ({looked})."
-    return f"{faults} kinds of faults ({looked})."
+    return f"{plural(faults, 'kind of fault', 'kinds of faults')} ({looked})."

@@ -17,6 +17,7 @@ from stoker.inspect.stats import (
 )
 from stoker.operations.queues import QUEUE_COLUMNS, pause_in_words, queue_row
 from stoker.values.durations import in_words
+from stoker.values.text import plural
 
 from .screen.layout import one_line, pad, width_of
 from .subcommand import (
@@ -115,7 +116,7 @@ class InfoCommand(Subcommand):
         for key in guards.keys:
             yield from _key_lines(key)
         if guards.more:
-            yield f"  and {guards.more:,} other keys"
+            yield f"  and {plural(guards.more, 'other key')}"
 
 
 def _cluster_lines(cluster: ClusterState, state: str) -> Iterator[str]:
@@ -128,7 +129,8 @@ def _cluster_lines(cluster: ClusterState, state: str) -> Iterator[str]:
 
 
 def _worker_lines(worker: WorkerState) -> Iterator[str]:
-    done = f"    worker {worker.number}, process {worker.pid}, {worker.jobs_done:,} jobs done: "
+    jobs = plural(worker.jobs_done, "job")
+    done = f"    worker {worker.number}, process {worker.pid}, {jobs} done: "
     if not worker.running:
         yield done + "idle"
     if worker.handed_out:
@@ -139,7 +141,8 @@ def _worker_lines(worker: WorkerState) -> Iterator[str]:
 
 
 def _key_lines(key: CrowdedKey) -> Iterator[str]:
-    yield f"  {key.name}: {_about(key.is_exact)}{key.waiting:,} wait, {_room(key)}"
+    waits = plural(key.waiting, "job waits", "jobs wait")
+    yield f"  {key.name}: {_about(key.is_exact)}{waits}, {_room(key)}"
     if key.halted_by is not None:
         yield f"    halted until the dead letter of job {key.halted_by} is requeued or discarded"
         return

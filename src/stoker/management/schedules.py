@@ -119,8 +119,8 @@ class ListSchedules(Subcommand):
 class ShowSchedule(Subcommand):
     """Show one schedule, its next five ticks and its last ticks.
 
-    Show all details of one schedule, its pause with user, time and reason, its next five ticks in its own time zone, and the outcomes
-    of its last ticks.
+    Show all details of one schedule, its pause with user, time and reason, its next five ticks in
+    its own time zone, and the outcomes of its last ticks.
 
     --json writes one object: schedule (as `schedules list`, with args and kwargs, each value as
     text; null if the package cannot be opened), ticks[] {moment, outcome, job_id, fired_at, count,

@@ -13,7 +13,7 @@ from stoker.inspect.steps import SHOWN, TimedStep, timed_steps
 from stoker.models import Workflow
 from stoker.operations import bulk, steps
 from stoker.operations.operation import Done
-from stoker.operations.wording import first_line, since
+from stoker.operations.wording import first_line, plural, since
 from stoker.operations.workflows import CANCEL, RETRY, find, workflow_as_plain
 from stoker.values.durations import in_words
 from stoker.workflows.results import WorkflowResult, WorkflowStep, get_workflow
@@ -272,7 +272,7 @@ def _lines_of(workflow: WorkflowResult) -> Iterator[str]:
     yield f"{workflow.id}  {workflow.status.lower()}"
     if workflow.name:
         yield f"  {workflow.name}"
-    done = f"{ended:,} of {progress.total:,} tasks done"
+    done = f"{ended:,} of {plural(progress.total, 'task')} done"
     yield f"  {done}, created {since(workflow.made_at)}"
     if workflow.reason:
         yield f"  {first_line(workflow.reason, 56)}"

@@ -29,7 +29,7 @@ from stoker.values.durations import in_words
 from stoker.values.ids import parse_job_id
 
 from .operation import Done, Operation, Operator
-from .wording import mebibytes
+from .wording import mebibytes, plural
 
 LONGEST_NUMBER = 5
 """Digits of a number of workers."""
@@ -255,7 +255,7 @@ def _resize(operator: Operator, cluster_id: UUID | str, workers: str = "") -> Do
     except ValueError as error:
         return Done(str(error), is_good=False)
     undo = {"cluster": str(cluster_id), "workers": "" if before is None else str(before)}
-    number = "as many workers as at its start" if wanted is None else f"{wanted:,} workers"
+    number = "as many workers as at its start" if wanted is None else plural(wanted, "worker")
     return Done(
         f"The cluster is asked to have {number}. Surplus workers finish their running jobs first.",
         undo=undo,
@@ -276,7 +276,7 @@ def _recycle(operator: Operator, cluster_id: UUID | str, worker: str = "") -> Do
         number, count = _ask_with_number(operator, cluster_id, recycle, worker)
     except ValueError as error:
         return Done(str(error), is_good=False)
-    which = f"{count:,} workers" if number is None else f"worker {number}"
+    which = plural(count, "worker") if number is None else f"worker {number}"
     return Done(
         f"The cluster is asked to recycle {which}: a new process takes over as soon as the running "
         "jobs have ended.",

@@ -186,7 +186,7 @@ def _purge(
     operator: Operator, _found: str, *, older_than: timedelta, state: str, limit: int
 ) -> Done:
     bulk = dead_letters.purge(older_than, state=state, limit=limit, backend=operator.alias)
-    return Done(f"{bulk.done:,} dead letters purged.", count=bulk.done, value=bulk)
+    return Done(f"{plural(bulk.done, 'dead letter')} purged.", count=bulk.done, value=bulk)
 
 
 def purge(

@@ -22,7 +22,7 @@ from stoker.values.ticks import as_moment
 from .details import REVEAL, Fact, call_hidden, call_of, given
 from .operation import Done, Operation, Operator
 from .request_context import RequestContext
-from .wording import exactly, since
+from .wording import exactly, plural, since
 
 MOMENT = "%a %Y-%m-%d %H:%M:%S %Z"
 
@@ -112,7 +112,7 @@ def facts_of(row: Schedule) -> list[Fact]:
         Fact("Cron rule", row.expression),
         Fact("If missed", row.get_misfire_display(), hint="Ticks that no cluster fired in time"),
         Fact("If still running", row.get_overlap_display(), hint="The job of the previous tick"),
-        Fact("Fired", f"{row.fired_count:,} times{left}; {row.missed_count:,} missed"),
+        Fact("Fired", f"{plural(row.fired_count, 'time')}{left}; {row.missed_count:,} missed"),
         Fact("Problem", row.problem, hint="Why its last tick could not be fired"),
     )
 

@@ -14,6 +14,7 @@ from stoker.workflows.results import WorkflowResult, get_workflow
 
 from . import dead_letters
 from .operation import Done, Operation, Operator
+from .wording import plural
 
 
 def _retry(operator: Operator, step_id: str, workflow: str) -> Done:
@@ -30,7 +31,7 @@ def _retry(operator: Operator, step_id: str, workflow: str) -> Done:
         return Done(str(error), is_good=False, facts={"sent": 0}, value=flow)
     assert step is not None
     undo = {"step": str(step.pk), "workflow": flow.id} if _letter_of(operator, step) else {}
-    more = f", and {count - 1:,} steps that had not started" if count > 1 else ""
+    more = f", and {plural(count - 1, 'step')} that had not started" if count > 1 else ""
     sentence = f"The step is retried{more}. The workflow continues from there."
     if undo:
         sentence += " This can be undone until its job begins."

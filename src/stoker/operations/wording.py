@@ -8,7 +8,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from stoker.values.text import plural as plural
+from stoker.values.text import plural as plural  # noqa: PLC0414 - part of this module
 
 MINUTE, HOUR, DAY = 60, 3600, 86400
 UNKNOWN = "\N{EN DASH}"

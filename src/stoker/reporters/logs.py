@@ -8,6 +8,7 @@ from typing import Any
 
 from stoker.jobs.running import current, job_lines
 from stoker.signals import event
+from stoker.values.text import plural
 
 logger = logging.getLogger("stoker")
 
@@ -39,7 +40,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "shutdown_deadline": (
         logging.WARNING,
-        "The time to finish is over: {count} running jobs are interrupted and released.",
+        (
+            "The time to finish is over: {count:running job is|running jobs are} interrupted and "
+            "released."
+        ),
     ),
     "process_died": (logging.ERROR, "The {role} died ({how}); starting another."),
     "process_not_started": (
@@ -83,7 +87,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "records_wait": (
         logging.WARNING,
-        "The outcomes of {count} jobs wait for rows that other transactions have locked.",
+        "{count:outcome waits|outcomes wait} for rows that other transactions have locked.",
     ),
     "record_put_off": (
         logging.ERROR,
@@ -105,13 +109,16 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "dead_lettered": (
         logging.ERROR,
-        "Job {job_id} of {task} is a dead letter (attempts: {attempts}): {reason}.",
+        "Job {job_id} of {task} is a dead letter (attempts: {attempts}): {reason}{error}.",
     ),
     "dead_letters_requeued": (
         logging.INFO,
-        "{count} dead letters were requeued automatically after their cool-down.",
+        "{count:dead letter was|dead letters were} requeued automatically after the cool-down.",
     ),
-    "dead_letters_purged": (logging.INFO, "{count} old dead letters were removed."),
+    "dead_letters_purged": (
+        logging.INFO,
+        "{count:old dead letter was|old dead letters were} removed.",
+    ),
     "not_requeued": (
         logging.ERROR,
         "The dead letter {dead_letter_id} could not be requeued automatically: {because}",
@@ -124,7 +131,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "callback_failed": (logging.ERROR, "The {what} raised {error!r}."),
     "callbacks_left_out": (
         logging.ERROR,
-        "{count} calls of receivers and hooks were dropped: earlier calls do not return.",
+        "{count:call|calls} of receivers and hooks dropped: earlier calls do not return.",
     ),
     "stale_outcome": (
         logging.WARNING,
@@ -137,7 +144,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "Jobs that were just committed wait in the outbox until the broker is reachable: {error}",
     ),
-    "relayed": (logging.INFO, "{count} jobs that were left in an outbox were relayed."),
+    "relayed": (logging.INFO, "{count:job that was|jobs that were} left in an outbox relayed."),
     "clock_set_ahead": (
         logging.WARNING,
         (
@@ -145,14 +152,17 @@ SENTENCES: dict[str, tuple[int, str]] = {
             "taken over for {pause_seconds:.0f} s."
         ),
     ),
-    "jobs_rescued": (logging.WARNING, "{count} jobs whose cluster is gone were taken over."),
+    "jobs_rescued": (
+        logging.WARNING,
+        "{count:job was|jobs were} taken over from a cluster that is gone.",
+    ),
     "cluster_buried": (
         logging.WARNING,
-        "Cluster {name} on {host} is gone; {count} of its leases are freed.",
+        "Cluster {name} on {host} is gone; {count:of its leases is|of its leases are} freed.",
     ),
     "places_freed": (
         logging.WARNING,
-        "{count} places of guards were freed: their jobs do not run any more.",
+        "{count:place of a guard|places of guards} freed: no running job holds them any more.",
     ),
     "guards_put_off": (
         logging.WARNING,
@@ -160,9 +170,9 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "steps_gone_on": (
         logging.WARNING,
-        "{count} steps of workflows were advanced after their jobs had ended unnoticed.",
+        "{count:step of a workflow|steps of workflows} advanced after unnoticed ends of jobs.",
     ),
-    "pruned": (logging.INFO, "{count} old results were removed."),
+    "pruned": (logging.INFO, "{count:old result was|old results were} removed."),
     "upkeep_failed": (logging.ERROR, "Upkeep: {step} failed and will be retried: {error}"),
     "tick": (logging.DEBUG, "Schedule {name}: {outcome}, {seconds:.3f} s after it was due."),
     "ticks_missed": (logging.WARNING, "Schedule {name}: missed ticks are skipped."),
@@ -207,9 +217,12 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "reports_dropped": (
         logging.WARNING,
-        "The reporter {reporter!r} cannot keep up: {count} reports were dropped so far.",
+        "The reporter {reporter!r} cannot keep up: {count:report was|reports were} dropped so far.",
     ),
-    "adopted": (logging.INFO, "The new pusher took over {count} leases, and released {released}."),
+    "adopted": (
+        logging.INFO,
+        "The new pusher took over {count:lease|leases}, and released {released}.",
+    ),
 }
 
 
@@ -225,7 +238,7 @@ def put_into_words(name: str, facts: dict[str, Any], **_: Any) -> None:
     if not its_logger.isEnabledFor(level):
         return
     record = its_logger.makeRecord(
-        its_logger.name, level, "", 0, sentence.format_map(facts), (), None
+        its_logger.name, level, "", 0, _written(sentence, facts), (), None
     )
     record.stoker_event = name
     for fact in NAMES_THE_JOB:
@@ -238,6 +251,19 @@ def put_into_words(name: str, facts: dict[str, Any], **_: Any) -> None:
             setattr(record, fact, facts[fact])
     record.exc_text = facts.get("traceback") or None
     its_logger.handle(record)
+
+
+class _Count(int):
+    """A number that is written with its noun: ``{count:job was|jobs were}``."""
+
+    def __format__(self, words: str) -> str:
+        one, bar, many = words.partition("|")
+        return plural(self, one, many) if bar else format(int(self), words)
+
+
+def _written(sentence: str, facts: dict[str, Any]) -> str:
+    counts = {"count": _Count(facts["count"])} if "count" in facts else {}
+    return sentence.format_map({**facts, **counts})
 
 
 def install() -> None:

@@ -67,6 +67,31 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "stoker"]
 
 
+@pytest.mark.parametrize(
+    ("name", "facts", "sentence"),
+    [
+        ("jobs_rescued", {"count": 1}, "1 job was taken over from a cluster that is gone."),
+        (
+            "jobs_rescued",
+            {"count": 2000},
+            "2,000 jobs were taken over from a cluster that is gone.",
+        ),
+        ("records_wait", {"count": 1}, "1 outcome waits for rows that other transactions have"),
+        (
+            "cluster_buried",
+            {"count": 1, "name": "shop", "host": "a"},
+            "Cluster shop on a is gone; 1 of its leases is freed.",
+        ),
+    ],
+)
+def test_log_line_about_one_is_in_the_singular(
+    name: str, facts: dict[str, Any], sentence: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", "stoker"):
+        signals.tell(name, **facts)
+    assert told(caplog)[-1].startswith(sentence)
+
+
 # -- settings -------------------------------------------------------------------------------------
 
 
@@ -207,7 +232,7 @@ def test_full_mailbox_drops_and_logs_reports(caplog: pytest.LogCaptureFixture) -
     go_on.set()
     mailbox.flush(120)
     assert len(sent) + mailbox.dropped == MOST_WAITING + 30
-    assert [line for line in told(caplog) if "1 reports were dropped" in line]
+    assert [line for line in told(caplog) if "1 report was dropped" in line]
     assert len([line for line in told(caplog) if "dropped" in line]) == 2
 
 

@@ -183,9 +183,7 @@ def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answ
     holders = _shown(asked, holding or ({first} if first not in (None, asked.job_id) else set()))
     halted_by = next((one["job_id"] for one in holders if one["state"] == Job.Status.FAILED), None)
     if halted_by is not None:
-        sentence = (
-            f"The {_named(key)} is halted because an earlier job, {halted_by}, has failed."
-        )
+        sentence = f"The {_named(key)} is halted because an earlier job, {halted_by}, has failed."
         advice = (
             "It continues when the dead letter of that job is requeued and succeeds, or is "
             "discarded."
