@@ -67,8 +67,9 @@ def test_dead_letter_is_listed_shown_requeued_discarded_and_purged() -> None:
     assert dead("requeue", "--task", TASK, "--dry-run").stdout == "3 would be requeued\n"
     assert not Ready.objects.exists()
     done = dead("requeue", ids[0], "--because", "it is mended")
-    assert (done.returncode, done.stdout) == (0, "1 requeued\n")
     letter = DeadLetter.objects.get(pk=ids[0])
+    said = f"1 requeued\n{ids[0]} continues as job {letter.successor_id}\n"
+    assert (done.returncode, done.stdout) == (0, said)
     assert (letter.state, letter.last_requeued_by) == ("requeued", getpass.getuser())
     assert "it is mended" in dead("show", ids[0]).stdout
     again = dead("requeue", ids[0])
@@ -99,7 +100,10 @@ def test_every_subcommand_prints_json() -> None:
     assert dead_json("requeue", "--all", "--dry-run") == {
         "matched": 2, "done": 0, "others": [], "dry_run": True
     }  # fmt: skip
-    assert dead_json("requeue", ids[0])["done"] == 1
+    requeued = dead_json("requeue", ids[0])
+    successor_id = DeadLetter.objects.get(pk=ids[0]).successor_id
+    assert requeued["done"] == 1
+    assert requeued["jobs"] == [{"id": ids[0], "job_id": str(successor_id)}]
     (other,) = dead_json("discard", ids[0])["others"]
     assert (other["id"], other["fate"]) == (ids[0], "under_way")
     assert dead_json("discard", ids[1])["done"] == 1
@@ -126,7 +130,7 @@ def test_undo_takes_a_requeue_back() -> None:
     assert not Ready.objects.exists()
     again = dead("undo", only)
     assert again.returncode == 1
-    assert "was not: no unfinished job continues it" in again.stdout
+    assert f"{only} was not undone: it is not requeued\n" in again.stdout
 
 
 @pytest.mark.parametrize(

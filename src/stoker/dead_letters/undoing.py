@@ -90,7 +90,9 @@ class _Undo:
             elif letter.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
                 fate, because = LetterFate.CLOSED, f"it is {letter.state}"
             elif letter.successor_id not in alive:
-                fate, because = LetterFate.NOT_REQUEUED, "no unfinished job continues it"
+                fate, because = LetterFate.NOT_REQUEUED, "it is not requeued"
+                if letter.successor_id is not None:
+                    because = f"job {letter.successor_id}, which continued it, has ended"
             else:
                 continue
             answers[one] = LetterAnswer(one, fate, None, because)

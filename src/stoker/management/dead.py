@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar
+from uuid import UUID
 
 from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.closing import Bulk
@@ -232,8 +233,11 @@ def _stats_lines(seen: Stats) -> Iterator[str]:
 class _ChangeLetters(Subcommand):
     operation: ClassVar[Operation]
 
-    def tell(self, bulk: Bulk, options: dict[str, Any]) -> ExitCode:
-        """Write the number of changed dead letters, and why the others were not changed."""
+    def tell(
+        self, bulk: Bulk, options: dict[str, Any], jobs: Sequence[tuple[UUID, UUID | None]] = ()
+    ) -> ExitCode:
+        """Write the number of changed dead letters, why the others were not changed, and the new
+        job of each requeued one."""
         names = ("job_id", "because")
         others = [
             {"id": one.dead_letter_id, "fate": one.fate.value, **operations.columns(one, names)}
@@ -241,7 +245,9 @@ class _ChangeLetters(Subcommand):
         ]
         dry_run = options.get("dry_run", False)
         plain = {"matched": bulk.matched, "done": bulk.done, "others": others, "dry_run": dry_run}
-        self.answer(options, plain, self._lines(bulk, dry_run=dry_run))
+        plain |= {"jobs": [{"id": one, "job_id": job_id} for one, job_id in jobs]} if jobs else {}
+        news = [f"{one} continues as job {job_id}" for one, job_id in jobs]
+        self.answer(options, plain, (*self._lines(bulk, dry_run=dry_run), *news))
         return ExitCode.NO if bulk.others else ExitCode.DONE
 
     def _lines(self, bulk: Bulk, *, dry_run: bool) -> Iterator[str]:
@@ -250,7 +256,7 @@ class _ChangeLetters(Subcommand):
             return
         yield f"{bulk.done:,} {self.operation.done}"
         for one in bulk.others[:MOST_SHOWN]:
-            yield f"{one.dead_letter_id} was not: {one.because}"
+            yield f"{one.dead_letter_id} was not {self.operation.done}: {one.because}"
         if len(bulk.others) > MOST_SHOWN:
             yield f"and {len(bulk.others) - MOST_SHOWN:,} more were not (--json lists all)"
 
@@ -313,7 +319,7 @@ class _ChangeSome(_ChangeLetters):
                 return self.tell(Bulk(len(options["ids"]), 0), options)
             changes, perform = self.changes(options), self.operation.perform
             answers = [perform(operator, one, **changes).value for one in options["ids"]]
-            return self.tell(operations.bulk_of(answers), options)
+            return self.tell(operations.bulk_of(answers), options, operations.new_jobs_of(answers))
         pace = {name: options[name] for name in ("limit", "dry_run")}
         pace["pause_seconds"] = options["pause"]
         with bar("dead letters"):
@@ -349,7 +355,8 @@ class RequeueLetters(_ChangeSome):
     jobs: the answer names the job that exists already, or a newer job of the same unique key.
 
     --json writes one object: matched, done, dry_run, others[] {id, fate, job_id or null, because};
-    fate is newer, under_way, closed, gone or refused.
+    fate is newer, under_way, closed, gone or refused. With ids also jobs[] {id (of the dead
+    letter), job_id}.
 
     Examples:
       manage.py stoker dead requeue 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because mended

@@ -266,6 +266,11 @@ def bulk_of(answers: Sequence[Answer]) -> Bulk:
     return Bulk(len(answers), len(answers) - len(others), others)
 
 
+def new_jobs_of(answers: Sequence[Answer]) -> list[tuple[UUID, UUID | None]]:
+    """Return the requeued dead letters, each with its new job."""
+    return [(one.dead_letter_id, one.job_id) for one in answers if one.fate is Fate.REQUEUED]
+
+
 def record_many(
     operation: Operation, operator: Operator, filters: Mapping[str, Any], bulk: Bulk
 ) -> None:
