@@ -114,6 +114,7 @@ def test_exposed_tasks_are_listed_with_parameters(anna: Caller) -> None:
     ("task", "args", "kwargs", "told"),
     [
         ("numbers.add", [], {}, "missing a required argument: 'first'"),
+        ("numbers.add", [], {"frst": 1}, "argument: 'first'; unexpected: 'frst'."),
         ("numbers.add", [1, 2, 3], {}, "too many positional arguments"),
         ("numbers.add", [1], {"third": 3}, "unexpected keyword argument 'third'"),
         ("numbers.add", [1], {"first": 3}, "multiple values for argument 'first'"),

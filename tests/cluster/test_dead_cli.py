@@ -146,7 +146,7 @@ def test_undo_takes_a_requeue_back() -> None:
         (["list", "--reason", "bad luck"], "invalid choice: 'bad luck'"),
         (["list", "--limit", "0"], "must be a whole number above 0"),
         (["purge"], "the following arguments are required: --older-than"),
-        (["purge", "--older-than", "1y"], "must be a duration"),
+        (["purge", "--older-than", "1y"], '"2d" or a number of seconds'),
         (["resurrect"], "invalid choice: 'resurrect'"),
         (["list", "--nonsense"], "unrecognized arguments: --nonsense"),
     ],

@@ -187,6 +187,7 @@ class TestRefused:
         ("args", "kwargs", "what"),
         [
             ((1,), {}, "missing a required argument: 'second'"),
+            ((1,), {"secnd": 2}, "missing a required argument: 'second'; unexpected: 'secnd'"),
             ((1, 2, 3), {}, "too many positional arguments"),
             ((1, 2), {"third": 3}, "unexpected keyword argument 'third'"),
             ((1,), {"first": 1}, "multiple values for argument 'first'"),

@@ -25,6 +25,7 @@ from stoker.models.job import Message
 from stoker.models.need import NewNeed
 from stoker.signals import pre_enqueue
 from stoker.store.written import moment
+from stoker.tasks.arguments import mismatch_of
 from stoker.tasks.options import TaskOptions, as_timestamp, expires_at, is_guarded, options_of
 from stoker.tasks.signatures import Signature, as_node
 from stoker.values import codec
@@ -83,7 +84,7 @@ def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str
         hint = " (the first is the result of the previous step or job)"
         raise TypeError(
             f"{task.module_path}{signature} does not take these arguments"
-            f"{hint if given else ''}: {error}."
+            f"{hint if given else ''}: {mismatch_of(error, signature, kwargs)}."
         ) from None
 
 

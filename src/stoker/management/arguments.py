@@ -11,7 +11,7 @@ from typing import Any
 from stoker.conf import option_fields
 from stoker.operations.wording import first_line
 from stoker.tasks.arguments import ShownCall
-from stoker.values.durations import PROBLEM, duration_seconds
+from stoker.values.durations import PROBLEM_OF_TEXT, duration_seconds
 from stoker.values.marks import moment_from
 from stoker.values.text import shown_json
 
@@ -101,7 +101,7 @@ def duration(text: str) -> timedelta:
     try:
         return timedelta(seconds=duration_seconds(text))
     except (ValueError, OverflowError):
-        raise argparse.ArgumentTypeError(f"{text!r} {PROBLEM}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} {PROBLEM_OF_TEXT}") from None
 
 
 def positive(text: str) -> int:

@@ -12,7 +12,7 @@ from stoker.exceptions import PackageError, UnknownTask
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.sealing import NOT_YET_KNOWN, calls_of
 from stoker.models import DeadLetter, Job
-from stoker.tasks.arguments import ShownCall, restored, shown_call
+from stoker.tasks.arguments import ShownCall, mismatch_of, restored, shown_call
 from stoker.tasks.guards import signature_of_call
 from stoker.tasks.registry import find_task
 from stoker.values import codec
@@ -247,7 +247,8 @@ def _problems_of_call(path: str, args: Sequence[Any], kwargs: Mapping[str, Any])
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        return [f"{task.name}{signature} cannot be called with these arguments: {error}."]
+        because = mismatch_of(error, signature, kwargs)
+        return [f"{task.name}{signature} cannot be called with these arguments: {because}."]
     try:
         hints = get_type_hints(task.func)
     except (NameError, TypeError, AttributeError):  # imported for type checkers only

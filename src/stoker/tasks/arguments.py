@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from inspect import Parameter, Signature
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -72,6 +73,20 @@ class ShownCall:
     def pairs(self) -> list[tuple[str, Any]]:
         """Return name and value of each argument."""
         return [*zip(self.names, self.args, strict=True), *self.kwargs.items()]
+
+
+def mismatch_of(error: TypeError, signature: Signature, kwargs: Iterable[str]) -> str:
+    """Return why ``signature.bind`` refused a call.
+
+    If an argument is missing, Python says nothing about names that the function does not have, one
+    of which may be that argument misspelt. They are added.
+    """
+    parameters = signature.parameters.values()
+    unknown = [name for name in kwargs if name not in signature.parameters]
+    takes_all = any(one.kind is Parameter.VAR_KEYWORD for one in parameters)
+    if not unknown or takes_all or "unexpected" in str(error):
+        return str(error)
+    return f"{error}; unexpected: {', '.join(map(repr, unknown))}"
 
 
 def shown_call(package: Any, secrets: Sequence[str], *, reveal: bool = False) -> ShownCall:

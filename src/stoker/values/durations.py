@@ -37,6 +37,8 @@ def in_words(seconds: float) -> str:
 
 
 PROBLEM = 'must be a duration: "90s", "10m", "1h30m", "2d", a number of seconds or a timedelta'
+PROBLEM_OF_TEXT = 'must be a duration: "90s", "10m", "1h30m", "2d" or a number of seconds'
+"""The problem for users who cannot write a timedelta, as on a command line."""
 
 
 def _read(text: str) -> float:

@@ -61,7 +61,7 @@ from stoker.operations.jobs import CANCEL, COLUMNS, JobRow, rows_of
 from stoker.operations.operation import Operation
 from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
 from stoker.store.engines.sessions import explained
-from stoker.tasks.arguments import shown_call
+from stoker.tasks.arguments import mismatch_of, shown_call
 from stoker.tasks.guards import Unique, signature_of_call
 from stoker.tasks.registry import exposed_task, exposed_tasks
 from stoker.values.text import first_line_of
@@ -81,7 +81,10 @@ def checked_call(
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        detail = f"{task.func.__name__}{signature} cannot be called with these arguments: {error}."
+        why_not = mismatch_of(error, signature, kwargs)
+        detail = (
+            f"{task.func.__name__}{signature} cannot be called with these arguments: {why_not}."
+        )
         raise CallRefused(422, detail) from None
     problems: list[dict[str, Any]] = []
     adapters = adapters_of(task.func, task.takes_context)
