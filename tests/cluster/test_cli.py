@@ -508,6 +508,14 @@ def test_ctrl_c_ends_the_wait_of_enqueue(tmp_path: Path) -> None:
 
 
 @pytest.mark.sqlite
+@pytest.mark.parametrize("moment", ["-5", "0", "2020-01-01"])
+def test_start_in_the_past_means_now(moment: str) -> None:
+    done = stoker("enqueue", "tests.app.tasks.add", "1", "2", "--run-after", moment)
+    assert done.returncode == 0, done.stderr
+    assert str(Ready.objects.get().pk) == done.stdout.strip()
+
+
+@pytest.mark.sqlite
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -20,6 +20,7 @@ from django.db.transaction import TransactionManagementError
 from django.test import override_settings
 from django.utils import timezone
 
+from stoker import chain
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.compat import (
@@ -332,6 +333,22 @@ class TestWaiting:
         fetched(result).cancel("not wanted")
         with pytest.raises(JobCancelled, match="was cancelled: not wanted"):
             result.wait(120)
+
+    @pytest.mark.parametrize("timeout", ["1", b"1", True, object()])
+    def test_timeout_of_a_wrong_type_is_refused(self, timeout: Any) -> None:
+        result = add.enqueue(1, 2)
+        with pytest.raises(TypeError, match=r"timeout=.*: write seconds or a timedelta"):
+            result.wait(timeout)
+        with pytest.raises(TypeError, match=r"timeout=.*: write seconds or a timedelta"):
+            chain(add.s(1, 2)).enqueue().wait(timeout)
+
+    def test_negative_timeout_means_a_single_look(self) -> None:
+        result = add.enqueue(1, 2)
+        with pytest.raises(ResultTimeout):
+            result.wait(-1)
+        with working(lambda: None):
+            result.wait(30)
+        assert fetched(result).wait(-1) == 3
 
     @pytest.mark.parametrize("timeout", [0.1, timedelta(seconds=0.1)])
     def test_wait_raises_after_its_timeout(self, timeout: Any) -> None:

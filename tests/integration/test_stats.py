@@ -103,7 +103,7 @@ def test_oldest_wait_counts_from_enqueue_run_after_or_last_attempt() -> None:
     assert "default" not in queues()
     urgent = nothing.using(priority=5).enqueue()
     other = nothing.enqueue()
-    later = nothing.using(run_after=-30).enqueue()
+    later = nothing.using(run_after=timezone.now() - timedelta(seconds=30)).enqueue()
     now = timezone.now()
     for result, hours in ((urgent, 1), (other, 2), (later, 9)):
         Job.objects.filter(pk=result.id).update(enqueued_at=now - timedelta(hours=hours))

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections, transaction
+from django.utils import timezone
 
 from stoker.compat import task_signals
 from stoker.jobs.outcomes import Retried
@@ -53,7 +54,7 @@ def test_arguments_are_serialised(seen: list[Any]) -> None:
 def test_highest_priority_runs_first(seen: list[Any]) -> None:
     for priority in (0, -5, 5):
         tasks.note.using(priority=priority).enqueue(priority)
-    tasks.note.using(priority=50, run_after=-1).enqueue(50)
+    tasks.note.using(priority=50, run_after=timezone.now() - timedelta(seconds=1)).enqueue(50)
     drain()
     assert seen == [50, 5, 0, -5]
 
@@ -63,7 +64,7 @@ def test_job_just_due_is_ordered_by_priority(seen: list[Any]) -> None:
     tasks.note.enqueue("first")
     tasks.note.enqueue("low")
     drain(until_empty=False, most=1)
-    tasks.note.using(priority=9, run_after=-1).enqueue("high")
+    tasks.note.using(priority=9, run_after=timezone.now() - timedelta(seconds=1)).enqueue("high")
     drain()
     assert seen == ["first", "high", "low"]
 

@@ -183,6 +183,12 @@ def test_run_after_accepts_a_delay(delay: Any) -> None:
     assert (changed.run_after, changed.run_after_seconds) == (None, 90.0)
 
 
+@pytest.mark.parametrize("delay", [0, -5, -0.5, timedelta(seconds=-5)])
+def test_delay_of_zero_or_less_means_now(delay: Any) -> None:
+    changed = plain.using(run_after=60).using(run_after=delay)
+    assert (changed.run_after, changed.run_after_seconds) == (None, None)
+
+
 def test_last_run_after_in_using_takes_precedence() -> None:
     moment = datetime(2030, 1, 1, tzinfo=UTC)
     assert plain.using(run_after=5).using(run_after=moment).run_after_seconds is None

@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import InitVar, dataclass, fields, replace
 from datetime import timedelta
+from decimal import Decimal
 from typing import Any, Generic, TypeVar, cast
 from uuid import UUID
 
@@ -156,10 +157,12 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         """Wait for the end of the job, and return the task's return value.
 
         Args:
-            timeout: seconds or a timedelta; None = no limit.
+            timeout: seconds or a timedelta, of which 0 or less means a single look; None = no
+                limit.
             poll_seconds: the longest pause between two queries; the first pauses are a few ms.
 
         Raises:
+            TypeError: ``timeout`` is neither a number nor a timedelta.
             ResultTimeout: the job had not ended by then. It continues.
             JobFailed, JobCancelled: the job failed or was cancelled.
             TaskResultDoesNotExist: the job does not exist (any more).
@@ -360,12 +363,18 @@ class Commitment:
 
 def pauses(timeout: float | timedelta | None, longest_seconds: float) -> Iterator[float]:
     """Yield growing pauses until the time is over, then one last pause of zero."""
-    deadline = float("inf") if timeout is None else time.monotonic() + as_seconds(timeout)
+    deadline = float("inf") if timeout is None else time.monotonic() + _limit_of(timeout)
     pause = min(FIRST_PAUSE_SECONDS, longest_seconds)
     while (left := deadline - time.monotonic()) > 0:
         yield min(pause, left)
         pause = min(pause * GROWTH, longest_seconds)
     yield 0.0
+
+
+def _limit_of(timeout: Any) -> float:
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float | timedelta | Decimal):
+        raise TypeError(f"timeout={timeout!r}: write seconds or a timedelta, or None = no limit.")
+    return as_seconds(cast("float | timedelta", timeout))
 
 
 def too_late(job: str, state: str, timeout: float | timedelta | None) -> ResultTimeout:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from django.utils import timezone
+
 from stoker.compat import InvalidTask
 from stoker.exceptions import DuplicateJob, JobFailed, ResultTimeout
 from stoker.tasks.registry import find_task
@@ -76,7 +78,7 @@ class Enqueue(Subcommand):
             type=moment,
             metavar="WHEN",
             help="Earliest start: a duration from now, such as 90 or 2h, or an ISO 8601 time, such "
-            "as 2030-01-31T06:00+01:00.",
+            "as 2030-01-31T06:00+01:00. A moment in the past means now.",
         ),
         option(
             "--wait",
@@ -128,11 +130,12 @@ class Enqueue(Subcommand):
 
 def varied(task: Any, options: dict[str, Any]) -> Any:
     """Return the task with the options of the command line."""
+    start = options["run_after"]
     changes = {
         "backend": options["backend"],
         "queue_name": options["queue"],
         "priority": options["priority"],
-        "run_after": options["run_after"],
+        "run_after": start if start is None or start > timezone.now() else 0,
     }
     try:
         return task.using(**{name: value for name, value in changes.items() if value is not None})

@@ -144,7 +144,7 @@ def is_guarded(task: Any) -> bool:
 
 
 def not_before(run_after: Any) -> dict[str, Any]:
-    """Return the fields of Task that store the earliest start."""
+    """Return the fields of Task that store the earliest start. A delay of 0 or less means now."""
     if isinstance(run_after, datetime):
         return {"run_after": run_after, "run_after_seconds": None}
     seconds = run_after.total_seconds() if isinstance(run_after, timedelta) else run_after
@@ -153,7 +153,7 @@ def not_before(run_after: Any) -> dict[str, Any]:
         raise InvalidTaskOption(
             f"run_after={run_after!r}: write a datetime, or a delay in seconds or as a timedelta."
         )
-    return {"run_after": None, "run_after_seconds": float(seconds)}
+    return {"run_after": None, "run_after_seconds": float(seconds) if seconds > 0 else None}
 
 
 def option(default: Any, check: Check) -> Any:

@@ -174,7 +174,8 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     """Queue of the jobs: one of the backend's ``QUEUES``, or any name if that is []."""
 
     run_after: datetime | None = None
-    """Earliest start of the jobs. Set by ``using()``."""
+    """Earliest start of the jobs. Set by ``using()``: a datetime, or seconds or a timedelta after
+    the enqueue. A delay of 0 or less means now, as does a datetime in the past."""
 
     takes_context: bool = False
     """Whether the function receives a TaskContext as its first argument."""
@@ -304,6 +305,7 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         Args:
             priority, queue_name, backend: as for ``@task``; None = unchanged.
             run_after: a datetime, or seconds or a timedelta from the enqueue on; None = unchanged.
+                A delay of 0 or less means now, as does a datetime in the past.
             max_attempts, max_crashes, timeout, expires: as for ``@task``; None = the backend's
                 settings.
             unique, lock, limit, rate, sequence: as for ``@task``; None = remove this guard.

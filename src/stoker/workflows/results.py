@@ -243,7 +243,8 @@ class WorkflowResult:
         """Wait for the end of the workflow, and return its value.
 
         Args:
-            timeout: seconds or a timedelta; None = no limit.
+            timeout: seconds or a timedelta, of which 0 or less means a single look; None = no
+                limit.
             poll_seconds: the longest pause between two queries.
 
         Raises:
