@@ -366,7 +366,8 @@ class ImportDjangoQ(Subcommand):
 
     Copy what Django Q or Django Q 2 has left in its tables: schedules, waiting packages
     (django_q_ormq), results and failures (django_q_task). The tables are only read: nothing is
-    changed in them. Stop the clusters of Django Q first.
+    changed in them. Stop the clusters of Django Q first. The command exists if
+    "stoker.contrib.django_q" is in INSTALLED_APPS.
 
     A package is unpickled only if its signature is right: that of SECRET_KEY, or of
     SECRET_KEY_FALLBACKS, with the name of Q_CLUSTER. Results were never signed, so only plain
