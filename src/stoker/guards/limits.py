@@ -99,7 +99,7 @@ def _key(key: Any) -> tuple[UUID, str]:
 
 def _refuse_without_limit(task: Task[..., Any]) -> None:
     """Raise ValueError if no limit of the task is the one that ``set_limit(task, n)`` sets."""
-    limits = task.limit or ()
+    limits: Any = task.limit or ()  # the check of the option has made it a tuple
     if any(limit.key is None for limit in limits):
         return
     path = task.module_path
