@@ -550,6 +550,32 @@ MISTAKES = (
         "job_waiting_for_retry_is_cancelled or ready_job_is_cancelled_at_once",
     ),
     Mistake(
+        "jobs of a cleared queue are lost if the process dies before it has recorded them",
+        [Change("jobs.cancel:cancel_those_outside", drop("_ask_with_rows(alias, jobs, reason)"))],
+        "tests/integration/test_clear_at_broker.py",
+        "dies",
+        needs_redis=True,
+    ),
+    Mistake(
+        "a job that is cancelled at its broker loses its arguments",
+        [
+            Change(
+                "jobs.cancel:_full_rows",
+                drop("job.package, job.run_after = row.package, row.run_after"),
+            )
+        ],
+        "tests/integration/test_clear_at_broker.py",
+        "cancelled_job_is_kept_with_its_call",
+        needs_redis=True,
+    ),
+    Mistake(
+        "clearing a queue at its broker ignores the limit",
+        [Change("queues:clear", replace("job_ids[: matched - done]", "job_ids"))],
+        "tests/integration/test_clear_at_broker.py",
+        "stops_at_its_limit",
+        needs_redis=True,
+    ),
+    Mistake(
         "a request to cancel is forgotten while the job runs",
         [
             Change(
