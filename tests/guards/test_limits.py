@@ -115,8 +115,9 @@ def test_key_says_that_no_job_has_used_it_until_the_first_one(n: int) -> None:
     assert not guards.key(settings, one.id).is_unused
 
 
-def test_key_of_a_limit_of_one_is_used_after_the_first_job() -> None:
-    set_limit("narrow", 3)
+@pytest.mark.parametrize("n", [1, 3])
+def test_key_of_a_limit_of_one_is_used_after_the_first_job(n: int) -> None:
+    set_limit("narrow", n)
     unlimited.using(limit=Limit(1, "narrow")).enqueue()
     ack(claim())
     (one,) = guards.keys(settings_for(), 10).keys

@@ -88,6 +88,7 @@ locked AS MATERIALIZED (
         AND fence = ((SELECT jsonb_object_agg(key_id, fence) FROM free) ->> id::text)::bigint
         AND places = ((SELECT jsonb_object_agg(key_id, places) FROM alone) ->> id::text)::integer
         AND COALESCE(places_set, places) = places
+        AND places_by IS NOT NULL  -- otherwise the first job has to be noted
         AND NOT has_line
     FOR UPDATE SKIP LOCKED
 ),
