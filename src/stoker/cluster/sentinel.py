@@ -30,8 +30,8 @@ TICK_SECONDS = 0.1
 CALM_SECONDS = 0.25
 """Length of a turn while no job runs and no time-out is pending; other events interrupt it."""
 COUNT_SECONDS = 0.5
-"""Interval between checks of which processes live. A process forked by a task can hide the death of
-its worker."""
+"""Interval between checks which processes are alive. The sentinel also sees when the connection to
+a worker closes, but not if a process that a task has forked keeps the connection open."""
 EXIT_SECONDS = 5.0
 """Time for a process to end when it has nothing left to do."""
 RECORD_SECONDS = 15.0

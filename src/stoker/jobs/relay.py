@@ -44,9 +44,9 @@ from .states import JobState, Progress
 
 AT_ONCE = 500
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
-"""First and longest time for which an enqueuing process leaves the relay to the schedulers after it
-could not reach the broker. The pause grows with the time that the attempt took, so that web
-requests do not wait for an unreachable broker."""
+"""Shortest and longest pause after an enqueuing process could not reach the broker. Meanwhile it
+leaves the relay to the schedulers, so that web requests do not wait. The pause is longer if the
+attempt took longer."""
 PAUSE_PER_SECOND = 20.0
 
 _away_until: dict[str, float] = {}

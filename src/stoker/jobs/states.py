@@ -152,10 +152,7 @@ def progress_of_one(settings: Settings, job_id: UUID) -> Progress:
     Raises:
         TaskResultDoesNotExist: the job does not exist (any more).
     """
-    found = progress_of(settings, [job_id])
-    if job_id not in found:
-        raise not_there(job_id)
-    return found[job_id]
+    return _the_one(progress_of(settings, [job_id]), job_id)
 
 
 def full_progress_of(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Progress]:
@@ -179,7 +176,10 @@ def full_progress_of_one(settings: Settings, job_id: UUID) -> Progress:
     Raises:
         TaskResultDoesNotExist: the job does not exist (any more).
     """
-    found = full_progress_of(settings, [job_id])
+    return _the_one(full_progress_of(settings, [job_id]), job_id)
+
+
+def _the_one(found: Mapping[UUID, Progress], job_id: UUID) -> Progress:
     if job_id not in found:
         raise not_there(job_id)
     return found[job_id]

@@ -22,8 +22,8 @@ LONGER = 1.3
 """Factor between one pause and the next. With it, a commit that takes twice as long is noticed with
 twice the delay."""
 SLOW_SECONDS, LONGER_IF_SLOW = 0.02, 2.0
-"""Commits rarely take longer than the first value, so longer pauses grow by the second value as
-their factor. This saves checks, most of which follow the own writes of an idle cluster."""
+"""Pauses longer than the first value grow by the second one as their factor, because commits rarely
+take that long. This saves checks: most of them follow writes that an idle cluster makes itself."""
 LISTEN_AGAIN_SECONDS = 0.008
 """If the next check is due within this time, ignore reports of writes, because one commit causes
 many reports."""

@@ -149,8 +149,8 @@ class InnerCall(NamedTuple):
 
 
 def called_by(task: Any, args: Sequence[Any]) -> InnerCall | None:
-    """Return the call that a task would make with these arguments, of which the last one describes
-    it; None = the task calls no other function."""
+    """Return the call of another function that a task would make with these arguments. The last
+    argument describes the call. None = the task calls no other function."""
     inner = getattr(task, "inner_call", None)
     found: InnerCall | None = None if inner is None else inner(args)
     return found

@@ -31,7 +31,7 @@ class ClearedShape(Shape):
     done: int
     """Number of jobs that were cancelled. The others had started before."""
     not_kept: int
-    """Number of those that were deleted at a message server. No record of them is kept."""
+    """Number of cancelled jobs that were deleted at a message server. No record of them is kept."""
     dry_run: bool
 
 

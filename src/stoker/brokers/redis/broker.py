@@ -328,7 +328,7 @@ class RedisBroker(Broker):
         return self._clock.now()
 
     def note_slots(self, count: int) -> list[int]:
-        """Add a number of slots to those that were ever used, and return them all."""
+        """Note that this number of slots is in use. Return all numbers that were ever in use."""
         key = f"{self.prefix}:slot_counts"
         with self._explained():
             used = {int(one) for one in self.client.smembers(key)}

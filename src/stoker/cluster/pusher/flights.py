@@ -130,9 +130,9 @@ class Flights:
         return self._send(self.permitted, worker, count)
 
     def _send(self, waiting: deque[Flight], worker: int, count: int) -> list[Flight]:
-        """Send the first ``count`` of these flights to a worker. The numbers that a worker gets
-        always rise, so if it has started a number, it has started all lower ones. Flights with a
-        permit overtake others, which then get new numbers."""
+        """Send the first ``count`` of these flights to a worker. Each delivery number that a worker
+        gets is higher than the ones before. So if it has started a number, it has started all lower
+        ones. Flights that a flight with a permit has overtaken get new numbers."""
         chosen = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         if chosen:
             if chosen[0].number < self._sent_through.get(worker, 0):
