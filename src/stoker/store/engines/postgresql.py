@@ -406,10 +406,12 @@ class PostgreSQL(Engine):
         groups, found, probes = [sorted(key_ids)], set[UUID](), 0
         while groups and probes < PROBES:
             group, probes = groups.pop(), probes + 1
-            if len(group) > 0 and not self._can_insert(group):
-                middle = len(group) // 2
-                groups += [group[:middle], group[middle:]] if middle else []
-                found |= set() if middle else set(group)
+            if not group or self._can_insert(group):
+                continue
+            if middle := len(group) // 2:
+                groups += [group[:middle], group[middle:]]
+            else:
+                found.update(group)
         return found.union(*groups)
 
     def _can_insert(self, key_ids: list[UUID]) -> bool:
