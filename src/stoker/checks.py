@@ -25,6 +25,7 @@ stoker.W008 Modules of tasks cannot be imported, so their schedules are unknown.
 stoker.W009 The server of ``BROKER`` may lose jobs as configured, or does not answer.
 stoker.W010 A cache is in the Redis database of ``BROKER``: clearing it would delete all jobs.
 stoker.W011 A task has ``retry_on``, ``give_up_on`` or ``backoff``, but only one attempt.
+stoker.W012 ``DATABASE`` has no effect, because ``BROKER`` names another database.
 =========== ================================================================================
 """
 
@@ -164,6 +165,8 @@ def check_backend(alias: str, params: Mapping[str, Any]) -> list[CheckMessage]:
         settings = read_settings(alias, params)
         for check in CHECKS:
             found += check(settings)
+        if "DATABASE" in params.get("OPTIONS", {}):
+            found += _ignored_database(settings)
     return found
 
 
@@ -281,6 +284,18 @@ def _database(settings: Settings) -> Iterator[CheckMessage]:
             id="stoker.E006",
         )
     yield from _isolation(alias)
+
+
+def _ignored_database(settings: Settings) -> Iterator[CheckMessage]:
+    """Check that an ``orm://`` broker does not override ``DATABASE``."""
+    if settings.store != settings.database:
+        yield Warning(
+            f'TASKS["{settings.alias}"]["OPTIONS"]["DATABASE"] is {settings.store!r}, but has no '
+            f"effect: everything is in the database {settings.database!r}, which BROKER names "
+            f"({settings.broker!r}).",
+            hint=f"Remove DATABASE, or write BROKER = 'orm://{settings.store}'.",
+            id="stoker.W012",
+        )
 
 
 def _isolation(alias: str) -> Iterator[CheckMessage]:

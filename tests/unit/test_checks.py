@@ -104,6 +104,30 @@ def test_e003_reports_an_unknown_store() -> None:
     assert ids(default={"OPTIONS": options}) == ["stoker.E003"]
 
 
+@pytest.mark.parametrize(
+    ("options", "is_ignored"),
+    [
+        ({"DATABASE": "other"}, True),
+        ({"BROKER": "orm://other", "DATABASE": "default"}, True),
+        ({"BROKER": "orm://other", "DATABASE": "other"}, False),
+        ({"BROKER": "orm://other"}, False),
+        ({"BROKER": "memory://", "DATABASE": "other"}, False),
+    ],
+)
+def test_w012_reports_a_database_that_is_ignored(options: dict[str, str], is_ignored: bool) -> None:
+    found = [one for one in messages(**options) if one.id == "stoker.W012"]
+    assert bool(found) == is_ignored
+
+
+def test_w012_names_both_databases() -> None:
+    (found,) = (one for one in messages(DATABASE="queue") if one.id == "stoker.W012")
+    assert found.msg == (
+        'TASKS["default"]["OPTIONS"]["DATABASE"] is \'queue\', but has no effect: everything is in '
+        "the database 'default', which BROKER names ('orm://default')."
+    )
+    assert found.hint == "Remove DATABASE, or write BROKER = 'orm://queue'."
+
+
 @pytest.mark.parametrize("broker", ["redis://127.0.0.1:1/0", "unix:///no/such.sock?db=1"])
 def test_w009_reports_an_unreachable_broker_server(
     broker: str, monkeypatch: pytest.MonkeyPatch
