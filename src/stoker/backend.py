@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import sync_to_async
 from django.apps import apps
 from django.conf import settings as django_settings
-from django.core.checks import CheckMessage
+from django.core.checks import CheckMessage, Error
 
 from stoker.tasks.decorator import AbsentTask, Call, Task
 
 from .compat import BaseTaskBackend, InvalidTask
-from .conf import Settings, problems, read_settings, settings_for
+from .conf import ADD_THE_APP, Settings, problems, read_settings, settings_for
 from .exceptions import ConfigurationError, InvalidTaskOption, UnknownTask
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ class StokerBackend(BaseTaskBackend):
         """
         if self._settings is None:
             if apps.apps_ready and not apps.is_installed("stoker"):
-                raise ConfigurationError(
-                    "Add 'stoker' to INSTALLED_APPS, and run manage.py migrate."
-                )
+                raise ConfigurationError(ADD_THE_APP)
             configured = getattr(django_settings, "TASKS", None) or {}
             if configured.get(self.alias) == self._params:
                 self._settings = settings_for(self.alias)
@@ -152,6 +150,9 @@ class StokerBackend(BaseTaskBackend):
 
     def check(self, **kwargs: Any) -> list[CheckMessage]:
         """Return the messages of ``manage.py check`` about this backend's settings."""
+        if not apps.is_installed("stoker"):  # the other checks need models
+            sentence = "TASKS names Stoker's backend, but 'stoker' is not in INSTALLED_APPS."
+            return [Error(sentence, hint=ADD_THE_APP, id="stoker.E004")]
         from .checks import check_backend
 
         return check_backend(self.alias, self._params)

@@ -247,12 +247,6 @@ FOR_RETRIES = ("retry_on", "give_up_on", "backoff")
 
 
 def _installed() -> Iterator[CheckMessage]:
-    if not apps.is_installed("stoker"):
-        yield Error(
-            "TASKS names Stoker's backend, but 'stoker' is not in INSTALLED_APPS.",
-            hint="Add 'stoker' to INSTALLED_APPS, and run manage.py migrate.",
-            id="stoker.E004",
-        )
     if TASKS_APP == "django_tasks" and not apps.is_installed("django_tasks"):
         yield Warning(
             "'django_tasks', which provides the tasks of this Django version, is not in "
@@ -273,9 +267,7 @@ def _database(settings: Settings) -> Iterator[CheckMessage]:
             hint="Keep them in PostgreSQL, MySQL, MariaDB or SQLite 3.35 or later: BROKER = 'orm://ALIAS'.",
             id="stoker.E005",
         )
-    elif apps.is_installed("stoker") and not router.allow_migrate_model(
-        alias, apps.get_model("stoker", "Job")
-    ):
+    elif not router.allow_migrate_model(alias, apps.get_model("stoker", "Job")):
         yield Error(
             f"DATABASE_ROUTERS keep Stoker's tables out of the database {alias!r}, which BROKER "
             "names.",

@@ -42,6 +42,7 @@ from stoker.tasks.arguments import SECRETS
 from stoker.tasks.dead_letters import DeadLetters, letter_policies
 from stoker.tasks.schedules import Scheduled, schedules_by_name
 
+ADD_THE_APP = "Add 'stoker' to INSTALLED_APPS, and run manage.py migrate."
 DISTINGUISHING = ("BROKER", "CLUSTER")
 """Options that are part of the hash, besides the alias. The others are left out, because caches
 compute the hash for each job."""

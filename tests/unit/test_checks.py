@@ -2,6 +2,8 @@
 
 import inspect
 import re
+import subprocess
+import sys
 import tomllib
 from dataclasses import replace
 from importlib import import_module
@@ -14,6 +16,7 @@ from django.core.checks.registry import registry
 from django.test import override_settings
 
 from stoker import Cron
+from stoker import backend as backend_module
 from stoker import checks as ours
 from stoker.brokers.adapters import ADAPTERS, ALONE, name_of
 from stoker.compat import TASKS_APP, task_backends
@@ -48,7 +51,7 @@ def test_default_settings_pass_all_checks() -> None:
 
 def test_every_check_id_is_documented() -> None:
     told = set(re.findall(r"stoker\.[EW]\d{3}", ours.__doc__ or ""))
-    code = "".join(inspect.getsource(module) for module in (ours, desk))
+    code = "".join(inspect.getsource(module) for module in (ours, desk, backend_module))
     used = set(re.findall(r'id="(stoker\.[EW]\d{3})"', code))
     assert used == told
 
@@ -183,6 +186,30 @@ def test_w010_reports_a_cache_that_shares_the_brokers_database(
 def test_e004_reports_a_missing_app(settings: Any) -> None:
     settings.INSTALLED_APPS = [app for app in settings.INSTALLED_APPS if "stoker" not in app]
     assert "stoker.E004" in ids(default={})
+
+
+UNINSTALLED = """
+from importlib import import_module
+import django
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+settings.configure(TASKS={"default": {"BACKEND": "stoker.backend.StokerBackend"}})
+django.setup()
+from stoker.compat import task_backends
+assert [one.id for one in task_backends["default"].check()] == ["stoker.E004"]
+for name in ("stoker.dashboard.urls", "stoker.models"):
+    try:
+        import_module(name)
+    except ImproperlyConfigured as error:
+        print(error)
+"""
+
+
+def test_modules_that_need_models_say_that_the_app_is_missing() -> None:
+    command = [sys.executable, "-c", UNINSTALLED]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = "Add 'stoker' to INSTALLED_APPS, and run manage.py migrate.\n"
+    assert (done.returncode, done.stdout) == (0, 2 * told), done.stderr
 
 
 def test_e005_reports_an_unsupported_database(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,14 @@ The state of an unfinished job is the hot table that its row is in: ready, defer
 claimed. The wide row in ``Job`` is written twice: when the job is enqueued and when it ends.
 """
 
+from django.apps import apps
+
+from stoker.conf import ADD_THE_APP
+from stoker.exceptions import ConfigurationError
+
+if not apps.is_installed("stoker"):  # Django's own error would not say what to do
+    raise ConfigurationError(ADD_THE_APP)
+
 from .attempt import Attempt
 from .begun import Begun
 from .blocked import Blocked
