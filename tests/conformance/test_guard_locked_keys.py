@@ -8,6 +8,7 @@ from functools import partial
 from uuid import UUID
 
 import pytest
+from django.db import connection
 
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.guards import admission
@@ -24,6 +25,12 @@ pytestmark = [pytest.mark.mariadb, pytest.mark.django_db(transaction=True)]
 AGAIN_US = 100 * MICROSECONDS
 EACH_US = 1000 * MICROSECONDS
 LATEST_US = 3000 * MICROSECONDS
+
+
+SHORT_WAIT = {
+    "postgresql": "SET lock_timeout = 50",
+    "mysql": "SET SESSION innodb_lock_wait_timeout = 1",
+}
 
 
 @pytest.fixture
@@ -101,6 +108,24 @@ def test_later_claims_do_not_wait_while_claims_meet_locked_keys(
     before = stand.broker._search._careful_until
     assert claim_ids(stand) == []
     assert stand.broker._search._careful_until > before
+
+
+@pytest.mark.postgres
+def test_log_names_a_locked_key_once(
+    stand: OrmStand, other: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock_key_of_a_past_job(stand, other)
+    put(stand, need("held"))
+    with connection.cursor() as cursor:
+        cursor.execute(SHORT_WAIT[connection.vendor])
+    assert claim_ids(stand) == []
+    for _ in range(2):
+        assert claim_ids(stand) == []
+        stand.advance(LATEST_US / MICROSECONDS + 1)
+    connection.close()  # so that later tests wait as long as usual
+    assert caplog.messages == [
+        "Jobs with guards wait: another transaction holds the guard key 'lock held'."
+    ]
 
 
 @pytest.mark.postgres

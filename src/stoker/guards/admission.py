@@ -8,7 +8,7 @@ row. See ``docs/decisions/0015-guards-decide-at-claim.md``.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -73,8 +73,8 @@ class AdmissionResult(NamedTuple):
     """Number of jobs that were moved to blocked or deferred."""
     has_called: bool
     """Whether blocked jobs were made ready."""
-    has_met_locks: bool
-    """Whether a job was deferred because another transaction holds a key that it needs."""
+    locked: Collection[str]
+    """Names of the keys because of which jobs were deferred: other transactions hold them."""
 
 
 def admit(
@@ -121,6 +121,9 @@ def lease(
 
 class _Admission:
     """The decisions of one claim."""
+
+    _locked: Collection[str] = ()
+    """Names of the keys that other transactions have locked."""
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class _Admission:
         claims = self._carry_out(admitted, leasing)
         called = self._call_passed_over()  # this may include jobs that were just blocked
         turned_away = decided + len(self._kept_out) - len(admitted)
-        return AdmissionResult(claims, turned_away, bool(called), bool(self._kept_out))
+        return AdmissionResult(claims, turned_away, bool(called), self._locked)
 
     def _look(self) -> None:
         """Lock the keys and read the data that the decisions need."""
@@ -250,6 +253,8 @@ class _Admission:
         transactions have locked."""
         key_ids = {need.key_id for needed in self._needs.values() for need in needed}
         locked = GuardKey.objects.using(self._alias).lock_free(key_ids)
+        needs = (need for needed in self._needs.values() for need in needed)
+        self._locked = {need.name for need in needs if need.key_id in locked}
         free: list[Place] = []
         kept_out: list[Place] = []
         for place in places:

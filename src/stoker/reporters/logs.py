@@ -166,7 +166,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "guards_put_off": (
         logging.WARNING,
-        "Jobs with guards wait for the next claim: {error}",
+        "Jobs with guards wait: {error}",
     ),
     "steps_gone_on": (
         logging.WARNING,

@@ -32,7 +32,7 @@ from stoker.models.need import Need
 from stoker.models.ready import Place, Ready
 from stoker.signals import tell
 from stoker.store.engines import engine_of
-from stoker.store.engines.sessions import explained
+from stoker.store.engines.sessions import explain, explained
 from stoker.store.places import PLACES, WAITING, stored_states
 from stoker.store.statements import delete_returning_guards, lock_by_key, update_by_key, with_keys
 from stoker.store.transactions import after_commit, is_locked_out
@@ -201,7 +201,7 @@ class OrmBroker(Broker):
                 raise
             else:
                 self._leaves_doubt = True
-            tell("guards_put_off", error=error)
+                tell("guards_put_off", error=explain(error, self.alias))
         if deliveries or not self._is_more_behind:
             self._search.end()
         return deliveries if all(map(PACKAGE, deliveries)) else self._with_long(deliveries)

@@ -19,6 +19,7 @@ from stoker.models.guard_key import Decisions
 from stoker.models.need import Need
 from stoker.models.paused_queue import PausedQueue
 from stoker.models.ready import Place, Ready
+from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.statements import deciding, with_keys
 from stoker.store.written import MICROSECONDS, microseconds
@@ -261,6 +262,8 @@ LEASE_ID = 1
 
 CAREFUL_SECONDS = 10.0
 """How long claims skip locked guard keys after one claim has waited too long for such a lock."""
+LOGGED_KEYS = 3
+"""Maximum number of guard keys that a log line names."""
 
 
 class GuardedSearch:
@@ -272,6 +275,8 @@ class GuardedSearch:
         """Time of the start of the search, in monotonic seconds; None = no search has begun."""
         self._look = 0
         self._careful_until = 0.0
+        self._logged: set[str] = set()
+        """Names of the locked guard keys that were logged since claims skip them."""
 
     @property
     def seconds(self) -> float:
@@ -283,10 +288,24 @@ class GuardedSearch:
         """Return whether to wait for guard keys that other transactions have locked."""
         return time.monotonic() >= self._careful_until
 
-    def be_careful(self) -> None:
+    def be_careful(self, locked: Collection[str] = ()) -> None:
         """Skip locked guard keys in the next claims. Another transaction has locked some for
-        longer than Stoker's own transactions take."""
+        longer than Stoker's own transactions take.
+
+        Args:
+            locked: names of these keys, which are logged. Empty: the next claim finds them.
+        """
+        if self.waits:
+            self._logged.clear()
         self._careful_until = time.monotonic() + CAREFUL_SECONDS
+        if new := sorted(set(locked) - self._logged):
+            self._logged.update(new)
+            named = ", ".join(map(repr, new[:LOGGED_KEYS]))
+            more = f" and {len(new) - LOGGED_KEYS:,} more" if len(new) > LOGGED_KEYS else ""
+            keys = "key" if len(new) == 1 else "keys"
+            tell(
+                "guards_put_off", error=f"another transaction holds the guard {keys} {named}{more}."
+            )
 
     def end(self) -> None:
         """End the search, because it has found jobs or has examined all ready jobs. The next claim
@@ -389,13 +408,13 @@ class Claiming:
                 waits=self._search.waits,
                 searched_us=microseconds(self._search.seconds),
             )
-            if decision.has_met_locks:
-                self._search.be_careful()
-            if decision.has_called:
-                self._marks.forget()
-            are_all = len(places) < look and not decision.has_called
-            self.is_over = are_all or not decision.turned_away
-            return decision.claims
+        if decision.locked:
+            self._search.be_careful(decision.locked)
+        if decision.has_called:
+            self._marks.forget()
+        are_all = len(places) < look and not decision.has_called
+        self.is_over = are_all or not decision.turned_away
+        return decision.claims
 
     def _lock(self, job_ids: Sequence[UUID]) -> list[Place]:
         rows = self._engine.find_by_key("ready_lock", [job_id.hex for job_id in job_ids])
