@@ -229,16 +229,40 @@ class TestCancel:
             assert result.cancel("no")
         assert add.get_result(result.id).args == [1, 2]
 
-    @pytest.mark.redis
-    def test_withdrawal_that_upkeep_records_keeps_the_call(
-        self, fronted: Dispatch, monkeypatch: pytest.MonkeyPatch
+    def test_cancel_in_a_transaction_that_rolls_back_withdraws_nothing(
+        self, broker: Dispatch
+    ) -> None:
+        result = add.enqueue(1, 2)
+        with transaction.atomic():
+            result.cancel("no")
+            transaction.set_rollback(True)
+        assert work_off() == 1
+        assert result.wait(5) == 3
+
+    def test_cancel_finishes_a_withdrawal_that_was_not_recorded(
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         result = add.enqueue(1, 2)
         with monkeypatch.context() as patch:
             patch.setattr(cancelling, "record_cancelled", lose_connection)
             with pytest.raises((OperationalError, BrokerUnavailable)):
                 result.cancel("no")
-        assert (outside(fronted), Job.objects.get().status) == (0, None)
+        assert Job.objects.get().status is None
+        assert result.cancel("not twice")
+        found = add.get_result(result.id)
+        assert (found.state, found.args, found.job.reason) == (JobState.CANCELLED, [1, 2], "no")
+        assert not Cancellation.objects.exists()
+        assert not result.cancel("no")
+
+    def test_withdrawal_that_upkeep_records_keeps_the_call(
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        result = add.enqueue(1, 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(cancelling, "record_cancelled", lose_connection)
+            with pytest.raises((OperationalError, BrokerUnavailable)):
+                result.cancel("no")
+        assert (broker.sizes(), Job.objects.get().status) == ({}, None)
         sweep_requests(settings_for())
         found = add.get_result(result.id)
         assert (found.state, found.args) == (JobState.CANCELLED, [1, 2])

@@ -50,21 +50,26 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
         BrokerUnavailable: the job is unknown, and a database in whose outbox it may wait does not
             answer.
     """
-    broker, reason = broker_for(settings), stored_text(reason, LONGEST_REASON)
+    alias, broker = settings.database, broker_for(settings)
+    reason = stored_text(reason, LONGEST_REASON)
+    if _finish_request(settings, unstored.pk):
+        return True
     has_asked_outboxes = False
     for _ in range(LOOKS):
         unstored = _full_rows(settings, [unstored])[0]
-        if _forgets_withdrawn(broker) and _request(settings, unstored, reason):
+        has_requested = _request(settings, unstored, reason)
+        if has_requested and is_in_transaction(alias):
             return True
         if cancel_waiting(settings, unstored, reason):
             return True
-        with explained(settings.database):
-            _forget_request_rows(settings, [unstored.pk])
+        with explained(alias):
             place = broker.states([unstored.pk]).get(unstored.pk)
+            if has_requested or place == "running":
+                _forget_request_rows(settings, [unstored.pk])
             if place == "running":
-                Cancellation.objects.using(settings.database).ask(unstored.pk, reason)
+                Cancellation.objects.using(alias).ask(unstored.pk, reason)
                 # Its cluster may have released it just before it could see the request.
-                after_commit(settings.database, partial(cancel_waiting, settings, unstored, reason))
+                after_commit(alias, partial(cancel_waiting, settings, unstored, reason))
                 return True
             if place is None and (has_asked_outboxes or _is_stored(settings, unstored)):
                 return False
@@ -73,6 +78,20 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
                 return True
             has_asked_outboxes = True  # it may have been relayed just now
     return False
+
+
+def _finish_request(settings: Settings, job_id: UUID) -> bool:
+    """Finish the request of an earlier call that could not record the end of the job. Return
+    whether there was one, and the job is cancelled."""
+    alias = settings.database
+    if not _forgets_withdrawn(broker_for(settings)) or is_in_transaction(alias):
+        return False
+    rows = Job.objects.using(alias).filter(pk=job_id)
+    with explained(alias):
+        if not rows.filter(status=None, reason=REQUESTED).exists():
+            return False
+        _sweep(settings, Cancellation.objects.using(alias).reasons_of([job_id]))
+        return rows.filter(status=Job.Status.CANCELLED).exists()
 
 
 def _is_stored(settings: Settings, job: Job) -> bool:
@@ -85,7 +104,7 @@ def _forgets_withdrawn(broker: Dispatch) -> bool:
     """Return whether a withdrawn job is gone even if the transaction that records its end is rolled
     back."""
     can = broker.capabilities
-    return can.shared and can.look_up and not can.transactional
+    return can.look_up and not can.transactional
 
 
 def _full_rows(settings: Settings, jobs: Sequence[Job]) -> list[Job]:
@@ -103,16 +122,18 @@ def _full_rows(settings: Settings, jobs: Sequence[Job]) -> list[Job]:
 
 def _request(settings: Settings, unstored: Job, reason: str) -> bool:
     """Store the request before a waiting job is withdrawn, so that upkeep can finish the work if
-    this process dies. Return whether the caller has nothing left to do."""
+    this process dies. In a transaction, withdraw the job when that commits. Return whether a
+    request was stored."""
     alias, broker = settings.database, broker_for(settings)
+    if not _forgets_withdrawn(broker):
+        return False
     with explained(alias):
         if broker.states([unstored.pk]).get(unstored.pk, "running") == "running":
             return False
         _ask_with_rows(alias, [unstored], reason)
-        if not is_in_transaction(alias):
-            return False
-        withdraw = partial(cancel_waiting, settings, unstored, reason)
-        transaction.on_commit(withdraw, using=alias, robust=True)
+        if is_in_transaction(alias):
+            withdraw = partial(cancel_waiting, settings, unstored, reason)
+            transaction.on_commit(withdraw, using=alias, robust=True)
     return True
 
 
@@ -135,10 +156,12 @@ def _forget_request_rows(settings: Settings, job_ids: Collection[UUID]) -> None:
 def sweep_requests(settings: Settings) -> int:
     """Delete requests whose job has ended. Cancel jobs that wait for a retry because their attempt
     failed after the request to end it. Return the number of deleted requests."""
+    reasons = Cancellation.objects.using(settings.database).reasons()
+    return _sweep(settings, reasons) if reasons else 0
+
+
+def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
     alias, broker = settings.database, broker_for(settings)
-    reasons = Cancellation.objects.using(alias).reasons()
-    if not reasons:
-        return 0
     outgoing: set[UUID] = set()
     if _forgets_withdrawn(broker):
         outgoing = {row.pk for row in broker.outgoing(list(reasons))}

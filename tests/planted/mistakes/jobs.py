@@ -579,7 +579,7 @@ MISTAKES = (
         "a request to cancel is forgotten while the job runs",
         [
             Change(
-                "jobs.cancel:sweep_requests",
+                "jobs.cancel:_sweep",
                 replace(
                     "Cancellation.objects.using(alias).filter(pk__in=gone)",
                     "Cancellation.objects.using(alias)",
