@@ -18,13 +18,13 @@ from stoker.compat import TaskResultDoesNotExist, TaskResultMismatch, task_backe
 from stoker.conf import settings_for
 from stoker.inspect.timeline import MomentKind
 from stoker.jobs.states import JobState
-from stoker.models import Job
+from stoker.models import Attempt, Job
 from stoker.operations.jobs import details_of
 from stoker.values.ids import new_job_id
 from stoker.why import Kind, why
 
 from tests.app.payments import pay
-from tests.app.tasks import add, echo
+from tests.app.tasks import add, ask_for_retry, echo
 from tests.conformance.stands import message
 from tests.integration.fronted import fronted_broker
 from tests.integration.work import claim, work_off
@@ -181,3 +181,29 @@ class TestDetails:
         )
         assert answer.facts["due_at"] == due_at
         assert f"until its start time, {due_at:%Y-%m-%d %H:%M:%S}" in answer.sentence
+
+    def test_job_between_two_attempts_names_the_error_and_the_next_attempt(
+        self, broker: Dispatch
+    ) -> None:
+        result = ask_for_retry.enqueue(3600)
+        work_off()
+        retry_at = Attempt.objects.get().retry_at
+        answer = why(settings_for(), UUID(result.id))
+        assert answer.kind == Kind.RETRY
+        error = "stoker.exceptions.Retry: asked for"
+        assert answer.sentence.startswith(f"Attempt 1 of 2 failed ({error}); it is retried in")
+        assert abs(answer.facts["due_at"] - retry_at) < timedelta(seconds=1)
+        assert (answer.facts["attempts"], answer.facts["error"]) == (1, error)
+        details = details_of(settings_for(), UUID(result.id))
+        waits = details.life.moments[-1]
+        assert (waits.kind, waits.until) == (MomentKind.WAITS_FOR_RETRY, retry_at)
+        assert why(settings_for(), UUID(result.id), details.progress).kind == Kind.RETRY
+
+    def test_job_that_is_snoozed_after_a_failure_names_no_past_retry(
+        self, broker: Dispatch
+    ) -> None:
+        result = ask_for_retry.enqueue(3600)
+        work_off()
+        Attempt.objects.update(retry_at=timezone.now() - timedelta(hours=1))
+        waits = details_of(settings_for(), UUID(result.id)).life.moments[-1]
+        assert (waits.kind, waits.until) == (MomentKind.WAITS_FOR_RETRY, None)

@@ -10,6 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db.models import OuterRef, Q, Subquery, TextChoices
+from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.jobs.change import is_held
@@ -405,6 +406,12 @@ class _Life:
                 return Moment(kind=kind, at=since, is_now=True, text="held by an operator")
             return Moment(kind=kind, at=since, is_now=True, until=until)
         if self._state == JobState.DEFERRED:  # at a broker outside the store
+            if self._failures:
+                retry_at = self._failures[-1].retry_at
+                is_past = retry_at is None or retry_at < timezone.now()
+                until = None if is_past else retry_at
+                kind = MomentKind.WAITS_FOR_RETRY
+                return Moment(kind=kind, at=since, is_now=True, until=until)
             due_at = self._job.run_after if self._job is not None else None
             return Moment(kind=MomentKind.WAITS_FOR_MOMENT, is_now=True, until=due_at)
         return Moment(kind=MomentKind.WAITS_FOR_WORKER, is_now=True)

@@ -30,12 +30,20 @@ from stoker.models import (
     Requeue,
     Step,
 )
+from stoker.store.engines.base import aware
 from stoker.store.engines.sessions import explained
-from stoker.store.written import MICROSECONDS, moment
+from stoker.store.written import MICROSECONDS, microseconds, moment
 from stoker.values.durations import in_words
 
 from .answer import Answer, Asked, Kind, at, when
-from .waiting import answer_blocked, answer_deferred, answer_ready, answer_step
+from .waiting import (
+    answer_blocked,
+    answer_deferred,
+    answer_ready,
+    answer_retry,
+    answer_step,
+    last_failure,
+)
 
 Seat = tuple[ClusterState, WorkerState, RunningJob]
 
@@ -334,15 +342,18 @@ def _at_broker(asked: Asked) -> Answer | None:
     place = broker.states([asked.job_id]).get(asked.job_id)
     if place is None:
         return None
+    row = rows_at_broker(asked.settings, [asked.job_id]).get(asked.job_id)
     if asked.job is None:
-        asked.take(rows_at_broker(asked.settings, [asked.job_id]).get(asked.job_id))
+        asked.take(row)
     if place == "ready":
         return answer_ready(asked, None)
     name = broker.info()["broker"]
     if place == "running":
         sentence = f"A cluster has claimed it from the broker {name}, and not reported it yet."
         return asked.answer(Kind.HANDED_OUT, sentence)
-    due_at = asked.job.run_after if asked.job is not None else None
+    due_at = row.run_after if row is not None else None
+    if due_at is not None and (failure := last_failure(asked)) is not None:
+        return answer_retry(asked, microseconds(aware(due_at).timestamp()), failure.number)
     until = "start time or its next attempt" if due_at is None else f"start time, {when(due_at)}"
     sentence = f"The broker {name} keeps it until its {until}."
     return asked.answer(Kind.AT_BROKER, sentence, broker=name, due_at=due_at)

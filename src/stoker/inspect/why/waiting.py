@@ -402,10 +402,9 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
             due_at=at(row.due_us),
             seconds=max(0.0, seconds),
         )
-    soon = f"in {in_words(seconds)}, at {when(at(row.due_us))}" if seconds > 0 else "now"
-    facts: dict[str, Any] = {"due_at": at(row.due_us), "seconds": max(0.0, seconds)}
     if row.attempts:
-        return _answer_retry(asked, row, soon, facts)
+        return answer_retry(asked, row.due_us, row.attempts)
+    soon, facts = _soon(asked, row.due_us)
     job = asked.job
     if job is not None and job.run_after is not None and at(row.due_us) <= job.run_after:
         sentence = f"It was enqueued to run later: it becomes ready {soon}."
@@ -425,9 +424,23 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
     return _answer_put_back(asked, row, soon, facts)
 
 
-def _answer_retry(asked: Asked, row: Deferred, soon: str, facts: dict[str, Any]) -> Answer:
+def _soon(asked: Asked, due_us: int) -> tuple[str, dict[str, Any]]:
+    """Return when a job is due, in words and as facts."""
+    seconds = asked.seconds_until(due_us)
+    soon = f"in {in_words(seconds)}, at {when(at(due_us))}" if seconds > 0 else "now"
+    return soon, {"due_at": at(due_us), "seconds": max(0.0, seconds)}
+
+
+def last_failure(asked: Asked) -> Attempt | None:
+    """Return the last attempt that did not succeed."""
     failures = Attempt.objects.using(asked.alias).filter(job_id=asked.job_id)
-    last = failures.order_by("-number").first()
+    return failures.order_by("-number").first()
+
+
+def answer_retry(asked: Asked, due_us: int, attempts: int) -> Answer:
+    """Answer for a job that waits for a retry, after this number of attempts."""
+    soon, facts = _soon(asked, due_us)
+    last = last_failure(asked)
     error = "" if last is None else f"{last.exception_class}: {last.message.partition(chr(10))[0]}"
     package = asked.package
     most = None
@@ -437,8 +450,8 @@ def _answer_retry(asked: Asked, row: Deferred, soon: str, facts: dict[str, Any])
     told = f" ({error})" if error else ""
     return asked.answer(
         Kind.RETRY,
-        f"Attempt {row.attempts}{of} failed{told}; it is retried {soon}.",
-        attempts=row.attempts,
+        f"Attempt {attempts}{of} failed{told}; it is retried {soon}.",
+        attempts=attempts,
         max_attempts=most,
         error=error,
         **facts,
