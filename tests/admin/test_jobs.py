@@ -5,10 +5,12 @@ import uuid
 from typing import Any
 
 import pytest
+from django.utils import timezone
 
 from stoker import chain, queues
 from stoker.jobs.states import JobState
 from stoker.models import Job, Ready, Tally
+from stoker.values.ids import new_job_id
 
 from tests.admin.conftest import Visitor
 from tests.app import frail, guarded, tasks
@@ -111,6 +113,22 @@ def test_detail_page_of_a_job_at_the_broker_shows_its_call(anna: Visitor, settin
     assert "Cancel" in page
     for word in ("run", "hold"):
         assert f"job/{result.id}/{word}/" not in page, "such jobs cannot be changed"
+
+
+@pytest.mark.redis
+@pytest.mark.django_db(transaction=True)
+def test_pages_show_what_the_database_knows_while_the_broker_is_away(
+    anna: Visitor, settings: Any
+) -> None:
+    options = {"BROKER": "redis://127.0.0.1:1/0"}
+    settings.TASKS = {"default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}}
+    now, job_id = timezone.now(), new_job_id()
+    task = tasks.echo.module_path
+    Job.objects.create(pk=job_id, task=task, queue="default", package=b"", enqueued_at=now)
+    for path in ("job/", f"job/{job_id}/change/", "pausedqueue/"):
+        page = anna.get(path)
+        assert "The broker does not answer: redis://127.0.0.1:1/0 cannot be reached: " in page
+        assert task in page or path == "pausedqueue/"
 
 
 def test_detail_page_shows_error_arguments_dead_letter_and_workflow(anna: Visitor) -> None:

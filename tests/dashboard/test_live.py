@@ -37,7 +37,7 @@ def test_script_gets_only_the_parts_that_differ(anna: Client) -> None:
     tasks.add.enqueue(1, 2)
     path = "jobs/"
     first = live(anna, path)
-    assert set(first["parts"]) == {"states", "found"}
+    assert set(first["parts"]) == {"states", "outage", "found"}
     assert all(len(part) == 2 for part in first["parts"].values())
     known = digests_of(first)
     again = live(anna, path, known)
@@ -74,7 +74,7 @@ def test_answer_is_compressed_if_the_script_takes_that(anna: Client) -> None:
     response = anna.get(f"{PREFIX}jobs/", headers=headers)
     assert response.headers["Content-Encoding"] == "gzip"
     body = gzip.decompress(response.content)
-    assert len(json.loads(body)["parts"]) == 2
+    assert len(json.loads(body)["parts"]) == 3
     assert len(response.content) < len(body) / 5
 
 

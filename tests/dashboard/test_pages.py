@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -289,14 +289,16 @@ def test_unknown_id_gives_404(kind: str, anna: Client) -> None:
     assert b"There is no" in response.content
 
 
-def test_unreachable_store_gives_503(anna: Client, settings: Any) -> None:
+def test_job_that_only_an_unreachable_broker_may_have_gives_503(
+    anna: Client, settings: Any
+) -> None:
     settings.TASKS = {
         "default": {
             "BACKEND": "stoker.backend.StokerBackend",
             "OPTIONS": {"BROKER": "redis://127.0.0.1:1/0"},
         }
     }
-    response = anna.get(f"{PREFIX}queues/")
+    response = anna.get(f"{PREFIX}jobs/{uuid4()}/")
     assert response.status_code == 503
     assert b"Unreachable" in response.content
 

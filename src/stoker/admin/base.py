@@ -21,6 +21,7 @@ from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 
+from stoker.brokers.outage import BrokerOutage, do_without_broker
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, NotMigrated
 from stoker.operations.operation import NOT_FOUND, Done, Operation
 from stoker.operations.request_context import ADMIN_PAGES, DASHBOARD, RequestContext
@@ -137,9 +138,10 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the s
             if permission:
                 visit.require(permission)
             try:
-                with explained(visit.database), _guarded(request):
+                with explained(visit.database), _guarded(request), _tolerant(request) as outage:
                     response = view(visit, **names)
                 if isinstance(response, TemplateResponse):
+                    (response.context_data or {})["outage"] = outage.sentence
                     response.add_post_render_callback(_show_marks)
                 return response
             except (BrokerUnavailable, NotMigrated) as error:
@@ -254,3 +256,9 @@ def _show_marks(response: HttpResponse) -> None:
 def _guarded(request: HttpRequest) -> AbstractContextManager[None]:
     """Forbid unpickling during a GET request: it would run code of the project."""
     return nullcontext() if request.method == "POST" else nothing_unpickled()
+
+
+def _tolerant(request: HttpRequest) -> AbstractContextManager[BrokerOutage]:
+    """Show what the database knows while the broker does not answer. A POST request, which changes
+    something, fails then."""
+    return nullcontext(BrokerOutage()) if request.method == "POST" else do_without_broker()

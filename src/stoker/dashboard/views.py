@@ -25,6 +25,7 @@ from django.template.loader import render_to_string
 from django.urls import Resolver404, resolve
 from django.views.decorators.csrf import csrf_protect
 
+from stoker.brokers.outage import do_without_broker
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
 from stoker.exceptions import StokerError
@@ -82,9 +83,10 @@ def page(
 
     def decorate(view: Callable[..., PageContent]) -> Callable[..., HttpResponseBase]:
         def answer(visit: DashboardContext, *args: Any, **kwargs: Any) -> HttpResponse:
-            with nothing_unpickled():
+            with nothing_unpickled(), do_without_broker() as outage:
                 shown = view(visit, *args, **kwargs)
-            return rendered(visit, f"stoker/dashboard/{shown.template}.html", shown.context)
+            context = {**shown.context, "outage": outage.sentence}
+            return rendered(visit, f"stoker/dashboard/{shown.template}.html", context)
 
         return enclosed(wraps(view)(answer), ("GET", "HEAD"), permission)
 

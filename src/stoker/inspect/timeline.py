@@ -408,10 +408,10 @@ class _Life:
         if self._state == JobState.DEFERRED:  # at a broker outside the store
             if self._failures:
                 retry_at = self._failures[-1].retry_at
-                is_past = retry_at is None or retry_at < timezone.now()
-                until = None if is_past else retry_at
+                if retry_at is not None and retry_at < timezone.now():
+                    retry_at = None  # it was released after that
                 kind = MomentKind.WAITS_FOR_RETRY
-                return Moment(kind=kind, at=since, is_now=True, until=until)
+                return Moment(kind=kind, at=since, is_now=True, until=retry_at)
             due_at = self._job.run_after if self._job is not None else None
             return Moment(kind=MomentKind.WAITS_FOR_MOMENT, is_now=True, until=due_at)
         return Moment(kind=MomentKind.WAITS_FOR_WORKER, is_now=True)

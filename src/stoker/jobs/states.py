@@ -13,6 +13,7 @@ from django.db.models import TextChoices
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import BrokerJob
+from stoker.brokers.outage import outage_error
 from stoker.compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, UnknownTask
@@ -181,7 +182,7 @@ def full_progress_of_one(settings: Settings, job_id: UUID) -> Progress:
 
 def _the_one(found: Mapping[UUID, Progress], job_id: UUID) -> Progress:
     if job_id not in found:
-        raise not_there(job_id)
+        raise outage_error() or not_there(job_id)
     return found[job_id]
 
 

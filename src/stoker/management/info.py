@@ -75,7 +75,8 @@ class InfoCommand(Subcommand):
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = self.settings(options)
-        seen, guards = overview(settings), crowded(settings)
+        with self.without_broker():
+            seen, guards = overview(settings), crowded(settings)
         lines = (*self._lines(seen, longest_silence(settings)), *self._guard_lines(guards))
         self.answer(options, {**asdict(seen), "guards": asdict(guards)}, lines)
         return ExitCode.DONE

@@ -132,7 +132,7 @@ class ListJobs(Subcommand):
         settings = self.settings(options)
         names = ("state", "queue", "task", "text", "node", "since", "until")
         wanted = JobFilter(**{name: options[name] for name in names})
-        with explained(settings.database):
+        with self.without_broker(), explained(settings.database):
             page = JobSearch(settings, wanted).page(options["limit"], options["after"])
             others = [job for job in page.jobs if job not in page.by_id]
             rows = rows_of(settings, [*page.by_id, *others])
@@ -182,7 +182,8 @@ class ShowJob(Subcommand):
     options = (ID, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        found = details_of(self.settings(options), job_id_of(options["id"]))
+        with self.without_broker():
+            found = details_of(self.settings(options), job_id_of(options["id"]))
         self.answer(options, _as_plain(found), job_lines(found))
         return ExitCode.DONE
 

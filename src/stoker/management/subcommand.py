@@ -7,7 +7,8 @@ import getpass
 import inspect
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, is_dataclass
 from enum import IntEnum
@@ -22,6 +23,7 @@ from django.core.management.base import (
 )
 
 from stoker.backend import StokerBackend
+from stoker.brokers.outage import do_without_broker
 from stoker.compat import InvalidTaskBackend, task_backends
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
@@ -148,6 +150,15 @@ class Subcommand(ABC):
         lines."""
         for line in [as_json(plain)] if options["json"] else lines:
             self.say(line)
+
+    @contextmanager
+    def without_broker(self) -> Iterator[None]:
+        """Within this block, read what the database knows if the broker does not answer, and say so
+        on standard error."""
+        with do_without_broker() as outage:
+            yield
+        if outage.sentence:
+            self.remark(outage.sentence)
 
     def remark(self, text: str) -> None:
         """Write a line that is not part of the answer to standard error."""

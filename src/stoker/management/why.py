@@ -37,7 +37,8 @@ class WhyCommand(Subcommand):
         job_id = parse_job_id(options["job"])
         if job_id is None:
             raise refuse(f"{options['job']!r} is not a job id, which is a UUID.")
-        answer = why(self.settings(options), job_id)
+        with self.without_broker():
+            answer = why(self.settings(options), job_id)
         self.answer(options, answer_as_plain(answer), self._lines(answer))
         if answer.kind == Kind.UNKNOWN:
             return ExitCode.REFUSED

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.outage import outage_error
 from stoker.conf import Settings
 from stoker.inspect.stats import (
     ClusterState,
@@ -364,8 +365,16 @@ def _nowhere(asked: Asked) -> Answer:
     if step is not None and asked.job is None:
         return answer_step(asked, step)
     broker = broker_for(asked.settings)
-    if not broker.capabilities.transactional and not broker.capabilities.look_up:
-        name = broker.info()["broker"]
+    is_blind = not broker.capabilities.transactional and not broker.capabilities.look_up
+    name = broker.info()["broker"] if is_blind else ""
+    if outage_error() is not None:
+        return asked.answer(
+            Kind.AT_BROKER,
+            "It has not ended, and waits or runs at the broker, which does not answer."
+            if asked.job is not None
+            else "The database does not have it, and the broker, which may, does not answer.",
+        )
+    if is_blind:
         alive = any(asked.is_alive(one) for one in asked.clusters)
         start = "" if alive else " No cluster is alive: start one with `manage.py stoker run`."
         return asked.answer(

@@ -1,0 +1,75 @@
+"""Show what the database knows while the broker outside it cannot be reached.
+
+Screens and commands read within ``do_without_broker``. There a broker that does not answer counts
+as empty, and the screen says so. Everywhere else the same call raises BrokerUnavailable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, TypeVar
+
+from stoker.exceptions import BrokerUnavailable
+
+T = TypeVar("T")
+
+NO_INFO = {"broker": "The broker", "server": "does not answer"}
+"""Shown in place of ``Broker.info``."""
+
+
+class BrokerOutage:
+    """Whether a broker did not answer while a screen was read."""
+
+    error: BrokerUnavailable | None = None
+    broker: Any = None
+    """The broker that did not answer. It is not asked again for the same screen."""
+
+    @property
+    def sentence(self) -> str:
+        """What is not shown, and why; "" = the broker has answered, or was not asked."""
+        if self.error is None:
+            return ""
+        return (
+            f"The broker does not answer: {str(self.error).rstrip('.')}. This is what the database "
+            "knows: jobs that only the broker has are not shown, and other unfinished jobs may be "
+            "shown as ready."
+        )
+
+
+_outage: ContextVar[BrokerOutage | None] = ContextVar("outage", default=None)
+
+
+@contextmanager
+def do_without_broker() -> Iterator[BrokerOutage]:
+    """Within this block, let a broker that does not answer count as empty."""
+    outage = BrokerOutage()
+    token = _outage.set(outage)
+    try:
+        yield outage
+    finally:
+        _outage.reset(token)
+
+
+def ask(call: Callable[..., T], instead: Any, *args: Any) -> T:
+    """Call a method of a broker that reads. Within ``do_without_broker`` return ``instead`` if the
+    broker does not answer."""
+    outage = _outage.get()
+    if outage is None:
+        return call(*args)
+    broker = getattr(call, "__self__", None)
+    if broker is None or broker is not outage.broker:
+        try:
+            return call(*args)
+        except BrokerUnavailable as error:
+            outage.error, outage.broker = error, broker
+    result: T = instead
+    return result
+
+
+def outage_error() -> BrokerUnavailable | None:
+    """Return why the broker did not answer, within ``do_without_broker``; None = it has answered.
+    What the database does not know may then be at the broker."""
+    outage = _outage.get()
+    return None if outage is None else outage.error
