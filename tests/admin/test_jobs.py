@@ -104,9 +104,12 @@ def test_search_finds_a_job_by_its_unique_key(anna: Visitor) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_detail_page_of_a_job_at_the_broker_shows_its_call(anna: Visitor, settings: Any) -> None:
+def test_pages_of_a_job_at_the_broker_show_its_call_and_that_it_is_not_listed(
+    anna: Visitor, settings: Any
+) -> None:
     settings.TASKS = outside_the_database()
     result = tasks.echo.enqueue("order 7")
+    assert "1 job waits at the broker" in anna.get("job/")
     page = anna.get(f"job/{result.id}/change/")
     assert tasks.echo.module_path in page
     assert "order 7" in page

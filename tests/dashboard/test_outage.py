@@ -26,7 +26,7 @@ def job_id(settings: Any) -> str:
     return tasks.add.using(lock=Lock("one")).enqueue(1, 2).id
 
 
-@pytest.mark.parametrize("path", ["", "queues/"])
+@pytest.mark.parametrize("path", ["", "jobs/", "queues/"])
 def test_pages_show_what_the_database_knows(path: str, job_id: str, anna: Client) -> None:
     response = anna.get(f"{PREFIX}{path}")
     assert response.status_code == 200

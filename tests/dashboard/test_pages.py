@@ -463,6 +463,16 @@ def test_page_of_a_job_at_the_broker_shows_its_call(anna: Client, settings: Any)
         assert label not in page, "such jobs cannot be changed"
 
 
+def test_lists_say_how_many_jobs_wait_at_the_broker(anna: Client, settings: Any) -> None:
+    settings.TASKS = outside_the_database()
+    tasks.echo.enqueue("order 7")
+    told = "1 job waits at the broker, where jobs are not listed before their first attempt"
+    for path in ("jobs/", "jobs/?state=ready", "queues/one/?name=default"):
+        assert told in anna.get(f"{PREFIX}{path}").content.decode(), path
+    for path in ("jobs/?state=failed", "jobs/?queue=mail"):
+        assert "at the broker" not in anna.get(f"{PREFIX}{path}").content.decode(), path
+
+
 def test_job_that_failed_once_has_one_attempt(ids: dict[str, Any]) -> None:
     sentence = why(settings_for(), UUID(ids["failed"])).sentence
     assert "after 1 attempt:" in sentence or re.search(r"after [2-9] attempts:", sentence)

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.core.management import call_command
+from django.core.management import CommandError, call_command
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
@@ -207,3 +207,50 @@ class TestDetails:
         Attempt.objects.update(retry_at=timezone.now() - timedelta(hours=1))
         waits = details_of(settings_for(), UUID(result.id)).life.moments[-1]
         assert (waits.kind, waits.until) == (MomentKind.WAITS_FOR_RETRY, None)
+
+
+class TestLists:
+    def test_list_says_how_many_jobs_wait_at_the_broker(
+        self, broker: Dispatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        call_command("stoker", "jobs", "list")
+        assert capsys.readouterr().out == "No jobs. Enqueue one: manage.py stoker enqueue TASK\n"
+        add.enqueue(1, 2)
+        add.using(run_after=3600).enqueue(3, 4)
+        call_command("stoker", "jobs", "list")
+        assert capsys.readouterr().out == (
+            "2 jobs wait at the broker, where jobs are not listed before their first attempt has "
+            "ended. List them: `manage.py stoker jobs list --at-broker`\n"
+        )
+        for words in (["--state", "failed"], ["--queue", "mail"]):
+            call_command("stoker", "jobs", "list", *words)
+            assert capsys.readouterr().out == "No such jobs.\n"
+
+    def test_list_at_the_broker_shows_the_waiting_jobs(
+        self, broker: Dispatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        ready = add.enqueue(1, second=2)
+        later = echo.using(run_after=3600, queue_name="mail").enqueue("late")
+        broker.enqueue([message(package=b"nonsense")])
+
+        def listed(*words: str) -> list[dict[str, Any]]:
+            call_command("stoker", "jobs", "list", "--at-broker", "--json", *words)
+            jobs: list[dict[str, Any]] = json.loads(capsys.readouterr().out)["jobs"]
+            return jobs
+
+        found = {one["id"]: one for one in listed()}
+        assert len(found) == 3
+        assert (found[ready.id]["state"], found[ready.id]["kwargs"]) == ("READY", {"second": "2"})
+        assert (found[later.id]["state"], found[later.id]["queue"]) == ("DEFERRED", "mail")
+        assert [one["id"] for one in listed("--queue", "mail")] == [later.id]
+        assert [one["id"] for one in listed("--task", add.module_path)] == [ready.id]
+        assert [one["id"] for one in listed("--state", "deferred")] == [later.id]
+        assert len(listed("--limit", "2")) == 2
+        call_command("stoker", "jobs", "list", "--at-broker", "--queue", "mail")
+        assert f"{later.id}  deferred\n  {echo.module_path}\n" in capsys.readouterr().out
+        claim()
+        assert [one["id"] for one in listed()] == [later.id]
+
+    def test_list_at_the_broker_refuses_other_filters(self, broker: Dispatch) -> None:
+        with pytest.raises(CommandError, match="--at-broker"):
+            call_command("stoker", "jobs", "list", "--at-broker", "--search", "ann")

@@ -61,9 +61,8 @@ class JobAdmin(StoreAdmin):
             return HttpResponseRedirect(found)
         numbers = jobs.numbers_by_state(visit.database)
         changes = changes_in(visit.settings)
-        page, problem = _page(
-            visit, JobFilter(state=state, queue=asked["queue"], task=asked["task"], text=asked["q"])
-        )
+        wanted = JobFilter(state=state, queue=asked["queue"], task=asked["task"], text=asked["q"])
+        page, problem = _page(visit, wanted)
         context = {
             "rows": [
                 _row(visit, row)
@@ -75,6 +74,7 @@ class JobAdmin(StoreAdmin):
             "states": visit.tabs(("", *STATES), state, numbers),
             **visit.paging(page.next),
             "is_cut": page.is_cut,
+            "at_broker": jobs.at_broker(visit.settings, wanted),
             "operations": [
                 one
                 for one in self.operations

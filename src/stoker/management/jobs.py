@@ -19,9 +19,11 @@ from stoker.operations.jobs import (
     RUN_AGAIN,
     JobDetails,
     JobRow,
+    at_broker,
     details_of,
     job_id_of,
     rows_of,
+    rows_waiting_at_broker,
 )
 from stoker.operations.operation import Done, Operation
 from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHEDULE, RUN_NOW
@@ -81,8 +83,8 @@ class ListJobs(Subcommand):
     """List jobs, the newest first.
 
     List jobs: id, state, task, arguments or label, queue, when it was enqueued or ended, how long
-    its last attempt ran. Without --state, jobs of all states. Jobs that wait in a broker outside
-    the database are not listed.
+    its last attempt ran. Without --state, jobs of all states. Jobs at a broker outside the database
+    are listed when their first attempt has ended; --at-broker lists those that wait there.
 
     Filters look at 10,000 jobs for a page, and a search reads 4,000; if there may be more, the page
     says so.
@@ -90,7 +92,8 @@ class ListJobs(Subcommand):
     --json writes one object: jobs[] (id, state, task, queue, priority, attempts, enqueued_at,
     run_after, started_at, finished_at, worker_id, reason, ran_seconds, label, args, kwargs: each
     argument as text; null if the package is large or cannot be opened) and next (for --after; null
-    on the last page).
+    on the last page), at_broker (how many jobs wait at a broker outside the database, as a
+    sentence; "": none).
 
     Examples:
       manage.py stoker jobs list
@@ -125,6 +128,12 @@ class ListJobs(Subcommand):
         NODE,
         _moment_option("--since", "after"),
         _moment_option("--until", "before"),
+        option(
+            "--at-broker",
+            action="store_true",
+            help="Only jobs that wait at a broker outside the database, in its order. Takes only "
+            "--state, --task, --queue and --limit.",
+        ),
         *PAGE_OPTIONS,
     )
 
@@ -132,18 +141,34 @@ class ListJobs(Subcommand):
         settings = self.settings(options)
         names = ("state", "queue", "task", "text", "node", "since", "until")
         wanted = JobFilter(**{name: options[name] for name in names})
+        if options["at_broker"]:
+            return self._list_at_broker(options, settings, wanted)
         with self.without_broker(), explained(settings.database):
             page = JobSearch(settings, wanted).page(options["limit"], options["after"])
             others = [job for job in page.jobs if job not in page.by_id]
             rows = rows_of(settings, [*page.by_id, *others])
+            more = "" if options["after"] else at_broker(settings, wanted)
         lines = [line for row in rows for line in _row_lines(row)]
-        if not rows:
+        if more:
+            lines.append(more)
+        elif not rows:
             lines.append(NO_JOBS if wanted == JobFilter() else "No such jobs.")
         if page.next is not None:
             why = "Search further back" if page.is_cut else "The next page"
             lines.append(f"{why}: --after '{page.next}'")
-        plain = {"jobs": [row_as_plain(row) for row in rows], "next": page.next}
-        self.answer(options, plain, lines)
+        jobs = [row_as_plain(row) for row in rows]
+        self.answer(options, {"jobs": jobs, "next": page.next, "at_broker": more}, lines)
+        return ExitCode.DONE
+
+    def _list_at_broker(
+        self, options: dict[str, Any], settings: Settings, wanted: JobFilter
+    ) -> ExitCode:
+        if wanted != JobFilter(wanted.state, wanted.queue, wanted.task) or options["after"]:
+            raise refuse("--at-broker takes only --state, --task, --queue and --limit.")
+        rows = rows_waiting_at_broker(settings, wanted, options["limit"])
+        lines = [line for row in rows for line in _row_lines(row)] or ["No such jobs."]
+        jobs = [row_as_plain(row) for row in rows]
+        self.answer(options, {"jobs": jobs, "next": None, "at_broker": ""}, lines)
         return ExitCode.DONE
 
 

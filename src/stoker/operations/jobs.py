@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 from uuid import UUID
 
 from django.db.models import Q
 
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.outage import ask
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import Settings
 from stoker.dead_letters.requeueing import run_again
@@ -20,16 +22,22 @@ from stoker.inspect.waits import Waits
 from stoker.jobs.change import is_held
 from stoker.jobs.package import Package
 from stoker.jobs.results import fetch, result_of
-from stoker.jobs.states import JobState, Progress, full_progress_of_one, package_of
+from stoker.jobs.states import (
+    JobState,
+    Progress,
+    full_progress_of_one,
+    package_of,
+    rows_at_broker,
+)
 from stoker.models import Cluster, DeadLetter, Job, Workflow
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall, shown_call
 from stoker.values.ids import parse_job_id
 from stoker.values.marks import moment_from
 
-from .details import Fact, call_of, calls_of_jobs, given
+from .details import Fact, call_of, calls_of_jobs, given, opened_call
 from .operation import Done, Operation, Operator
-from .wording import value_text
+from .wording import plural, value_text
 
 COLUMNS = (
     "id", "task", "queue", "priority", "attempts", "enqueued_at", "run_after", "started_at",
@@ -82,6 +90,59 @@ def rows_of(settings: Settings, jobs: Iterable[Job], *, reveal: bool = False) ->
         )
         for job in jobs
     ]
+
+
+NEVER_TRIED = ("READY", "DEFERRED")
+"""States of jobs that may be at a broker outside the database only."""
+
+
+def at_broker(settings: Settings, wanted: JobFilter) -> str:
+    """Say how many jobs of the filter's queue and state wait at a broker outside the database, and
+    how to list them; "" = none. Lists of jobs are read from the database only."""
+    broker = broker_for(settings)
+    outside = broker.broker or broker.arrivals
+    if outside is None or wanted.state not in ("", *NEVER_TRIED):
+        return ""
+    states = [wanted.state.lower()] if wanted.state else [state.lower() for state in NEVER_TRIED]
+    sizes = ask(outside.sizes, {})
+    queues = [wanted.queue] if wanted.queue else list(sizes)
+    number = sum(sizes[queue][state] for queue in queues if queue in sizes for state in states)
+    if not number:
+        return ""
+    sentence = f"{plural(number, 'job')} {'waits' if number == 1 else 'wait'} at the broker, where "
+    if broker.arrivals is not None:
+        return f"{sentence}jobs are not listed before a cluster has received them."
+    command = "manage.py stoker jobs list --at-broker"
+    command += f" --queue {quote(wanted.queue)}" if wanted.queue else ""
+    command += f" --backend {settings.alias}" if settings.alias != "default" else ""
+    return (
+        f"{sentence}jobs are not listed before their first attempt has ended. List them: "
+        f"`{command}`"
+    )
+
+
+def rows_waiting_at_broker(settings: Settings, wanted: JobFilter, limit: int) -> list[JobRow]:
+    """Return jobs of the filter's state, queue and task that wait at a broker outside the database,
+    in its order.
+
+    Raises:
+        ValueError: this backend has no broker that can list its jobs.
+    """
+    broker = broker_for(settings).broker
+    if broker is None:
+        raise ValueError("No broker of this backend can list its jobs. Leave out --at-broker.")
+    found: list[JobRow] = []
+    for queue in [wanted.queue] if wanted.queue else sorted(broker.sizes()):
+        for job_ids in broker.waiting_in(queue):
+            for job in rows_at_broker(settings, job_ids).values():
+                state = NEVER_TRIED[job.run_after is not None]
+                if wanted.task in ("", job.task) and wanted.state in ("", state):
+                    job.queue = queue  # a package that cannot be opened does not tell
+                    call = opened_call(settings, bytes(job.package))
+                    found.append(JobRow(job, state, None, call))
+            if len(found) >= limit:
+                return found[:limit]
+    return found
 
 
 def filter_of(given: Mapping[str, str]) -> JobFilter:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from stoker.brokers.adapters import broker_for
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.menus import menus_of
 from stoker.dashboard.pages.bulk import all_address, perform_or_undo
@@ -14,7 +13,14 @@ from stoker.operations import bulk, waiting_jobs
 from stoker.operations.dead_letters import call_in_list
 from stoker.operations.dead_letters import page_of as letters_of
 from stoker.operations.details import REVEAL
-from stoker.operations.jobs import CANCEL, filter_of, numbers_by_state, others_of_id, rows_of
+from stoker.operations.jobs import (
+    CANCEL,
+    at_broker,
+    filter_of,
+    numbers_by_state,
+    others_of_id,
+    rows_of,
+)
 from stoker.operations.operation import LIMIT, Done, Operation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import parse_job_id
@@ -51,7 +57,7 @@ def show(visit: DashboardContext) -> PageContent:
         "states": visit.tabs(("", *STATES), wanted.state, numbers),
         **visit.paging(found.next),
         "is_cut": found.is_cut,
-        "is_elsewhere": not broker_for(visit.settings).capabilities.transactional,
+        "at_broker": "" if given.get("after") else at_broker(visit.settings, wanted),
     }
     return PageContent("jobs", context)
 

@@ -11,7 +11,7 @@ from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, page
 from stoker.inspect.jobs import JobFilter, JobSearch
 from stoker.operations.details import REVEAL
-from stoker.operations.jobs import rows_of
+from stoker.operations.jobs import at_broker, rows_of
 from stoker.store.engines.sessions import explained
 
 ON_A_PAGE = 50
@@ -42,7 +42,8 @@ def show_one(visit: DashboardContext) -> PageContent:
     points = figures.summary(visit, span, queue=name).points
     axis = time_axis(visit, span, points, queue=name)
     with explained(visit.database):
-        first = JobSearch(visit.settings, JobFilter(state="READY", queue=name)).page(FIRST_JOBS)
+        wanted = JobFilter(state="READY", queue=name)
+        first = JobSearch(visit.settings, wanted).page(FIRST_JOBS)
         rows = rows_of(visit.settings, first.jobs, reveal=visit.may(REVEAL))
     context = {
         "depth": depth,
@@ -50,5 +51,6 @@ def show_one(visit: DashboardContext) -> PageContent:
         "charts": all_charts(axis),
         "totals": figures.totals(points),
         "rows": rows,
+        "at_broker": at_broker(visit.settings, wanted),
     }
     return PageContent("queue", context)
