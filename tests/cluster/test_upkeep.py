@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, ClaimRequest
-from stoker.cluster.board import Board
+from stoker.cluster.board import PID, Board, lease_mark
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler import upkeep as upkeep_module
 from stoker.cluster.scheduler.upkeep import Upkeep
@@ -218,6 +218,29 @@ def test_unstarted_job_of_a_dead_cluster_is_cancelled_if_that_was_requested(
     assert Job.objects.get(pk=cancelled.id).status == "CANCELLED"
     (again,) = broker.claim(ClaimRequest(2, holder=uuid4(), lease_seconds=60))
     assert str(again.job_id) == waiting.id
+
+
+def test_attempt_of_a_dead_cluster_names_the_worker_that_ran_it(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """All its processes were killed. The host of the lost lease of another cluster is unknown."""
+    ran, elsewhere = (UUID(tasks.add.enqueue(1, 2).id) for _ in range(2))
+    board = Board.create(tmp_path / "cluster.board", workers=1, slots=2)
+    upkeep = upkeep_with()
+    dead = cluster_row(upkeep._plan.host, 0.0)
+    Cluster.objects.filter(pk=dead.pk).update(info={"board": str(board.path)})
+    (delivery,) = broker.claim(ClaimRequest(1, holder=dead.pk, lease_seconds=600))
+    broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
+    Claimed.objects.filter(pk=elsewhere).update(leased_until_us=0)
+    board.set_worker(0, PID, 4711)
+    lease = lease_mark(delivery.lease_id)
+    board.slot(0, 0).occupy(1, ran.bytes, 1, time.monotonic_ns(), 0, lease)
+    board.close()
+    upkeep.clean_up_at_start()
+    died = f"the worker process 4711 on {upkeep._plan.host} died with its whole cluster"
+    gone = "its cluster is gone: the lease ended without a heartbeat"
+    found = dict(Attempt.objects.values_list("job_id", "message"))
+    assert found == {ran: died, elsewhere: gone}
 
 
 def cluster_row(host: str, silent_seconds: float, pk: UUID | None = None) -> Cluster:

@@ -350,10 +350,10 @@ class Board:
                         over.add(Slot(slot_numbers).listing())
 
     def running_jobs(self) -> dict[UUID, int]:
-        """Return job id -> attempt of all running jobs. If the cluster is dead: of the jobs that
-        ran when it died."""
+        """Return job id -> process id of its worker, for all running jobs. If the cluster is dead:
+        for the jobs that ran when it died."""
         return {
-            job.job_id: job.attempt
+            job.job_id: self.worker(worker, PID)
             for worker in range(self[WORKERS])
             for job in self.occupied(worker)
         }

@@ -10,9 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from django.db import Error, InterfaceError, OperationalError, connections
 
@@ -139,6 +140,7 @@ class Upkeep:
         self._guards = GuardSweep(settings, broker, beat)
         self._dead_letters = DeadLetterSweep(settings, beat)
         self._pruning = Pruning(settings, beat)
+        self._died: dict[UUID, Outcome] = {}  # how jobs ended that are rescued next
         self._rescued_at = 0.0
         """When the last complete ``rescue`` began, as seconds since the epoch."""
         self._workflows = WorkflowSweep(settings, broker, beat)
@@ -276,8 +278,7 @@ class Upkeep:
         Jobs that had not started are released without counting the attempt. Jobs that ran, or were
         finished but not recorded, are left to ``rescue``.
         """
-        cluster = grave.cluster
-        count = 0
+        cluster, count = grave.cluster, 0
         if grave.board is not None:
             running, finished = grave.board.running_jobs(), grave.board.finished()
             unstarted = [
@@ -294,6 +295,9 @@ class Upkeep:
                 ]
                 count += len(batch) - len(self._broker.settle(again=returns))
                 self._beat()
+            for job_id, pid in running.items():
+                how = f"the worker process {pid} on {cluster.host} died with its whole cluster"
+                self._died[job_id] = replace(CLUSTER_GONE, detail=how)
             count += self._broker.expire_holder(cluster.pk)
         tell("cluster_buried", name=cluster.name, host=cluster.host, count=count)
         Cluster.objects.using(self._alias).filter(
@@ -333,6 +337,7 @@ class Upkeep:
             rescued += len(deliveries)
             self._beat()
         self._rescued_at = began_at
+        self._died.clear()
         if rescued:
             tell("jobs_rescued", count=rescued)
         return rescued
@@ -345,7 +350,7 @@ class Upkeep:
             options = JobOptions(head.max_attempts, head.max_crashes)
             if is_out_of_attempts(options, delivery.attempt, delivery.crashes + 1):
                 return Snoozed(0.0, "its cluster is gone, and no worker had received it")
-        return CLUSTER_GONE
+        return self._died.get(delivery.job_id, CLUSTER_GONE)
 
     def _finish(self, attempted: Sequence[Attempted]) -> None:
         """Record the outcomes. Outcomes that the store refuses, found by halving, or whose rows are
