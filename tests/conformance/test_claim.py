@@ -181,6 +181,21 @@ def test_next_due_seconds_counts_to_the_next_deferred_job(stand: Stand) -> None:
     assert stand.broker.next_due_seconds() == pytest.approx(400, abs=60)
 
 
+def test_next_due_seconds_after_an_empty_claim(stand: Stand) -> None:
+    stand.needs("delay")
+    stand.needs("look_up")
+    assert stand.claim() == []
+    assert stand.broker.next_due_seconds() is None
+    stand.put(run_after=stand.now() + 500)
+    assert stand.broker.next_due_seconds() == pytest.approx(500, abs=60)
+    assert stand.claim() == []
+    assert stand.broker.next_due_seconds() == pytest.approx(500, abs=60)
+    stand.put(run_after=stand.now() + 100)
+    assert stand.broker.next_due_seconds() == pytest.approx(100, abs=60)
+    stand.advance(200)
+    assert stand.broker.next_due_seconds() == 0
+
+
 def test_urgent_due_job_is_claimed_before_the_backlog(stand: Stand) -> None:
     """While claims come back full, a more urgent job may fall due."""
     stand.needs("delay")

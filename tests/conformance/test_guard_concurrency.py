@@ -19,6 +19,7 @@ from psycopg import IsolationLevel
 
 from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
 from stoker.brokers.orm import broker as orm
+from stoker.brokers.orm import claim as orm_claim
 from stoker.guards.sweep import sweep_keys
 from stoker.models import GuardKey
 from stoker.models.job import Message
@@ -225,7 +226,7 @@ def test_concurrent_processes_keep_to_guards_without_deadlocks(
 ) -> None:
     """A withdrawal skips locked jobs. Only if they stay locked, as on a busy machine, does it wait
     for them at last, and then it may be the victim of a deadlock."""
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
+    monkeypatch.setattr(orm_claim, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
     monkeypatch.setattr(orm, "PAUSES_SECONDS", (0.01,) * 10_000)  # never wait
     crowd = go(seed, look)
     crowd.check()
@@ -241,7 +242,7 @@ def test_concurrent_processes_keep_to_guards_under_repeatable_read(
 ) -> None:
     """A withdrawal in the caller's transaction may conflict and succeeds on retry. So may upkeep,
     because MariaDB locks the gaps between rows at this level. Claims and acks never conflict."""
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)
+    monkeypatch.setattr(orm_claim, "PROMOTE_SECONDS", 0)
     crowd = go(seed, _forget_keys)
     crowd.check()
     assert {verb for verb, _ in crowd.conflicts} <= {"withdraw", "upkeep"}

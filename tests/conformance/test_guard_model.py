@@ -28,7 +28,7 @@ from hypothesis.stateful import (
 )
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Lease, Return
-from stoker.brokers.orm import broker as orm
+from stoker.brokers.orm import claim as orm_claim
 from stoker.guards.sweep import forget_needs, sweep_keys
 from stoker.models import Blocked, Claimed, Deferred, GuardKey, Need, Ready
 from stoker.models.job import Message
@@ -399,7 +399,7 @@ def rolled_back_unless(is_committed: bool, stand: OrmStand) -> Iterator[None]:
 
 @pytest.mark.django_db(transaction=True)
 def test_guards_agree_with_the_model(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
+    monkeypatch.setattr(orm_claim, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
     bounded = settings(
         max_examples=EXAMPLES[connection.vendor],
         stateful_step_count=50,

@@ -12,6 +12,7 @@ from django.db import transaction
 
 from stoker.brokers.contract import Return
 from stoker.brokers.orm import broker as orm
+from stoker.brokers.orm import claim as orm_claim
 from stoker.guards import admission
 from stoker.guards import sweep as guard_upkeep
 from stoker.guards.admission import AdmissionTerms
@@ -32,7 +33,7 @@ LONG_SECONDS = 600
 
 @pytest.fixture
 def stand(monkeypatch: pytest.MonkeyPatch) -> OrmStand:
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
+    monkeypatch.setattr(orm_claim, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
     for module in (
         admission,
         guard_upkeep,

@@ -26,7 +26,7 @@ from hypothesis.stateful import (
 )
 
 from stoker.brokers.contract import ClaimRequest, Delivery, Lease, Return
-from stoker.brokers.orm import broker as orm
+from stoker.brokers.orm import claim as orm_claim
 from stoker.brokers.orm import claim as watermarks
 from stoker.brokers.orm.broker import OrmBroker
 
@@ -300,7 +300,7 @@ def test_memory_agrees_with_the_model(seed: int) -> None:
 def test_orm_agrees_with_the_model(
     examples: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
+    monkeypatch.setattr(orm_claim, "PROMOTE_SECONDS", 0)  # promote due jobs with every claim
     run(OrmMachine, seed, examples=examples)
 
 
@@ -312,7 +312,7 @@ def test_orm_with_watermarks_agrees_with_the_model(
 ) -> None:
     """In the other tests each claim starts at the beginning of the queue. Released and due jobs are
     always behind a watermark of this broker, so it finds them."""
-    monkeypatch.setattr(orm, "PROMOTE_SECONDS", 0)
+    monkeypatch.setattr(orm_claim, "PROMOTE_SECONDS", 0)
     monkeypatch.setattr(watermarks, "SHARE", 1e12)
     monkeypatch.setattr(watermarks, "DEAR", 0.0001)
     monkeypatch.setattr(watermarks, "NEW_QUEUES_SECONDS", 0.0)

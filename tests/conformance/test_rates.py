@@ -203,7 +203,7 @@ def test_claim_is_due_at_once_while_jobs_may_wait_behind_rated_ones(
 def test_rated_job_does_not_wait_until_the_others_are_done(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.brokers.orm.broker.PROMOTE_SECONDS", 600.0)
+    monkeypatch.setattr("stoker.brokers.orm.claim.PROMOTE_SECONDS", 600.0)
     first, second = put(stand, rate(1), 2)
     assert ids(claim(stand)) == [first]
     stand.put(10)

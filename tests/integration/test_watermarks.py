@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import UUID
@@ -16,6 +16,7 @@ from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
 from stoker.brokers.orm import claim as watermarks
 from stoker.models import Ready
 from stoker.store.engines import engine_of
+from stoker.store.written import statement
 from stoker.values.ids import new_job_id
 
 from tests.conformance.stands import OrmStand, message
@@ -124,8 +125,23 @@ class TestWithMarks:
         younger = enqueue(stand.broker, *[new_job_id() for _ in range(3)])
         assert claim(stand) == younger[:1]
         stand.advance(120)
-        stand.broker._had_room, stand.broker._nothing_due_until = True, 0.0  # type: ignore[attr-defined] # it looks
+        stand.broker._due = watermarks.DueTimes("default")  # type: ignore[attr-defined] # it looks again
         assert claim(stand) == [early]
+
+    def test_idle_claims_read_the_due_times_once_each(self, stand: OrmStand) -> None:
+        enqueue(stand.broker, run_after=stand.now() + 500)
+        readings: list[str] = []
+
+        def note(execute: Callable[..., object], sql: object, *arguments: object) -> object:
+            if str(sql) == statement("what_is_due", now=engine_of("default").now_sql):
+                readings.append(str(sql))
+            return execute(sql, *arguments)
+
+        with connection.execute_wrapper(note):
+            for _ in range(3):  # the first one looks before it claims, too
+                assert claim(stand) == []
+                assert stand.broker.next_due_seconds() == pytest.approx(500, abs=60)
+        assert len(readings) == 2 + 1 + 1
 
     def test_deferred_job_committed_late_is_found(self, stand: OrmStand) -> None:
         for _ in range(2):

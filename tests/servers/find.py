@@ -234,6 +234,10 @@ def _start(kind: Kind, stack: ExitStack) -> tuple[str, str]:
     return server.url, f"{how} on port {server.port}"
 
 
+WHEN_UNLOCKED = ("-o", "DPkg::Lock::Timeout=300")
+"""Wait for another process that installs packages, such as a second run of the tests."""
+
+
 def _install(kind: Kind) -> None:
     """Install the Debian packages if that is possible and allowed, else raise with the reason."""
     if os.environ.get("STOKER_NO_APT"):
@@ -241,8 +245,12 @@ def _install(kind: Kind) -> None:
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise ServerUnavailableError("not installed, and only root on Debian can install it here")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    install = ("apt-get", "install", "-y", "--no-install-recommends", *kind.debian_packages)
-    for command in (("apt-get", "update"), install):
+    update = ("apt-get", "update", *WHEN_UNLOCKED)
+    install = (
+        "apt-get", "install", *WHEN_UNLOCKED, "-y", "--no-install-recommends",
+        *kind.debian_packages,
+    )  # fmt: skip
+    for command in (update, install):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if done.returncode:
             lines = (done.stderr or done.stdout).strip().splitlines()

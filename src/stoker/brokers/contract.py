@@ -18,6 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from uuid import UUID
 
@@ -184,6 +185,16 @@ class Return:
     attempts: int = 0
     """Number of attempts to store with the job. The next claim adds one."""
     crashes: int = 0
+
+
+def time_of(seconds: float | None, now: float) -> float:
+    """Return the monotonic time in ``seconds`` from ``now``, infinity for None."""
+    return inf if seconds is None else now + seconds
+
+
+def seconds_until(due_at: float) -> float | None:
+    """Return the seconds until a monotonic time, 0 if it has passed, None for infinity."""
+    return None if due_at == inf else max(0.0, due_at - time.monotonic())
 
 
 class Extension(NamedTuple):
@@ -374,6 +385,9 @@ class Broker(ABC):
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         """Return the seconds until the next deferred job is due, or None if none is known.
+
+        Called after a claim that found nothing. If that claim has read the due times, they are
+        not read again.
 
         Args:
             rated: whether to include jobs that wait for a rate.

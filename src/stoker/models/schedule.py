@@ -10,11 +10,10 @@ from uuid import UUID
 
 from django.core.exceptions import ValidationError
 from django.db import connections, models, transaction
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, OuterRef, QuerySet, Value
 from django.db.models.functions import Now
 
 from stoker.store.engines import engine_of
-from stoker.store.prepared import Compiled
 from stoker.store.statements import lock_by_key
 from stoker.store.written import DatabaseNow, Written, microseconds, statement
 from stoker.tasks.schedules import as_sentence
@@ -48,18 +47,23 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         """Return the schedules that clusters of this name fire for this backend."""
         return self.filter(cluster=cluster, backend=backend)
 
-    def due_within(self, seconds: float, limit: int) -> Compiled:
+    def due_within(self, seconds: float, limit: int) -> QuerySet[Any, Any]:
         """Return a query for the schedules that are due soon, earliest first. Its columns are id,
-        due time, and the database's time."""
+        due time, the database's time, and False."""
         soon = self.filter(due_us__lte=DatabaseNow() + microseconds(seconds))
-        found: Any = soon.order_by("due_us").annotate(now_us=DatabaseNow())
-        return Compiled(found.values_list("pk", "due_us", "now_us")[:limit])
+        return soon.order_by("due_us")._due_rows(limit, are_released=False)
 
-    def released(self, limit: int) -> Compiled:
-        """Return a query for the ids of schedules with a held tick whose previous job has ended."""
+    def released(self, limit: int) -> QuerySet[Any, Any]:
+        """Return a query for the schedules with a held tick whose previous job has ended. Its
+        columns are those of ``due_within``, with True as the last one."""
         alive = Job.objects.using(self.db).filter(pk=OuterRef("last_job_id"), status=None)
         held = self.filter(held_us__isnull=False, is_paused=False).exclude(Exists(alive))
-        return Compiled(held.values_list("pk")[:limit])
+        return held._due_rows(limit, are_released=True)
+
+    def _due_rows(self, limit: int, *, are_released: bool) -> QuerySet[Any, Any]:
+        rows: Any = self.annotate(now_us=DatabaseNow(), is_released=Value(are_released))
+        found: QuerySet[Any, Any] = rows.values_list("pk", "due_us", "now_us", "is_released")
+        return found[:limit]
 
     def hold(self, schedule_id: UUID) -> Schedule | None:
         """Lock the row and return it with the attribute ``now_us``. Return None if it was deleted

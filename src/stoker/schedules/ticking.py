@@ -34,6 +34,7 @@ from stoker.models.schedule import ScheduleQuerySet
 from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import Patience
+from stoker.store.prepared import Compiled
 from stoker.store.written import DatabaseNow, as_uuid, microseconds
 
 from .declare import Declaring, find_declared
@@ -100,8 +101,7 @@ class Ticks:
         self._schedules = Schedule.objects.using(settings.database).of(
             settings.cluster, settings.alias
         )
-        self._soon = self._schedules.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
-        self._released = self._schedules.released(MOST_LOOKED_AT)
+        self._queries = [_query(self._schedules, has_released=each) for each in (False, True)]
         has_one_writer = engine_of(settings.database).has_one_writer
         self._breath_seconds = BREATH_SECONDS if has_one_writer else 0.0
         self._shares = ClusterShare(settings, cluster_id)
@@ -114,12 +114,14 @@ class Ticks:
         """Fire the ticks of the next half second, each at its time."""
         self._declare_if_due()
         looked_at = time.monotonic()
-        self._release_if_due()
         answer = self._patience.call(self._look)
         if answer is None:
             self._listen(LOOK_SECONDS)
             return
-        now, found = time.monotonic(), answer.value
+        now, (found, released) = time.monotonic(), answer.value
+        for schedule_id in released:
+            self._beat()
+            self._within_bounds(schedule_id, partial(self._firing.release, schedule_id))
         healthy = [one for one in found if one[1] not in self._troubles]
         troubled = [one for one in found if one[1] in self._troubles]
         batch = [*healthy[: AT_ONCE - 1], *troubled[:1]]  # each call may wait for a lock
@@ -150,43 +152,37 @@ class Ticks:
             self._beat()
             self._within_bounds(schedule_id, partial(self._firing.fire, schedule_id))
 
-    def _look(self) -> list[tuple[int, UUID, int]]:
-        """Return the schedules that are due soon, earliest first.
+    def _look(self) -> tuple[list[tuple[int, UUID, int]], list[UUID]]:
+        """Return the schedules that are due soon, earliest first, and those with a held tick to
+        release.
 
         Among those due now, this cluster's share comes first. Schedules of other clusters are added
         when they are overdue, so that clusters rarely compete.
         """
-        soon = self._soon
+        has_released = time.monotonic() >= self._releases_at
+        query = self._queries[has_released]
         if resting := self._resting():
-            among = self._schedules.exclude(pk__in=resting)
-            soon = among.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
-        ordered = []
-        rows = soon.fetch()
+            query = _query(self._schedules.exclude(pk__in=resting), has_released=has_released)
+        rows = query.fetch()
+        if has_released:
+            self._releases_at = time.monotonic() + LOOK_SECONDS
+        ordered, released = [], []
         now_us = rows[0][2] if rows else 0  # each row has its own time on PostgreSQL
-        for written, due_us, _ in rows:
+        for written, due_us, _, is_released in rows:
             key = as_uuid(written)
+            if is_released:
+                released.append(key)
+                continue
             is_ours = self._shares.has(key)
             if is_ours or due_us < now_us - OVERDUE_US:
                 chance = random.random()  # noqa: S311 - to get out of step
                 ordered.append((max(due_us, now_us), not is_ours, chance, due_us, key, now_us))
-        return [(due_us, key, now_us) for *_, due_us, key, now_us in sorted(ordered)]
+        return [(due_us, key, now_us) for *_, due_us, key, now_us in sorted(ordered)], released
 
     def _resting(self) -> list[UUID]:
         """Return the schedules that failed and wait for their next try."""
         now = time.monotonic()
         return [one for one, trouble in self._troubles.items() if trouble.try_at > now]
-
-    def _release_if_due(self) -> None:
-        """Fire the ticks whose previous job has ended."""
-        if time.monotonic() < self._releases_at:
-            return
-        self._releases_at = time.monotonic() + LOOK_SECONDS
-        answer = self._patience.call(self._released.fetch)
-        resting = self._resting()
-        for (written,) in answer.value if answer is not None else ():
-            self._beat()
-            if (schedule_id := as_uuid(written)) not in resting:
-                self._within_bounds(schedule_id, partial(self._firing.release, schedule_id))
 
     def _within_bounds(self, schedule_id: UUID, act: Callable[[], object]) -> None:
         """Call ``act`` for one schedule. Errors of this schedule do not affect the other
@@ -215,7 +211,7 @@ class Ticks:
         except MAY_BE_AWAY as error:
             self._beat()
             connections[self._settings.database].close()  # the connection may be broken
-            self._soon.fetch()
+            self._queries[False].fetch()
             return error
         except Exception as error:  # noqa: BLE001 - the project's code may raise anything
             return error
@@ -278,6 +274,13 @@ class Ticks:
         self._patience.call(declaring.reseal)
         self._declares_at = 0.0
         return declaring
+
+
+def _query(schedules: ScheduleQuerySet, *, has_released: bool) -> Compiled:
+    """Return the query for the schedules that are due soon, and for those with a held tick to
+    release if ``has_released``."""
+    due = schedules.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
+    return Compiled(due, schedules.released(MOST_LOOKED_AT)) if has_released else Compiled(due)
 
 
 def may_be_fired_elsewhere(error: Exception | None) -> bool:

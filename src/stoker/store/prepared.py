@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -299,11 +300,13 @@ class Compiled:
     takes longer than sending. Values are returned as the driver gives them.
 
     Args:
-        rows: the query, with ``values_list``.
+        rows: the query, with ``values_list``. Further queries with the same columns are sent in the
+            same statement, and their rows follow in any order.
     """
 
-    def __init__(self, rows: models.QuerySet[Any, Any]) -> None:
+    def __init__(self, *rows: models.QuerySet[Any, Any]) -> None:
         self._rows = rows
+        self._alias = rows[0].db
         self._made: tuple[str, tuple[Any, ...]] | None = None
 
     def fetch(self) -> list[tuple[Any, ...]]:
@@ -313,8 +316,20 @@ class Compiled:
             DatabaseError: the query failed.
         """
         if self._made is None:
-            self._made = self._rows.query.get_compiler(self._rows.db).as_sql()
-        with connections[self._rows.db].cursor() as cursor:
+            self._made = self._compile()
+        with connections[self._alias].cursor() as cursor:
             cursor.execute(*self._made)
             found: list[tuple[Any, ...]] = list(cursor.fetchall())
             return found
+
+    def _compile(self) -> tuple[str, tuple[Any, ...]]:
+        parts: list[tuple[str, tuple[Any, ...]]] = [
+            one.query.get_compiler(self._alias).as_sql() for one in self._rows
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        text = " UNION ALL ".join(
+            f"SELECT * FROM ({part}) part_{number}"  # noqa: S608 - compiled by Django
+            for number, (part, _) in enumerate(parts)
+        )
+        return text, tuple(chain.from_iterable(parameters for _, parameters in parts))

@@ -43,13 +43,13 @@ from stoker.store.written import DatabaseNow, as_uuid, database_now_us, microsec
 from .claim import (
     PACKAGE,
     Claiming,
+    DueTimes,
     GuardedSearch,
     Watermarks,
     deliveries_of,
     leasing_of,
     read_long,
     terms_of,
-    what_is_due,
 )
 
 
@@ -73,11 +73,6 @@ def released(returns: Sequence[Return]) -> list[Released]:
 
 PROMOTE_AT_ONCE = 500
 """Maximum number of due jobs to move to ready in one statement."""
-PROMOTE_SECONDS = 0.1
-"""How often due jobs are moved to ready during a backlog, so that it does not delay them."""
-TRUST_SECONDS = 1.0
-"""Time for which the answer that no deferred job is due is cached. A job that is enqueued meanwhile
-and becomes due earlier is found by the next claim that returns nothing else."""
 LOOK_BEHIND_SECONDS = 0.05
 """How long a claim continues while guards refuse all jobs that it finds, because later jobs may
 be free to start."""
@@ -101,10 +96,7 @@ class OrmBroker(Broker):
                 f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
                 f"but DATABASES has no {self.alias!r}."
             )
-        self._promote_at = 0.0
-        self._had_room = True
-        self._nothing_due_until = 0.0
-        """Monotonic time in seconds up to which no deferred job is expected to fall due."""
+        self._due = DueTimes(self.alias)
         self._is_more_behind = False
         self._search = GuardedSearch()
         self._leaves_doubt = False
@@ -159,19 +151,18 @@ class OrmBroker(Broker):
             return self._marks.guide(claim_ready, request.queues, lambda: self._is_more_behind)
 
         with explained(self.alias):
-            now = time.monotonic()
-            has_looked = self._had_room or now >= self._promote_at
-            if has_looked := has_looked and now >= self._nothing_due_until:
+            if has_looked := self._due.are_to_be_read:
                 # otherwise jobs that were due before the watermark were skipped
                 has_looked = not self._marks.due_from_us
                 self._promote_due(rated_limit)
             # jobs with a rate wait for a permit, and not for other jobs to end
             elif self._knows_rates:
                 self._call_due(rated_limit)
+            self._due.forget()
             deliveries = claim()
             if not deliveries and not has_looked and self._promote_due(rated_limit):
                 deliveries = claim()
-        self._had_room = len(deliveries) < limit
+        self._due.note(len(deliveries), limit)
         self._knows_rates = self._knows_rates or any(one.permit_seconds for one in deliveries)
         return deliveries
 
@@ -232,9 +223,8 @@ class OrmBroker(Broker):
 
     def _promote_due(self, rated_limit: int) -> int:
         """Move due jobs to ready and return their number."""
-        self._promote_at = time.monotonic() + PROMOTE_SECONDS
         from_us = self._marks.due_from_us
-        due = what_is_due(self.alias, from_us)
+        due = self._due.read(from_us)
         called = self._call_due(rated_limit) if due.keys else 0
         promoted = self.promote(PROMOTE_AT_ONCE, from_us) if due.jobs else []
         if due.jobs:
@@ -478,12 +468,7 @@ class OrmBroker(Broker):
         with explained(self.alias):
             if self._is_more_behind:
                 return 0.0
-            asked_at = time.monotonic()
-            due = what_is_due(self.alias, rated=rated).seconds
-        if rated:
-            certain = TRUST_SECONDS if due is None else min(due, TRUST_SECONDS)
-            self._nothing_due_until = asked_at + certain
-        return due
+            return self._due.seconds_until_next(rated=rated)
 
     def close(self) -> None:
         connections[self.alias].close()

@@ -11,7 +11,13 @@ from uuid import UUID
 
 from django.db.models.functions import Length
 
-from stoker.brokers.contract import CLAIM_BYTES, ClaimRequest, Delivery
+from stoker.brokers.contract import (
+    CLAIM_BYTES,
+    ClaimRequest,
+    Delivery,
+    seconds_until,
+    time_of,
+)
 from stoker.guards.admission import AdmissionTerms, Admitted, admit, lease
 from stoker.models import Job
 from stoker.models.claimed import Claim, Leasing
@@ -198,6 +204,61 @@ def what_is_due(alias: str, from_us: int = 0, *, rated: bool = True) -> Due:
         first_us,
         max(0, min(found)) / MICROSECONDS if found else None,
     )
+
+
+PROMOTE_SECONDS = 0.1
+"""How often due jobs are moved to ready during a backlog, so that it does not delay them."""
+TRUST_SECONDS = 1.1
+"""Time for which the answer that no deferred job is due is cached. A job that is enqueued meanwhile
+and becomes due earlier is found by the next claim that returns nothing else. It is a little longer
+than the pause between two claims of an idle pusher, so that each of them looks only once."""
+
+
+class DueTimes:
+    """The time at which the next deferred job becomes due, as one process knows it."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+        self._nothing_due_until = 0.0
+        """Monotonic time in seconds up to which no deferred job is expected to become due."""
+        self._next_due_at: float | None = None
+        """Monotonic time in seconds of the next deferred job, as the last claim has read it after
+        it had found nothing. Infinity: no job is deferred. None: it was not read then."""
+        self._promote_at = 0.0
+        self._had_room = True
+
+    @property
+    def are_to_be_read(self) -> bool:
+        """Whether to look for due jobs before the next claim."""
+        now = time.monotonic()
+        return now >= self._nothing_due_until and (self._had_room or now >= self._promote_at)
+
+    def forget(self) -> None:
+        """Read the time again, because a claim may defer jobs that have to wait for their rate."""
+        self._next_due_at = None
+
+    def note(self, found: int, limit: int) -> None:
+        """Note how many jobs a claim has found."""
+        self._had_room = found < limit
+
+    def read(self, from_us: int) -> Due:
+        """Read which jobs and guard keys are due, see ``what_is_due``."""
+        now = time.monotonic()
+        self._promote_at = now + PROMOTE_SECONDS
+        due = what_is_due(self._alias, from_us)
+        if not from_us and due.seconds != 0:
+            self._next_due_at = time_of(due.seconds, now)
+        return due
+
+    def seconds_until_next(self, *, rated: bool) -> float | None:
+        """Return the seconds until the next job is due, see ``Broker.next_due_seconds``."""
+        now, due_at = time.monotonic(), self._next_due_at
+        if due_at is None or not rated:
+            due_at = time_of(what_is_due(self._alias, rated=rated).seconds, now)
+        if rated:
+            self._nothing_due_until = min(due_at, now + TRUST_SECONDS)
+        self.forget()
+        return seconds_until(due_at)
 
 
 def leasing_of(request: ClaimRequest) -> Leasing:

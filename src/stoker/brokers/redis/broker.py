@@ -31,6 +31,8 @@ from stoker.brokers.contract import (
     Leases,
     Return,
     Unrecorded,
+    seconds_until,
+    time_of,
 )
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
@@ -42,6 +44,7 @@ from stoker.values.ids import id_of, new_lease_id
 from .connection import (
     FAILURES,
     SentCommand,
+    ServerClock,
     about,
     connect,
     disconnect,
@@ -79,6 +82,9 @@ class RedisBroker(Broker):
             _ = self.client
         self._clock = ServerClock(lambda: int(self._run("now", [])))
         self._scripts: dict[str, Any] = {}
+        self._next_due_at: float | None = None
+        """Monotonic time in seconds of the next deferred job, as the last claim has read it.
+        Infinity: there is none. None: that claim found jobs, and did not read it."""
 
     @cached_property
     def client(self) -> Any:
@@ -137,7 +143,12 @@ class RedisBroker(Broker):
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         lease_id = self._lease_id()
         arguments = [*_leasing(request, lease_id), len(request.queues), *request.queues]
-        return deliveries(self._run("claim", [*arguments, *request.passed_over]), lease_id)
+        answer = self._run("claim", [*arguments, *request.passed_over])
+        self._next_due_at = None
+        if isinstance(answer, int):
+            self._next_due_at = due_at(answer)
+            return []
+        return deliveries(answer, lease_id)
 
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         lease_id = self._lease_id()
@@ -314,8 +325,8 @@ class RedisBroker(Broker):
         return RedisWake(partial(connect, self.settings), self.channel)
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
-        wait_us = self._run("next_due", [])
-        return None if wait_us is None else max(0, wait_us) / MICROSECONDS
+        known, self._next_due_at = self._next_due_at, None
+        return seconds_until(due_at(self._run("next_due", [])) if known is None else known)
 
     def close(self) -> None:
         if "client" in vars(self):
@@ -394,6 +405,11 @@ def _waiting(message: Message) -> tuple[str, int, int | str]:
     return message.queue, -message.priority, due
 
 
+def due_at(wait_us: int) -> float:
+    """Return the monotonic time at the end of a wait. -1: nothing waits, which is infinity."""
+    return time_of(None if wait_us < 0 else wait_us / MICROSECONDS, time.monotonic())
+
+
 def deliveries(told: Sequence[bytes], lease_id: str) -> list[Delivery]:
     """Return the jobs of a claim, as ``lease`` in ``lua/common.lua`` returns them."""
     if not told:
@@ -445,29 +461,6 @@ process died."""
 LOAD_JOBS = 100_000
 """Redis accepts a million arguments in one command, and a job has five."""
 LOAD_BYTES = 256 << 20
-
-
-class ServerClock:
-    """The server's time, calculated from the monotonic clock after one request.
-
-    Args:
-        ask: returns the server's time in microseconds since 1970.
-    """
-
-    def __init__(self, ask: Callable[[], int]) -> None:
-        self._ask = ask
-        self._lead: float | None = None
-        """Server's clock minus our monotonic clock, in seconds."""
-
-    def now(self) -> float:
-        """Return seconds since 1970. The first call asks the server."""
-        if self._lead is None:
-            self._lead = self._ask() / MICROSECONDS - time.monotonic()
-        return time.monotonic() + self._lead
-
-    def ask_again(self) -> None:
-        """Ask the server again at the next call, because the calculated time was wrong."""
-        self._lead = None
 
 
 def batches(ids: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -4,7 +4,8 @@ configuration."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
@@ -18,6 +19,7 @@ from redis.sentinel import Sentinel
 
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
+from stoker.store.written import MICROSECONDS
 
 PORTS = {"redis+sentinel": 26379, "redis+cluster": 6379}
 FAILURES = (RedisError, RedisClusterException, OSError)
@@ -203,3 +205,26 @@ class SentCommand:
         if self._connection is not None:
             self._pool.release(self._connection)
             self._connection = None
+
+
+class ServerClock:
+    """The server's time, calculated from the monotonic clock after one request.
+
+    Args:
+        ask: returns the server's time in microseconds since 1970.
+    """
+
+    def __init__(self, ask: Callable[[], int]) -> None:
+        self._ask = ask
+        self._lead: float | None = None
+        """Server's clock minus our monotonic clock, in seconds."""
+
+    def now(self) -> float:
+        """Return seconds since 1970. The first call asks the server."""
+        if self._lead is None:
+            self._lead = self._ask() / MICROSECONDS - time.monotonic()
+        return time.monotonic() + self._lead
+
+    def ask_again(self) -> None:
+        """Ask the server again at the next call, because the calculated time was wrong."""
+        self._lead = None

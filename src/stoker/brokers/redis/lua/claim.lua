@@ -1,5 +1,6 @@
--- Claim jobs. ARGV: limit, lease id, holder, lease (microseconds), number of served queues (0:
--- all), names of the served queues, names of queues to skip.
+-- Claim jobs. If there are none, return the time until the next deferred job is due, as next_due.lua
+-- does. ARGV: limit, lease id, holder, lease (microseconds), number of served queues (0: all), names
+-- of the served queues, names of queues to skip.
 local limit, lease_id, holder, lease_us = tonumber(ARGV[1]), ARGV[2], ARGV[3], tonumber(ARGV[4])
 local served, passed_over = {}, {}
 for i = 6, #ARGV do
@@ -42,7 +43,7 @@ for i = 1, math.min(limit, #found) do
 end
 ids = fitting(ids)
 if #ids == 0 then
-    return {}
+    return next_due_us()
 end
 local taken = {}
 for i = 1, #ids do

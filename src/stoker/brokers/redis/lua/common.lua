@@ -29,6 +29,13 @@ local function now_us()
     return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
+-- Return the time until the next deferred job is due, in microseconds, 0 if it is overdue, or -1 if
+-- no job is deferred.
+local function next_due_us()
+    local first = redis.call('ZRANGE', deferred, 0, 0, 'WITHSCORES')
+    return #first == 0 and -1 or math.max(0, tonumber(first[2]) - now_us())
+end
+
 -- A server whose memory is full refuses a script whose first write may need more memory. Scripts that
 -- work jobs off must not be refused, so they begin with a write that needs none.
 local function go_on_when_full()

@@ -1,6 +1,3 @@
--- Return the time until the next deferred job is due, in microseconds, or nothing.
-local first = redis.call('ZRANGE', deferred, 0, 0, 'WITHSCORES')
-if #first == 0 then
-    return false
-end
-return tonumber(first[2]) - now_us()
+-- Return the time until the next deferred job is due, in microseconds, 0 if it is overdue, or -1 if
+-- no job is deferred.
+return next_due_us()
