@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -235,6 +236,10 @@ LONGEST_PAUSE_SECONDS = 10.0
 Key = tuple[str, int]
 
 
+USED_LATER = ("encodings.ascii", "encodings.idna", "importlib.readers")
+"""Modules that Python imports when a process first connects and reads a statement."""
+
+
 def share_code(plan: Plan) -> None:
     """Import the code and the driver of all roles once, so that forked processes share its
     memory."""
@@ -242,6 +247,9 @@ def share_code(plan: Plan) -> None:
         return
     for module in ENTRANCES.values():
         import_module(module)
+    for module in USED_LATER:
+        with suppress(ImportError):
+            import_module(module)
     adapter_class(plan.settings)
     connections[plan.settings.database].ops.compiler("SQLCompiler")  # Django imports it when used
     sealer_for(plan.settings)
