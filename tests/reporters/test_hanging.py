@@ -45,7 +45,7 @@ def test_jobs_and_cluster_end_while_no_server_answers(tmp_path: Path) -> None:
             for result in reported.fail.enqueue_many(calls):
                 assert end_of(result, cluster).dead_letter is not None
             for name in ("tests.app.reported.Stuck", "rollbar"):
-                told = f"'{name}' cannot keep up: 1 reports"
+                told = f"'{name}' cannot keep up: 1 report was"
                 # The last failures are recorded before they are reported.
                 wait_for(lambda told=told: any(told in one for one in dropped(cluster)))
             assert end_of(reported.crash.enqueue(), cluster).dead_letter is not None
