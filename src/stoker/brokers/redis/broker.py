@@ -287,12 +287,14 @@ class RedisBroker(Broker):
             for name in names:
                 ready = self.client.zcard(f"{self.prefix}:ready:".encode() + name)
                 sizes[name.decode()] = none | {"ready": ready}
-        for place in ("deferred", "leases"):
-            for ids in self._pages(place):
-                for known in self._run("look", ids):
-                    if known:
-                        size = sizes.setdefault(known[0].decode(), none.copy())
-                        size[state(known)] += state(known) != "ready"
+        for place in ("deferred", "running"):
+            cursor: bytes | int = 0
+            while True:
+                cursor, *counts = self._run("count", [place, cursor, COUNTED_AT_ONCE])
+                for queue, count in zip(counts[::2], counts[1::2], strict=True):
+                    sizes.setdefault(queue.decode(), none.copy())[place] += count
+                if not int(cursor):
+                    break
         return {queue: size for queue, size in sizes.items() if any(size.values())}
 
     def waiting_in(self, queue: str) -> Iterator[Sequence[UUID]]:
@@ -446,6 +448,7 @@ def state(known: Sequence[Any]) -> str:
 
 
 AT_ONCE = 500
+COUNTED_AT_ONCE = 2000
 RELAY_SECONDS = 60.0
 """How long after an outbox was read its jobs may be added."""
 LATE_SECONDS = 600.0
