@@ -283,8 +283,8 @@ def _ignored_database(settings: Settings) -> Iterator[CheckMessage]:
     if settings.store != settings.database:
         yield Warning(
             f'TASKS["{settings.alias}"]["OPTIONS"]["DATABASE"] is {settings.store!r}, but has no '
-            f"effect: everything is in the database {settings.database!r}, which BROKER names "
-            f"({settings.broker!r}).",
+            f"effect: everything is in the database {settings.database!r}, because BROKER is "
+            f"{settings.broker!r}.",
             hint=f"Remove DATABASE, or write BROKER = 'orm://{settings.store}'.",
             id="stoker.W012",
         )

@@ -41,6 +41,7 @@ def test_processes_import_only_the_code_of_tasks(tmp_path: Path) -> None:
         pids = {str(one.pid) for members in crew.values() for one in members}
         cluster.stop()
     imports = [line.split() for line in file.read_text().splitlines()]
+    assert any(pid in pids for pid, _ in imports)
     private = {name for pid, name in imports if pid in pids and not is_of_the_project(name)}
     assert private == set(), "import them in share_code, or each process has its own copy"
 

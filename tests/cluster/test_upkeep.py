@@ -223,7 +223,7 @@ def test_unstarted_job_of_a_dead_cluster_is_cancelled_if_that_was_requested(
 def test_attempt_of_a_dead_cluster_names_the_worker_that_ran_it(
     broker: Broker, tmp_path: Path
 ) -> None:
-    """All its processes were killed. The host of the lost lease of another cluster is unknown."""
+    """One cluster was killed and left a board. The other left only a lease that ended."""
     ran, elsewhere = (UUID(tasks.add.enqueue(1, 2).id) for _ in range(2))
     board = Board.create(tmp_path / "cluster.board", workers=1, slots=2)
     upkeep = upkeep_with()

@@ -181,7 +181,7 @@ def test_next_due_seconds_counts_to_the_next_deferred_job(stand: Stand) -> None:
     assert stand.broker.next_due_seconds() == pytest.approx(400, abs=60)
 
 
-def test_next_due_seconds_after_an_empty_claim(stand: Stand) -> None:
+def test_next_due_seconds_after_an_empty_claim_sees_later_jobs(stand: Stand) -> None:
     stand.needs("delay")
     stand.needs("look_up")
     assert stand.claim() == []

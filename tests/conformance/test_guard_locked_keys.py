@@ -4,6 +4,7 @@ keys, and look at them again later."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from uuid import UUID
 
@@ -116,13 +117,13 @@ def test_log_names_a_locked_key_once(
 ) -> None:
     lock_key_of_a_past_job(stand, other)
     put(stand, need("held"))
-    with connection.cursor() as cursor:
-        cursor.execute(SHORT_WAIT[connection.vendor])
-    assert claim_ids(stand) == []
-    for _ in range(2):
+    with closing(connection):  # so that later tests wait as long as usual
+        with connection.cursor() as cursor:
+            cursor.execute(SHORT_WAIT[connection.vendor])
         assert claim_ids(stand) == []
-        stand.advance(LATEST_US / MICROSECONDS + 1)
-    connection.close()  # so that later tests wait as long as usual
+        for _ in range(2):
+            assert claim_ids(stand) == []
+            stand.advance(LATEST_US / MICROSECONDS + 1)
     assert caplog.messages == [
         "Jobs with guards wait: another transaction holds the guard key 'lock held'."
     ]

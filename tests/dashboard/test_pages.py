@@ -466,7 +466,7 @@ def test_page_of_a_job_at_the_broker_shows_its_call(anna: Client, settings: Any)
 def test_lists_say_how_many_jobs_wait_at_the_broker(anna: Client, settings: Any) -> None:
     settings.TASKS = outside_the_database()
     tasks.echo.enqueue("order 7")
-    told = "1 job waits at the broker, where jobs are not listed before their first attempt"
+    told = "1 job waits at the broker, where a job is not listed until its first attempt"
     for path in ("jobs/", "jobs/?state=ready", "queues/one/?name=default"):
         assert told in anna.get(f"{PREFIX}{path}").content.decode(), path
     for path in ("jobs/?state=failed", "jobs/?queue=mail"):

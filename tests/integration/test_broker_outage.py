@@ -83,7 +83,7 @@ def test_commands_show_what_the_database_knows(
 def test_info_shows_what_the_database_knows(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     call_command("stoker", "info")
     told = capsys.readouterr()
-    assert "The broker (does not answer), cluster name" in told.out
+    assert f"{url.partition(':')[0]} (does not answer), cluster name" in told.out
     assert told.err.startswith("The broker does not answer: ")
 
 

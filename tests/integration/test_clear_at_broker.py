@@ -206,6 +206,22 @@ class TestCancel:
         (wait,) = details_of(settings_for(), UUID(result.id)).life.waits.before
         assert [one.cause for one in wait.parts] == [WaitCause.START_TIME]
 
+    @pytest.mark.redis
+    def test_job_that_another_call_withdraws_and_cannot_record_is_cancelled(
+        self, fronted: Dispatch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        result = add.enqueue(1, 2)
+        withdraw = fronted.broker.withdraw
+
+        def withdraw_for_another_call(job_ids: Any) -> set[UUID]:
+            withdraw(job_ids)
+            return set()
+
+        monkeypatch.setattr(fronted.broker, "withdraw", withdraw_for_another_call)
+        assert add.get_result(result.id).cancel("no")
+        assert Job.objects.get().status == "CANCELLED"
+        assert not Cancellation.objects.exists()
+
     def test_cancelled_job_can_run_again(self, broker: Dispatch) -> None:
         result = add.enqueue(1, 2)
         result.cancel()

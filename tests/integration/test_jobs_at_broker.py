@@ -219,7 +219,7 @@ class TestLists:
         add.using(run_after=3600).enqueue(3, 4)
         call_command("stoker", "jobs", "list")
         assert capsys.readouterr().out == (
-            "2 jobs wait at the broker, where jobs are not listed before their first attempt has "
+            "2 jobs wait at the broker, where a job is not listed until its first attempt has "
             "ended. List them: `manage.py stoker jobs list --at-broker`\n"
         )
         for words in (["--state", "failed"], ["--queue", "mail"]):
@@ -254,3 +254,5 @@ class TestLists:
     def test_list_at_the_broker_refuses_other_filters(self, broker: Dispatch) -> None:
         with pytest.raises(CommandError, match="--at-broker"):
             call_command("stoker", "jobs", "list", "--at-broker", "--search", "ann")
+        with pytest.raises(CommandError, match="--at-broker"):
+            call_command("stoker", "jobs", "list", "--at-broker", "--after", "x")

@@ -158,7 +158,7 @@ def test_overlap_skip_ignores_runs_by_hand() -> None:
 
 
 def _released() -> list[UUID]:
-    return [found for found, *_ in Schedule.objects.all().released(10)]
+    return [found for found, *_ in Schedule.objects.all().releasable(10)]
 
 
 def test_overlap_queue_holds_the_newest_tick_until_the_job_ends() -> None:

@@ -128,7 +128,10 @@ class TestWithMarks:
         stand.broker._due = watermarks.DueTimes("default")  # type: ignore[attr-defined] # it looks again
         assert claim(stand) == [early]
 
-    def test_idle_claims_read_the_due_times_once_each(self, stand: OrmStand) -> None:
+    def test_idle_claims_read_the_due_times_once_each(
+        self, stand: OrmStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(watermarks, "TRUST_SECONDS", 600.0)
         enqueue(stand.broker, run_after=stand.now() + 500)
         readings: list[str] = []
 

@@ -245,14 +245,13 @@ def _install(kind: Kind) -> None:
     if os.geteuid() != 0 or not shutil.which("apt-get"):
         raise ServerUnavailableError("not installed, and only root on Debian can install it here")
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    update = ("apt-get", "update", *WHEN_UNLOCKED)
     install = (
         "apt-get", "install", *WHEN_UNLOCKED, "-y", "--no-install-recommends",
         *kind.debian_packages,
     )  # fmt: skip
-    for command in (update, install):
+    for command in (("apt-get", "update"), install):  # an update may fail because another one runs
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if done.returncode:
-            lines = (done.stderr or done.stdout).strip().splitlines()
-            said = lines[-1] if lines else f"exit code {done.returncode}"
-            raise ServerUnavailableError(f"{' '.join(command[:2])} failed: {said}")
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()
+        said = lines[-1] if lines else f"exit code {done.returncode}"
+        raise ServerUnavailableError(f"apt-get install failed: {said}")

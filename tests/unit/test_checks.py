@@ -126,7 +126,7 @@ def test_w012_names_both_databases() -> None:
     (found,) = (one for one in messages(DATABASE="queue") if one.id == "stoker.W012")
     assert found.msg == (
         'TASKS["default"]["OPTIONS"]["DATABASE"] is \'queue\', but has no effect: everything is in '
-        "the database 'default', which BROKER names ('orm://default')."
+        "the database 'default', because BROKER is 'orm://default'."
     )
     assert found.hint == "Remove DATABASE, or write BROKER = 'orm://queue'."
 

@@ -259,6 +259,6 @@ def _guarded(request: HttpRequest) -> AbstractContextManager[None]:
 
 
 def _tolerant(request: HttpRequest) -> AbstractContextManager[BrokerOutage]:
-    """Show what the database knows while the broker does not answer. A POST request, which changes
-    something, fails then."""
+    """Show what the database knows while the broker does not answer. A POST request changes
+    something, so it fails instead."""
     return nullcontext(BrokerOutage()) if request.method == "POST" else do_without_broker()

@@ -63,6 +63,8 @@ class JobAdmin(StoreAdmin):
         changes = changes_in(visit.settings)
         wanted = JobFilter(state=state, queue=asked["queue"], task=asked["task"], text=asked["q"])
         page, problem = _page(visit, wanted)
+        is_first = not visit.request.GET.get("after")
+        number = jobs.number_at_broker(visit.settings, wanted) if is_first else 0
         context = {
             "rows": [
                 _row(visit, row)
@@ -74,7 +76,7 @@ class JobAdmin(StoreAdmin):
             "states": visit.tabs(("", *STATES), state, numbers),
             **visit.paging(page.next),
             "is_cut": page.is_cut,
-            "at_broker": jobs.at_broker(visit.settings, wanted),
+            "broker_notice": jobs.broker_notice(visit.settings, wanted, number),
             "operations": [
                 one
                 for one in self.operations

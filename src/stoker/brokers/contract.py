@@ -187,7 +187,7 @@ class Return:
     crashes: int = 0
 
 
-def time_of(seconds: float | None, now: float) -> float:
+def due_in(seconds: float | None, now: float) -> float:
     """Return the monotonic time in ``seconds`` from ``now``, infinity for None."""
     return inf if seconds is None else now + seconds
 
@@ -386,8 +386,8 @@ class Broker(ABC):
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         """Return the seconds until the next deferred job is due, or None if none is known.
 
-        Called after a claim that found nothing. If that claim has read the due times, they are
-        not read again.
+        Called after a claim that found fewer jobs than its limit. If that claim has read the due
+        times, they are not read again.
 
         Args:
             rated: whether to include jobs that wait for a rate.

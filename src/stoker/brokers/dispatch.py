@@ -44,7 +44,7 @@ from .contract import (
     Unrecorded,
 )
 from .orm.broker import OrmBroker
-from .outage import NO_INFO, ask
+from .outage import no_info, read_or_default
 
 LONGEST_NAME = 100
 """Length limit of a queue name in the store."""
@@ -380,7 +380,7 @@ class Dispatch:
 
     def results(self, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
         """Return job id -> job, for the results that the broker keeps."""
-        return ask(self.broker.results, {}, job_ids) if self.broker is not None and job_ids else {}
+        return read_or_default(self.broker.results, {}, job_ids) if self.broker and job_ids else {}
 
     def expire_holder(self, holder: UUID) -> int:
         """End all leases of a holder that is known to be dead. Return their number."""
@@ -419,18 +419,18 @@ class Dispatch:
         found: dict[UUID, str] = {}
         for place in self._lessors:
             if rest := [job_id for job_id in job_ids if job_id not in found]:
-                found |= ask(place.states, {}, rest)
+                found |= read_or_default(place.states, {}, rest)
         return found
 
     def jobs(self, job_ids: Sequence[UUID]) -> dict[UUID, BrokerJob]:
         """Return job id -> job, for the jobs of a broker outside the store."""
-        return ask(self.broker.jobs, {}, job_ids) if self.broker is not None and job_ids else {}
+        return read_or_default(self.broker.jobs, {}, job_ids) if self.broker and job_ids else {}
 
     def sizes(self) -> dict[str, dict[str, int]]:
         """Return queue -> {"ready": n, "deferred": n, "blocked": n, "running": n}."""
         sizes: dict[str, dict[str, int]] = {}
         for place in self._places:
-            for queue, counts in ask(place.sizes, {}).items():
+            for queue, counts in read_or_default(place.sizes, {}).items():
                 known = sizes.setdefault(queue, {})
                 for state, count in counts.items():
                     known[state] = known.get(state, 0) + count
@@ -447,7 +447,7 @@ class Dispatch:
 
     def info(self) -> dict[str, Any]:
         """Return ``{"broker": ..., "server": ...}`` for display."""
-        return ask(self._places[-1].info, NO_INFO)
+        return read_or_default(self._places[-1].info, no_info(self.settings))
 
     def weaknesses(self) -> list[str]:
         """Return the weaknesses of the store and the broker, see ``Broker.weaknesses``."""

@@ -9,21 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from types import MethodType
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from .contract import Broker
 
-NO_INFO = {"broker": "The broker", "server": "does not answer"}
-"""Shown in place of ``Broker.info``."""
+T = TypeVar("T")
 
 
 class BrokerOutage:
     """Whether a broker did not answer while a screen was read."""
 
     error: BrokerUnavailable | None = None
-    broker: Any = None
+    broker: Broker | None = None
     """The broker that did not answer. It is not asked again for the same screen."""
 
     @property
@@ -52,20 +54,26 @@ def do_without_broker() -> Iterator[BrokerOutage]:
         _outage.reset(token)
 
 
-def ask(call: Callable[..., T], instead: Any, *args: Any) -> T:
-    """Call a method of a broker that reads. Within ``do_without_broker`` return ``instead`` if the
-    broker does not answer."""
+def read_or_default(call: Callable[..., T], default: Any, *args: Any) -> T:
+    """Call a method of a broker that reads. Within ``do_without_broker`` return ``default`` if the
+    broker is outside the store and does not answer."""
     outage = _outage.get()
     if outage is None:
         return call(*args)
-    broker = getattr(call, "__self__", None)
-    if broker is None or broker is not outage.broker:
+    broker = cast("Broker", cast("MethodType", call).__self__)
+    if broker.capabilities.transactional:
+        return call(*args)
+    if broker is not outage.broker:
         try:
             return call(*args)
         except BrokerUnavailable as error:
             outage.error, outage.broker = error, broker
-    result: T = instead
-    return result
+    return cast("T", default)
+
+
+def no_info(settings: Settings) -> dict[str, Any]:
+    """Return what to show in place of ``Broker.info`` if the broker does not answer."""
+    return {"broker": settings.broker.partition(":")[0], "server": "does not answer"}
 
 
 def outage_error() -> BrokerUnavailable | None:

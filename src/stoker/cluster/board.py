@@ -349,7 +349,7 @@ class Board:
                     if slot_numbers[DELIVERY]:
                         over.add(Slot(slot_numbers).listing())
 
-    def running_jobs(self) -> dict[UUID, int]:
+    def pids_of_running_jobs(self) -> dict[UUID, int]:
         """Return job id -> process id of its worker, for all running jobs. If the cluster is dead:
         for the jobs that ran when it died."""
         return {

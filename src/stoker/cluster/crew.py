@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from importlib import import_module
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -237,7 +236,7 @@ Key = tuple[str, int]
 
 
 USED_LATER = ("encodings.ascii", "encodings.idna", "importlib.readers")
-"""Modules that Python imports when a process first connects and reads a statement."""
+"""Modules that Python imports when a process first opens a connection and reads an SQL file."""
 
 
 def share_code(plan: Plan) -> None:
@@ -245,11 +244,8 @@ def share_code(plan: Plan) -> None:
     memory."""
     if start_method(plan) != "fork":
         return
-    for module in ENTRANCES.values():
+    for module in (*ENTRANCES.values(), *USED_LATER):
         import_module(module)
-    for module in USED_LATER:
-        with suppress(ImportError):
-            import_module(module)
     adapter_class(plan.settings)
     connections[plan.settings.database].ops.compiler("SQLCompiler")  # Django imports it when used
     sealer_for(plan.settings)

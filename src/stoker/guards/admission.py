@@ -74,7 +74,7 @@ class AdmissionResult(NamedTuple):
     has_called: bool
     """Whether blocked jobs were made ready."""
     locked: Collection[str]
-    """Names of the keys because of which jobs were deferred: other transactions hold them."""
+    """Names of the keys that other transactions hold. Jobs that need them were deferred."""
 
 
 def admit(
@@ -251,9 +251,8 @@ class _Admission:
     def _sorted_out(self, places: Sequence[Place]) -> tuple[list[Place], list[Place]]:
         """Split the jobs into those whose keys can be locked, and those whose keys other
         transactions have locked."""
-        key_ids = {need.key_id for needed in self._needs.values() for need in needed}
-        locked = GuardKey.objects.using(self._alias).lock_free(key_ids)
-        needs = (need for needed in self._needs.values() for need in needed)
+        needs = [need for needed in self._needs.values() for need in needed]
+        locked = GuardKey.objects.using(self._alias).lock_free({need.key_id for need in needs})
         self._locked = {need.name for need in needs if need.key_id in locked}
         free: list[Place] = []
         kept_out: list[Place] = []

@@ -54,7 +54,7 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
     reason = stored_text(reason, LONGEST_REASON)
     if _finish_request(settings, unstored.pk):
         return True
-    has_asked_outboxes = False
+    has_asked_outboxes = has_requested = False
     for _ in range(LOOKS):
         unstored = _full_rows(settings, [unstored])[0]
         has_requested = _request(settings, unstored, reason)
@@ -64,9 +64,11 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
             return True
         with explained(alias):
             place = broker.states([unstored.pk]).get(unstored.pk)
-            if has_requested or place == "running":
-                _forget_request_rows(settings, [unstored.pk])
+            if place is None and has_requested:  # another call has withdrawn it, or it has ended
+                _sweep(settings, {unstored.pk: reason})
+                return _is_cancelled(alias, unstored.pk)
             if place == "running":
+                _forget_request_rows(settings, [unstored.pk])
                 Cancellation.objects.using(alias).ask(unstored.pk, reason)
                 # Its cluster may have released it just before it could see the request.
                 after_commit(alias, partial(cancel_waiting, settings, unstored, reason))
@@ -77,12 +79,12 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
             if _cancel_outgoing(settings, unstored, reason):
                 return True
             has_asked_outboxes = True  # it may have been relayed just now
-    return False
+    return has_requested  # upkeep carries the request out
 
 
 def _finish_request(settings: Settings, job_id: UUID) -> bool:
     """Finish the request of an earlier call that could not record the end of the job. Return
-    whether there was one, and the job is cancelled."""
+    whether the job is cancelled now."""
     alias = settings.database
     if not _forgets_withdrawn(broker_for(settings)) or is_in_transaction(alias):
         return False
@@ -91,7 +93,11 @@ def _finish_request(settings: Settings, job_id: UUID) -> bool:
         if not rows.filter(status=None, reason=REQUESTED).exists():
             return False
         _sweep(settings, Cancellation.objects.using(alias).reasons_of([job_id]))
-        return rows.filter(status=Job.Status.CANCELLED).exists()
+        return _is_cancelled(alias, job_id)
+
+
+def _is_cancelled(alias: str, job_id: UUID) -> bool:
+    return Job.objects.using(alias).filter(pk=job_id, status=Job.Status.CANCELLED).exists()
 
 
 def _is_stored(settings: Settings, job: Job) -> bool:
@@ -122,7 +128,7 @@ def _full_rows(settings: Settings, jobs: Sequence[Job]) -> list[Job]:
 
 def _request(settings: Settings, unstored: Job, reason: str) -> bool:
     """Store the request before a waiting job is withdrawn, so that upkeep can finish the work if
-    this process dies. In a transaction, withdraw the job when that commits. Return whether a
+    this process dies. Within a transaction, withdraw the job after its commit. Return whether a
     request was stored."""
     alias, broker = settings.database, broker_for(settings)
     if not _forgets_withdrawn(broker):
@@ -161,6 +167,7 @@ def sweep_requests(settings: Settings) -> int:
 
 
 def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
+    """Finish these requests, see ``sweep_requests``."""
     alias, broker = settings.database, broker_for(settings)
     outgoing: set[UUID] = set()
     if _forgets_withdrawn(broker):

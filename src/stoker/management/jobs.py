@@ -19,9 +19,10 @@ from stoker.operations.jobs import (
     RUN_AGAIN,
     JobDetails,
     JobRow,
-    at_broker,
+    broker_notice,
     details_of,
     job_id_of,
+    number_at_broker,
     rows_of,
     rows_waiting_at_broker,
 )
@@ -91,9 +92,9 @@ class ListJobs(Subcommand):
 
     --json writes one object: jobs[] (id, state, task, queue, priority, attempts, enqueued_at,
     run_after, started_at, finished_at, worker_id, reason, ran_seconds, label, args, kwargs: each
-    argument as text; null if the package is large or cannot be opened) and next (for --after; null
-    on the last page), at_broker (how many jobs wait at a broker outside the database, as a
-    sentence; "": none).
+    argument as text; null if the package is large or cannot be opened), next (for --after; null on
+    the last page) and at_broker (number of jobs that wait at a broker outside the database; null if
+    that is unknown).
 
     Examples:
       manage.py stoker jobs list
@@ -131,8 +132,8 @@ class ListJobs(Subcommand):
         option(
             "--at-broker",
             action="store_true",
-            help="Only jobs that wait at a broker outside the database, in its order. Takes only "
-            "--state, --task, --queue and --limit.",
+            help="Only jobs that wait at a broker outside the database. Cannot be combined with "
+            "--search, --node, --since, --until or --after.",
         ),
         *PAGE_OPTIONS,
     )
@@ -147,28 +148,33 @@ class ListJobs(Subcommand):
             page = JobSearch(settings, wanted).page(options["limit"], options["after"])
             others = [job for job in page.jobs if job not in page.by_id]
             rows = rows_of(settings, [*page.by_id, *others])
-            more = "" if options["after"] else at_broker(settings, wanted)
+            number = 0 if options["after"] else number_at_broker(settings, wanted)
         lines = [line for row in rows for line in _row_lines(row)]
-        if more:
-            lines.append(more)
+        if notice := broker_notice(settings, wanted, number):
+            lines.append(notice)
         elif not rows:
             lines.append(NO_JOBS if wanted == JobFilter() else "No such jobs.")
         if page.next is not None:
             why = "Search further back" if page.is_cut else "The next page"
             lines.append(f"{why}: --after '{page.next}'")
         jobs = [row_as_plain(row) for row in rows]
-        self.answer(options, {"jobs": jobs, "next": page.next, "at_broker": more}, lines)
+        self.answer(options, {"jobs": jobs, "next": page.next, "at_broker": number}, lines)
         return ExitCode.DONE
 
     def _list_at_broker(
         self, options: dict[str, Any], settings: Settings, wanted: JobFilter
     ) -> ExitCode:
         if wanted != JobFilter(wanted.state, wanted.queue, wanted.task) or options["after"]:
-            raise refuse("--at-broker takes only --state, --task, --queue and --limit.")
-        rows = rows_waiting_at_broker(settings, wanted, options["limit"])
+            raise refuse(
+                "--at-broker cannot be combined with --search, --node, --since, --until or --after."
+            )
+        try:
+            rows = rows_waiting_at_broker(settings, wanted, options["limit"])
+        except ValueError as error:
+            raise refuse(f"{error} Leave out --at-broker.") from error
         lines = [line for row in rows for line in _row_lines(row)] or ["No such jobs."]
         jobs = [row_as_plain(row) for row in rows]
-        self.answer(options, {"jobs": jobs, "next": None, "at_broker": ""}, lines)
+        self.answer(options, {"jobs": jobs, "next": None, "at_broker": len(jobs)}, lines)
         return ExitCode.DONE
 
 

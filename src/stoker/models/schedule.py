@@ -51,18 +51,18 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         """Return a query for the schedules that are due soon, earliest first. Its columns are id,
         due time, the database's time, and False."""
         soon = self.filter(due_us__lte=DatabaseNow() + microseconds(seconds))
-        return soon.order_by("due_us")._due_rows(limit, are_released=False)
+        return soon.order_by("due_us")._due_rows(limit, are_held=False)
 
-    def released(self, limit: int) -> QuerySet[Any, Any]:
+    def releasable(self, limit: int) -> QuerySet[Any, Any]:
         """Return a query for the schedules with a held tick whose previous job has ended. Its
         columns are those of ``due_within``, with True as the last one."""
         alive = Job.objects.using(self.db).filter(pk=OuterRef("last_job_id"), status=None)
         held = self.filter(held_us__isnull=False, is_paused=False).exclude(Exists(alive))
-        return held._due_rows(limit, are_released=True)
+        return held._due_rows(limit, are_held=True)
 
-    def _due_rows(self, limit: int, *, are_released: bool) -> QuerySet[Any, Any]:
-        rows: Any = self.annotate(now_us=DatabaseNow(), is_released=Value(are_released))
-        found: QuerySet[Any, Any] = rows.values_list("pk", "due_us", "now_us", "is_released")
+    def _due_rows(self, limit: int, *, are_held: bool) -> QuerySet[Any, Any]:
+        rows: Any = self.annotate(now_us=DatabaseNow(), is_held=Value(are_held))
+        found: QuerySet[Any, Any] = rows.values_list("pk", "due_us", "now_us", "is_held")
         return found[:limit]
 
     def hold(self, schedule_id: UUID) -> Schedule | None:

@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db.models import Q
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.outage import ask
+from stoker.brokers.outage import read_or_default
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import Settings
 from stoker.dead_letters.requeueing import run_again
@@ -92,57 +92,63 @@ def rows_of(settings: Settings, jobs: Iterable[Job], *, reveal: bool = False) ->
     ]
 
 
-NEVER_TRIED = ("READY", "DEFERRED")
-"""States of jobs that may be at a broker outside the database only."""
+WAITING_AT_BROKER = ("READY", "DEFERRED")
+"""States of the jobs that wait at a broker outside the database."""
 
 
-def at_broker(settings: Settings, wanted: JobFilter) -> str:
-    """Say how many jobs of the filter's queue and state wait at a broker outside the database, and
-    how to list them; "" = none. Lists of jobs are read from the database only."""
+def number_at_broker(settings: Settings, wanted: JobFilter) -> int | None:
+    """Return how many jobs of the filter's queue and state wait at a broker outside the database.
+    Return None if that is unknown, and 0 if the filter asks for more than queue and state."""
     broker = broker_for(settings)
-    outside = broker.broker or broker.arrivals
-    if outside is None or wanted.state not in ("", *NEVER_TRIED):
-        return ""
-    states = [wanted.state.lower()] if wanted.state else [state.lower() for state in NEVER_TRIED]
-    sizes = ask(outside.sizes, {})
+    of_place = JobFilter(state=wanted.state, queue=wanted.queue)
+    if wanted != of_place or wanted.state not in ("", *WAITING_AT_BROKER):
+        return 0
+    if broker.broker is None:
+        return 0 if broker.arrivals is None else None  # each queue is a request to its server
+    states = [wanted.state] if wanted.state else WAITING_AT_BROKER
+    sizes: dict[str, dict[str, int]] = read_or_default(broker.broker.sizes, {})
     queues = [wanted.queue] if wanted.queue else list(sizes)
-    number = sum(sizes[queue][state] for queue in queues if queue in sizes for state in states)
+    return sum(sizes[one][state.lower()] for one in queues if one in sizes for state in states)
+
+
+def broker_notice(settings: Settings, wanted: JobFilter, number: int | None) -> str:
+    """Say that this number of jobs waits at a broker outside the database, and how to list them;
+    "" = none. Lists of jobs are read from the database only."""
+    if number is None:
+        return "Jobs that no cluster has received yet wait at the broker, and are not listed."
     if not number:
         return ""
-    sentence = f"{plural(number, 'job')} {'waits' if number == 1 else 'wait'} at the broker, where "
-    if broker.arrivals is not None:
-        return f"{sentence}jobs are not listed before a cluster has received them."
     command = "manage.py stoker jobs list --at-broker"
+    command += f" --state {wanted.state.lower()}" if wanted.state else ""
     command += f" --queue {quote(wanted.queue)}" if wanted.queue else ""
     command += f" --backend {settings.alias}" if settings.alias != "default" else ""
     return (
-        f"{sentence}jobs are not listed before their first attempt has ended. List them: "
-        f"`{command}`"
+        f"{plural(number, 'job')} {'waits' if number == 1 else 'wait'} at the broker, where a job "
+        f"is not listed until its first attempt has ended. List them: `{command}`"
     )
 
 
 def rows_waiting_at_broker(settings: Settings, wanted: JobFilter, limit: int) -> list[JobRow]:
-    """Return jobs of the filter's state, queue and task that wait at a broker outside the database,
-    in its order.
+    """Return jobs of the filter's state, queue and task that wait at a broker outside the database.
 
     Raises:
         ValueError: this backend has no broker that can list its jobs.
     """
     broker = broker_for(settings).broker
     if broker is None:
-        raise ValueError("No broker of this backend can list its jobs. Leave out --at-broker.")
-    found: list[JobRow] = []
+        raise ValueError("This backend has no broker that can list its jobs.")
+    found: dict[UUID, JobRow] = {}  # a job that becomes ready meanwhile may be listed twice
     for queue in [wanted.queue] if wanted.queue else sorted(broker.sizes()):
         for job_ids in broker.waiting_in(queue):
             for job in rows_at_broker(settings, job_ids).values():
-                state = NEVER_TRIED[job.run_after is not None]
+                state = WAITING_AT_BROKER[job.run_after is not None]
                 if wanted.task in ("", job.task) and wanted.state in ("", state):
-                    job.queue = queue  # a package that cannot be opened does not tell
+                    job.queue = queue  # unknown if the package cannot be opened
                     call = opened_call(settings, bytes(job.package))
-                    found.append(JobRow(job, state, None, call))
+                    found[job.pk] = JobRow(job, state, None, call)
             if len(found) >= limit:
-                return found[:limit]
-    return found
+                return list(found.values())[:limit]
+    return list(found.values())
 
 
 def filter_of(given: Mapping[str, str]) -> JobFilter:

@@ -101,13 +101,13 @@ class Ticks:
         self._schedules = Schedule.objects.using(settings.database).of(
             settings.cluster, settings.alias
         )
-        self._queries = [_query(self._schedules, has_released=each) for each in (False, True)]
+        self._queries = [_query(self._schedules, with_held=each) for each in (False, True)]
         has_one_writer = engine_of(settings.database).has_one_writer
         self._breath_seconds = BREATH_SECONDS if has_one_writer else 0.0
         self._shares = ClusterShare(settings, cluster_id)
         self._declaring: Declaring | None = None
         self._declares_at = 0.0
-        self._releases_at = 0.0
+        self._look_at_held = 0.0
         self._troubles: dict[UUID, Trouble] = {}
 
     def run_once(self) -> None:
@@ -159,18 +159,19 @@ class Ticks:
         Among those due now, this cluster's share comes first. Schedules of other clusters are added
         when they are overdue, so that clusters rarely compete.
         """
-        has_released = time.monotonic() >= self._releases_at
-        query = self._queries[has_released]
+        now = time.monotonic()
+        with_held = now >= self._look_at_held
+        query = self._queries[with_held]
         if resting := self._resting():
-            query = _query(self._schedules.exclude(pk__in=resting), has_released=has_released)
+            query = _query(self._schedules.exclude(pk__in=resting), with_held=with_held)
         rows = query.fetch()
-        if has_released:
-            self._releases_at = time.monotonic() + LOOK_SECONDS
+        if with_held:
+            self._look_at_held = now + LOOK_SECONDS
         ordered, released = [], []
         now_us = rows[0][2] if rows else 0  # each row has its own time on PostgreSQL
-        for written, due_us, _, is_released in rows:
+        for written, due_us, _, is_held in rows:
             key = as_uuid(written)
-            if is_released:
+            if is_held:
                 released.append(key)
                 continue
             is_ours = self._shares.has(key)
@@ -276,11 +277,11 @@ class Ticks:
         return declaring
 
 
-def _query(schedules: ScheduleQuerySet, *, has_released: bool) -> Compiled:
+def _query(schedules: ScheduleQuerySet, *, with_held: bool) -> Compiled:
     """Return the query for the schedules that are due soon, and for those with a held tick to
-    release if ``has_released``."""
+    release if ``with_held``."""
     due = schedules.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
-    return Compiled(due, schedules.released(MOST_LOOKED_AT)) if has_released else Compiled(due)
+    return Compiled(due, schedules.releasable(MOST_LOOKED_AT)) if with_held else Compiled(due)
 
 
 def may_be_fired_elsewhere(error: Exception | None) -> bool:

@@ -300,8 +300,8 @@ class Compiled:
     takes longer than sending. Values are returned as the driver gives them.
 
     Args:
-        rows: the query, with ``values_list``. Further queries with the same columns are sent in the
-            same statement, and their rows follow in any order.
+        rows: the query, with ``values_list``. Several queries with the same columns are sent as
+            one statement, and all rows come in any order.
     """
 
     def __init__(self, *rows: models.QuerySet[Any, Any]) -> None:

@@ -39,7 +39,7 @@ def test_slots_of_all_workers_are_separate(board: Board) -> None:
     for worker in range(WORKERS):
         assert list(board.occupied(worker)) == [jobs[worker, slot] for slot in range(SLOTS)]
         assert board.worker(worker, place.PID) == worker + 100
-    assert board.running_jobs() == {job.job_id: key[0] + 100 for key, job in jobs.items()}
+    assert board.pids_of_running_jobs() == {job.job_id: key[0] + 100 for key, job in jobs.items()}
 
 
 def test_clearing_a_worker_keeps_its_neighbour(board: Board) -> None:
@@ -136,7 +136,7 @@ def test_board_of_a_dead_cluster_lists_its_running_jobs(tmp_path: Path) -> None:
     board.close()
     found = Board.of_the_dead(tmp_path / "dead.board")
     assert found is not None
-    assert found.running_jobs() == {job.job_id: 4711}
+    assert found.pids_of_running_jobs() == {job.job_id: 4711}
     assert Board.of_the_dead(tmp_path / "dead.board") is None, "only one finder at a time"
     found.remove()
     assert not (tmp_path / "dead.board").exists()

@@ -151,7 +151,7 @@ class OrmBroker(Broker):
             return self._marks.guide(claim_ready, request.queues, lambda: self._is_more_behind)
 
         with explained(self.alias):
-            if has_looked := self._due.are_to_be_read:
+            if has_looked := self._due.should_look:
                 # otherwise jobs that were due before the watermark were skipped
                 has_looked = not self._marks.due_from_us
                 self._promote_due(rated_limit)
@@ -162,7 +162,7 @@ class OrmBroker(Broker):
             deliveries = claim()
             if not deliveries and not has_looked and self._promote_due(rated_limit):
                 deliveries = claim()
-        self._due.note(len(deliveries), limit)
+        self._due.note_claim(len(deliveries), limit)
         self._knows_rates = self._knows_rates or any(one.permit_seconds for one in deliveries)
         return deliveries
 

@@ -15,8 +15,8 @@ from stoker.brokers.contract import (
     CLAIM_BYTES,
     ClaimRequest,
     Delivery,
+    due_in,
     seconds_until,
-    time_of,
 )
 from stoker.guards.admission import AdmissionTerms, Admitted, admit, lease
 from stoker.models import Job
@@ -211,7 +211,7 @@ PROMOTE_SECONDS = 0.1
 TRUST_SECONDS = 1.1
 """Time for which the answer that no deferred job is due is cached. A job that is enqueued meanwhile
 and becomes due earlier is found by the next claim that returns nothing else. It is a little longer
-than the pause between two claims of an idle pusher, so that each of them looks only once."""
+than the default of POLL_SECONDS, so that each claim of an idle pusher looks only once."""
 
 
 class DueTimes:
@@ -228,16 +228,17 @@ class DueTimes:
         self._had_room = True
 
     @property
-    def are_to_be_read(self) -> bool:
+    def should_look(self) -> bool:
         """Whether to look for due jobs before the next claim."""
         now = time.monotonic()
         return now >= self._nothing_due_until and (self._had_room or now >= self._promote_at)
 
     def forget(self) -> None:
-        """Read the time again, because a claim may defer jobs that have to wait for their rate."""
+        """Forget the time that was read: the next claim may defer jobs until their rate has a
+        permit."""
         self._next_due_at = None
 
-    def note(self, found: int, limit: int) -> None:
+    def note_claim(self, found: int, limit: int) -> None:
         """Note how many jobs a claim has found."""
         self._had_room = found < limit
 
@@ -247,14 +248,14 @@ class DueTimes:
         self._promote_at = now + PROMOTE_SECONDS
         due = what_is_due(self._alias, from_us)
         if not from_us and due.seconds != 0:
-            self._next_due_at = time_of(due.seconds, now)
+            self._next_due_at = due_in(due.seconds, now)
         return due
 
     def seconds_until_next(self, *, rated: bool) -> float | None:
         """Return the seconds until the next job is due, see ``Broker.next_due_seconds``."""
         now, due_at = time.monotonic(), self._next_due_at
         if due_at is None or not rated:
-            due_at = time_of(what_is_due(self._alias, rated=rated).seconds, now)
+            due_at = due_in(what_is_due(self._alias, rated=rated).seconds, now)
         if rated:
             self._nothing_due_until = min(due_at, now + TRUST_SECONDS)
         self.forget()
@@ -337,7 +338,7 @@ class GuardedSearch:
         self._look = 0
         self._careful_until = 0.0
         self._logged: set[str] = set()
-        """Names of the locked guard keys that were logged since claims skip them."""
+        """Names of the locked guard keys that were logged since claims began to skip them."""
 
     @property
     def seconds(self) -> float:
@@ -354,7 +355,7 @@ class GuardedSearch:
         longer than Stoker's own transactions take.
 
         Args:
-            locked: names of these keys, which are logged. Empty: the next claim finds them.
+            locked: names of these keys; new ones are logged. Empty: unknown.
         """
         if self.waits:
             self._logged.clear()

@@ -31,8 +31,8 @@ from stoker.brokers.contract import (
     Leases,
     Return,
     Unrecorded,
+    due_in,
     seconds_until,
-    time_of,
 )
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
@@ -146,7 +146,7 @@ class RedisBroker(Broker):
         answer = self._run("claim", [*arguments, *request.passed_over])
         self._next_due_at = None
         if isinstance(answer, int):
-            self._next_due_at = due_at(answer)
+            self._next_due_at = due_after(answer)
             return []
         return deliveries(answer, lease_id)
 
@@ -328,7 +328,7 @@ class RedisBroker(Broker):
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         known, self._next_due_at = self._next_due_at, None
-        return seconds_until(due_at(self._run("next_due", [])) if known is None else known)
+        return seconds_until(due_after(self._run("next_due", [])) if known is None else known)
 
     def close(self) -> None:
         if "client" in vars(self):
@@ -407,9 +407,9 @@ def _waiting(message: Message) -> tuple[str, int, int | str]:
     return message.queue, -message.priority, due
 
 
-def due_at(wait_us: int) -> float:
+def due_after(wait_us: int) -> float:
     """Return the monotonic time at the end of a wait. -1: nothing waits, which is infinity."""
-    return time_of(None if wait_us < 0 else wait_us / MICROSECONDS, time.monotonic())
+    return due_in(None if wait_us < 0 else wait_us / MICROSECONDS, time.monotonic())
 
 
 def deliveries(told: Sequence[bytes], lease_id: str) -> list[Delivery]:

@@ -140,7 +140,7 @@ class Upkeep:
         self._guards = GuardSweep(settings, broker, beat)
         self._dead_letters = DeadLetterSweep(settings, beat)
         self._pruning = Pruning(settings, beat)
-        self._died: dict[UUID, Outcome] = {}  # how jobs ended that are rescued next
+        self._died: dict[UUID, Outcome] = {}  # job id -> outcome that the next rescue records
         self._rescued_at = 0.0
         """When the last complete ``rescue`` began, as seconds since the epoch."""
         self._workflows = WorkflowSweep(settings, broker, beat)
@@ -280,7 +280,7 @@ class Upkeep:
         """
         cluster, count = grave.cluster, 0
         if grave.board is not None:
-            running, finished = grave.board.running_jobs(), grave.board.finished()
+            running, finished = grave.board.pids_of_running_jobs(), grave.board.finished()
             unstarted = [
                 one
                 for one in self._broker.held_by(cluster.pk)

@@ -15,8 +15,9 @@ from stoker.operations.dead_letters import page_of as letters_of
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import (
     CANCEL,
-    at_broker,
+    broker_notice,
     filter_of,
+    number_at_broker,
     numbers_by_state,
     others_of_id,
     rows_of,
@@ -44,6 +45,7 @@ def show(visit: DashboardContext) -> PageContent:
         numbers = numbers_by_state(visit.database)
         rows = rows_of(visit.settings, found.jobs, reveal=visit.may(REVEAL))
         others = {} if given.get("after") or not wanted.text else _others(visit, wanted.text)
+    number = 0 if given.get("after") else number_at_broker(visit.settings, wanted)
     in_bulk = [*waiting_jobs.changes_in(visit.settings), CANCEL]
     context = {
         "rows": rows,
@@ -57,7 +59,7 @@ def show(visit: DashboardContext) -> PageContent:
         "states": visit.tabs(("", *STATES), wanted.state, numbers),
         **visit.paging(found.next),
         "is_cut": found.is_cut,
-        "at_broker": "" if given.get("after") else at_broker(visit.settings, wanted),
+        "broker_notice": broker_notice(visit.settings, wanted, number),
     }
     return PageContent("jobs", context)
 

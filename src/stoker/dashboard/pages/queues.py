@@ -11,7 +11,7 @@ from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import PageContent, page
 from stoker.inspect.jobs import JobFilter, JobSearch
 from stoker.operations.details import REVEAL
-from stoker.operations.jobs import at_broker, rows_of
+from stoker.operations.jobs import broker_notice, number_at_broker, rows_of
 from stoker.store.engines.sessions import explained
 
 ON_A_PAGE = 50
@@ -51,6 +51,8 @@ def show_one(visit: DashboardContext) -> PageContent:
         "charts": all_charts(axis),
         "totals": figures.totals(points),
         "rows": rows,
-        "at_broker": at_broker(visit.settings, wanted),
+        "broker_notice": broker_notice(
+            visit.settings, wanted, number_at_broker(visit.settings, wanted)
+        ),
     }
     return PageContent("queue", context)

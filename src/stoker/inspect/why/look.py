@@ -38,6 +38,7 @@ from stoker.values.durations import in_words
 
 from .answer import Answer, Asked, Kind, at, when
 from .waiting import (
+    LATE_SECONDS,
     answer_blocked,
     answer_deferred,
     answer_ready,
@@ -346,15 +347,17 @@ def _at_broker(asked: Asked) -> Answer | None:
     row = rows_at_broker(asked.settings, [asked.job_id]).get(asked.job_id)
     if asked.job is None:
         asked.take(row)
-    if place == "ready":
+    due_at = row.run_after if row is not None else None
+    due_us = None if due_at is None else microseconds(aware(due_at).timestamp())
+    is_late = due_us is not None and asked.seconds_until(due_us) < -LATE_SECONDS
+    if place == "ready" or is_late:
         return answer_ready(asked, None)
     name = broker.info()["broker"]
     if place == "running":
         sentence = f"A cluster has claimed it from the broker {name}, and not reported it yet."
         return asked.answer(Kind.HANDED_OUT, sentence)
-    due_at = row.run_after if row is not None else None
-    if due_at is not None and (failure := last_failure(asked)) is not None:
-        return answer_retry(asked, microseconds(aware(due_at).timestamp()), failure.number)
+    if due_us is not None and (failure := last_failure(asked)) is not None:
+        return answer_retry(asked, due_us, failure.number, failure)
     until = "start time or its next attempt" if due_at is None else f"start time, {when(due_at)}"
     sentence = f"The broker {name} keeps it until its {until}."
     return asked.answer(Kind.AT_BROKER, sentence, broker=name, due_at=due_at)
@@ -366,13 +369,13 @@ def _nowhere(asked: Asked) -> Answer:
         return answer_step(asked, step)
     broker = broker_for(asked.settings)
     is_blind = not broker.capabilities.transactional and not broker.capabilities.look_up
-    name = broker.info()["broker"] if is_blind else ""
+    name = broker.info()["broker"] if is_blind else ""  # this shows whether it answers
     if outage_error() is not None:
         return asked.answer(
             Kind.AT_BROKER,
             "It has not ended, and waits or runs at the broker, which does not answer."
             if asked.job is not None
-            else "The database does not have it, and the broker, which may, does not answer.",
+            else "It is not in the database. The broker may have it, but does not answer.",
         )
     if is_blind:
         alive = any(asked.is_alive(one) for one in asked.clusters)

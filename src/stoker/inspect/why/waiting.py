@@ -403,7 +403,7 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
             seconds=max(0.0, seconds),
         )
     if row.attempts:
-        return answer_retry(asked, row.due_us, row.attempts)
+        return answer_retry(asked, row.due_us, row.attempts, last_failure(asked))
     soon, facts = _soon(asked, row.due_us)
     job = asked.job
     if job is not None and job.run_after is not None and at(row.due_us) <= job.run_after:
@@ -437,10 +437,9 @@ def last_failure(asked: Asked) -> Attempt | None:
     return failures.order_by("-number").first()
 
 
-def answer_retry(asked: Asked, due_us: int, attempts: int) -> Answer:
+def answer_retry(asked: Asked, due_us: int, attempts: int, last: Attempt | None) -> Answer:
     """Answer for a job that waits for a retry, after this number of attempts."""
     soon, facts = _soon(asked, due_us)
-    last = last_failure(asked)
     error = "" if last is None else f"{last.exception_class}: {last.message.partition(chr(10))[0]}"
     package = asked.package
     most = None
