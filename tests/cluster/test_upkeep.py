@@ -177,6 +177,27 @@ def test_failing_step_stops_neither_the_others_nor_the_cluster(
     assert len([name for name, _ in told if name == "upkeep_failed"]) == 3
 
 
+@pytest.mark.parametrize("error", [None, BrokerUnavailable("away")])
+def test_relay_returns_whether_the_outbox_could_be_read(
+    error: Exception | None,
+    monkeypatch: pytest.MonkeyPatch,
+    told: list[tuple[str, dict[str, Any]]],
+) -> None:
+    """The scheduler waits longer after each failure."""
+    upkeep = upkeep_with()
+
+    def relay(*_: Any) -> int:
+        if error is not None:
+            raise error
+        return 0
+
+    monkeypatch.setattr(upkeep._broker, "outboxes", lambda: ["default"])
+    monkeypatch.setattr(upkeep_module, "relay_from", relay)
+    monkeypatch.setattr(connections["default"], "close", lambda: None)
+    assert upkeep.relay() is (error is None)
+    assert len([name for name, _ in told if name == "upkeep_failed"]) == (error is not None)
+
+
 def test_clean_up_that_failed_is_repeated_with_the_board_of_the_dead_cluster(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

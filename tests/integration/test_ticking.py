@@ -48,7 +48,7 @@ def put(ticks: Ticks, due_in_seconds: float, *, is_ours: bool) -> UUID:
 
 
 def found(ticks: Ticks) -> list[UUID]:
-    return [schedule_id for _, schedule_id, _ in ticks._look()]
+    return [schedule_id for _, schedule_id, _ in ticks._look()[0]]
 
 
 def test_schedules_of_the_other_cluster_are_left_to_it_until_they_are_overdue(
@@ -67,7 +67,7 @@ def test_schedules_due_soon_are_found_earliest_first(ticks: Ticks) -> None:
     now = put(ticks, -1, is_ours=True)
     put(ticks, HOUR_SECONDS * 2, is_ours=True)
     assert found(ticks) == [now, sooner, later]
-    moments = [(due_us - now_us) / 1e6 for due_us, _, now_us in ticks._look()]
+    moments = [(due_us - now_us) / 1e6 for due_us, _, now_us in ticks._look()[0]]
     assert moments[0] < 0 < moments[1] < moments[2] < HOUR_SECONDS
 
 

@@ -16,11 +16,14 @@ import pytest
 from django.db import transaction
 from redis import Redis
 
+from stoker import Lock
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
-from stoker.models import Job, Outgoing
+from stoker.models import Cluster, Job, Outgoing
+from stoker.store.written import MICROSECONDS, database_now_us
 
+from tests.app.models import Ledger
 from tests.app.tasks import write_ledger
 from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
 from tests.servers.redis import PrivateRedis
@@ -98,6 +101,31 @@ def test_jobs_committed_while_redis_is_down_run_afterwards(
         assert cluster.stop() == 0
         _assert_well(job_ids)
         assert Job.objects.count() == len(job_ids)
+
+
+def test_jobs_of_the_store_and_heartbeats_go_on_while_redis_is_down(
+    durable_redis: PrivateRedis, tmp_path: Path
+) -> None:
+    """Redis is away for longer than a lease. Only the job that it has leased is stopped."""
+    with (
+        broker_at(durable_redis.url),
+        running_cluster(tmp_path, LEASE_SECONDS=6, HEARTBEAT_SECONDS=1) as cluster,
+    ):
+        cluster.wait_for_crew()
+        of_redis = write_ledger.using(**TRIES).enqueue(8.0)
+        of_store = write_ledger.using(lock=Lock("one")).enqueue(16.0)
+        wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
+        durable_redis.stop("immediate")
+        lost_us = database_now_us("default")
+        wait_for(lambda: f"{of_redis.id}" in cluster.text(), cluster.tail)
+        job = Job.objects.filter(pk=of_store.id, status="SUCCESSFUL", attempts=1)
+        wait_for(job.exists, cluster.tail)
+        beats = Cluster.objects.filter(heartbeat_us__gt=lost_us + 6 * MICROSECONDS)
+        wait_for(beats.exists, cluster.tail)
+        durable_redis.start()
+        wait_for(is_over, cluster.tail)
+        assert cluster.stop() == 0
+    assert Job.objects.get(pk=of_redis.id).status == "SUCCESSFUL"
 
 
 def test_every_job_runs_though_a_replica_takes_over(

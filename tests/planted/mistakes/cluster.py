@@ -1,7 +1,7 @@
 """Mistakes in the cluster and its command."""
 
 from tests.planted.mistake import Change, Mistake
-from tests.planted.operations import drop, drop_operand, last, negate, replace
+from tests.planted.operations import drop, drop_operand, last, replace
 
 MISTAKES = (
     Mistake(
@@ -75,14 +75,30 @@ MISTAKES = (
     ),
     Mistake(
         "leases are never extended",
-        [Change("cluster.pusher.claims:HeldLeases.extend_due", negate("if old:\n    ..."))],
+        [
+            Change(
+                "cluster.pusher.leases:HeldLeases.extend_due",
+                replace("now - one.leased_at >= self._lease_seconds / 3", "False"),
+            )
+        ],
         "tests/unit/cluster/test_leases.py",
+    ),
+    Mistake(
+        "jobs of the store end with those of a broker that is away",
+        [
+            Change(
+                "cluster.pusher.leases:_by_lessor",
+                replace("of_store if is_stores else patience", "patience"),
+            )
+        ],
+        "tests/unit/cluster/test_leases.py",
+        "of_the_store",
     ),
     Mistake(
         "the lease is counted from the end of the call",
         [
             Change(
-                "cluster.pusher.claims:HeldLeases._note",
+                "cluster.pusher.leases:HeldLeases._note",
                 replace("flight.leased_at = now", "flight.leased_at = time.monotonic()"),
             )
         ],
@@ -268,7 +284,7 @@ MISTAKES = (
         "a new pusher releases jobs of workers that it has not asked",
         [
             Change(
-                "cluster.pusher.claims:Adoption.is_open",
+                "cluster.pusher.leases:Adoption.is_open",
                 drop_operand(
                     "self._expected is None or bool(self._expected)", "bool(self._expected)"
                 ),
@@ -280,7 +296,7 @@ MISTAKES = (
         "the death of an old worker counts against a new lease",
         [
             Change(
-                "cluster.pusher.claims:Adoption._adopt_seen",
+                "cluster.pusher.leases:Adoption._adopt_seen",
                 replace(
                     "lease_mark(orphan.delivery.lease_id) == mark",
                     "lease_mark(orphan.delivery.lease_id) != 0",

@@ -16,7 +16,8 @@ from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 
 TIMED = (
     "store.engines.sessions", "cluster.board", "cluster.crew",
-    "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.requests",
+    "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.leases",
+    "cluster.pusher.requests",
     "cluster.pusher.roster", "cluster.worker.workload",
 )  # fmt: skip
 """Modules of the cluster that read the clock."""

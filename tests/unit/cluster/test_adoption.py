@@ -11,8 +11,8 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, lease_mark
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.crew import Death
-from stoker.cluster.pusher.claims import GREETING_SECONDS, Adoption
 from stoker.cluster.pusher.flights import Flights
+from stoker.cluster.pusher.leases import GREETING_SECONDS, Adoption
 from stoker.cluster.pusher.roster import LOST_REPORT, Recall, Roster
 from stoker.cluster.wire import Job, Report, open_outcome, pack_job
 from stoker.jobs.outcomes import Crashed

@@ -11,8 +11,8 @@ from stoker.brokers.memory import MemoryBroker
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.claims import HeldLeases
-from stoker.cluster.pusher.flights import Flights
+from stoker.cluster.pusher.flights import Flight, Flights
+from stoker.cluster.pusher.leases import HeldLeases
 from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
 from stoker.store.engines.sessions import Patience
@@ -23,6 +23,10 @@ from tests.unit.cluster.parts import Clock
 pytestmark = pytest.mark.unit
 
 LEASE_SECONDS = 60.0
+
+
+def is_stores(lease: Lease) -> bool:
+    return isinstance(lease.lease_id, int)
 
 
 class Stand(MemoryBroker):
@@ -37,7 +41,9 @@ class Stand(MemoryBroker):
         return super().extend(leases, lease_seconds=lease_seconds)
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        free = [lease for lease in leases if lease not in self.locked]
+        free = [lease for lease in leases if lease not in self.locked and not is_stores(lease)]
+        if not free:
+            return Extension(set(), self.locked & set(leases))
         stale = self.extend(free, lease_seconds=lease_seconds)
         return Extension(stale, self.locked & set(leases))
 
@@ -165,6 +171,30 @@ def test_fence_stays_while_the_broker_is_unreachable(
     clock.turn(6)
     leases.extend_due(patience)
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
+
+
+def test_leases_of_the_store_are_extended_while_the_broker_is_unreachable(
+    claim: Callable[[], Delivery],
+    leases: HeldLeases,
+    patience: Patience,
+    flights: Flights,
+    plan: Plan,
+    board: Board,
+    broker: Stand,
+    clock: Clock,
+) -> None:
+    """The lease at the broker is lost before it ends, and the fence does not stop the others."""
+    at_broker, began = claim(), clock.now
+    flights.add([at_broker._replace(job_id=new_job_id(), lease_id=1)], clock.monotonic())
+    broker.is_away = True
+    of_store = Patience(plan.settings, broker)
+    lost: list[Flight] = []
+    while not lost:
+        clock.turn(1)
+        lost = leases.extend_due(patience, of_store)
+    assert [flight.delivery for flight in lost] == [at_broker]
+    assert LEASE_SECONDS / 3 < clock.now - began < LEASE_SECONDS
+    assert fence_in(board, clock) > LEASE_SECONDS / 2
 
 
 def test_lost_lease_is_returned(

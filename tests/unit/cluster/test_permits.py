@@ -16,9 +16,10 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.claims import RATED_SECONDS, SHORTEST_PAUSE_SECONDS, Adoption, Claims
+from stoker.cluster.pusher.claims import RATED_SECONDS, SHORTEST_PAUSE_SECONDS, Claims
 from stoker.cluster.pusher.estimates import REMEMBERED, Permits
 from stoker.cluster.pusher.flights import Flights
+from stoker.cluster.pusher.leases import Adoption
 from stoker.cluster.pusher.requests import Pauses
 from stoker.cluster.pusher.roster import Recall, Roster
 from stoker.cluster.wire import Job, is_over, pack_job, permit_of

@@ -28,8 +28,9 @@ from stoker.store.engines.sessions import Patience
 from stoker.store.statements import set_deadlines
 from stoker.store.written import DatabaseNow
 
-from .claims import Adoption, Claims
+from .claims import Claims
 from .flights import Flight, Flights
+from .leases import Adoption
 from .requests import Cancels, Pauses, Requests
 from .roster import Recall, Roster
 
@@ -57,6 +58,10 @@ class Pusher:
         set_deadlines(self.settings, keeps_statements=True)
         self.broker = broker_for(self.settings)
         self.patience = Patience(self.settings, self.broker)
+        """Makes the calls to the broker, and through it to the store."""
+        has_two = self.broker.broker is not None and self.broker.store is not None
+        self.of_store = Patience(self.settings, self.broker) if has_two else self.patience
+        """Makes calls to the store alone. They go on while a broker outside it is away."""
         self.flights = Flights(self.board[place.LAST_DELIVERY])
         self.roster = Roster(self.plan, self.flights, self.board)
         self.recall = Recall(self.roster, self.flights, self.board)
@@ -100,12 +105,12 @@ class Pusher:
         self._extend()
         self.flights.release_late()
         self.claims.release()
-        if self.heartbeat.beat_if_due(self.patience, is_stopping=self.is_stopping):
+        if self.heartbeat.beat_if_due(self.of_store, is_stopping=self.is_stopping):
             self.claims.doubt()
         self.claims.clear_up_doubts()
-        self.cancels.look_if_due(self.patience)
-        self.requests.look_if_due(self.patience)
-        self.pauses.look_if_due(self.patience)
+        self.cancels.look_if_due(self.of_store)
+        self.requests.look_if_due(self.of_store)
+        self.pauses.look_if_due(self.of_store)
         self._claim()
         self.claims.look_ahead()
         self._say_where_we_are()
@@ -146,9 +151,10 @@ class Pusher:
         return self.roster.room() - here - self.flights.turns.moving
 
     def _extend(self) -> None:
+        of_store = None if self.of_store is self.patience else self.of_store
         lost = [
             flight
-            for flight in self.claims.leases.extend_due(self.patience)
+            for flight in self.claims.leases.extend_due(self.patience, of_store)
             if flight.worker is None or not self.board.is_completing(flight.worker, flight.number)
         ]
         for worker in {flight.worker for flight in lost}:
@@ -223,7 +229,7 @@ class Pusher:
         is_drained = is_empty and self.claims.found_nothing
         if self.plan.drain and is_drained and not self._has_said_drained:
             self._has_said_drained = True
-            self.pauses.tell_who_stays(self.patience, self.plan.served_queues)
+            self.pauses.tell_who_stays(self.of_store, self.plan.served_queues)
             self._say("drained")
 
     # -- workers ----------------------------------------------------------------------------------
@@ -303,26 +309,28 @@ class Pusher:
 
     def _awake_at(self) -> float:
         """Return when the next action is due, in monotonic seconds."""
-        until = [
+        of_store = [
             self.claims.leases.next_check,
             self.heartbeat.next_beat,
             self.cancels.next_look(),
             self.requests.next_look,
             self.pauses.next_look(),
-            self.flights.permits_end_at(),
-            self.flights.keep_until(),
         ]
+        until = [self.flights.permits_end_at(), self.flights.keep_until()]
         if self._may_claim():
             until.append(self.flights.turns.moving_until)  # there may be more room then
             if self._room() > 0:
                 until.append(self.claims.tempo.next_claim)
         if self.patience.is_waiting:
             until = [self.patience.try_at]
-        return min(*until, self.recall.next_look(time.monotonic()), self.adoption.closes_at)
+        if self.of_store.is_waiting:
+            of_store = [self.of_store.try_at]
+        until += [self.recall.next_look(time.monotonic()), self.adoption.closes_at]
+        return min(*until, *of_store)
 
     def _leave(self) -> None:
         self.wake.close()
-        self.patience.call(self.heartbeat.sign_off)
+        self.of_store.call(self.heartbeat.sign_off)
 
 
 class MonitorLine:

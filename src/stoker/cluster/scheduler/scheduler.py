@@ -29,8 +29,8 @@ FAREWELL_SECONDS = 5.0
 SHORT_FAREWELL_SECONDS = 1.0
 OUTBOX_SECONDS = 0.5
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
-"""First and longest pause between two reads of another database's outbox. The pause grows while
-the database fails."""
+"""First and longest pause between two reads of an outbox while its database or the broker
+fails."""
 
 
 def main(child: Child) -> None:
@@ -75,14 +75,15 @@ class Scheduler:
     def _do_upkeep(self) -> None:
         try:
             self.upkeep.clean_up_at_start()
-            due_at = 0.0
+            due_at, relay_pause = 0.0, GrowingPause()
             while not self._is_over.is_set():
                 self._beat_of_upkeep()
                 if time.monotonic() >= due_at:
                     self.upkeep.run()
                     due_at = time.monotonic() + self.settings.upkeep_seconds
                 self.upkeep.vacuum_if_due()
-                self.upkeep.relay()
+                if relay_pause.is_over:
+                    relay_pause.note(has_failed=not self.upkeep.relay())
                 self.upkeep.go_on_in_bulk()
                 self._is_over.wait(LOOK_SECONDS)
             self.upkeep.leave()
@@ -109,6 +110,23 @@ class Scheduler:
     def _show(self) -> None:
         """Write the older of both heartbeats: the process counts as hung if either loop hangs."""
         self.child.board[place.SCHEDULER_BEAT_NS] = min(self._beat_ns, self._upkeep_beat_ns)
+
+
+class GrowingPause:
+    """The pause after a failure. It doubles with each further one."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._ends_at = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._ends_at
+
+    def note(self, *, has_failed: bool) -> None:
+        doubled = max(FIRST_PAUSE_SECONDS, 2 * self.seconds)
+        self.seconds = min(LONGEST_PAUSE_SECONDS, doubled) if has_failed else 0.0
+        self._ends_at = time.monotonic() + self.seconds
 
 
 class Relays:
@@ -143,14 +161,13 @@ class Relays:
         connection = connections[alias]  # belongs to this thread alone
         connection.settings_dict = deepcopy(connection.settings_dict)
         engine_for(connection).limit_calls(connection, self._settings.database_seconds)
-        pause_seconds = 0.0
-        while not self._is_over.wait(pause_seconds or OUTBOX_SECONDS):
+        pause = GrowingPause()
+        while not self._is_over.wait(pause.seconds or OUTBOX_SECONDS):
             try:
                 relay_from(self._settings, alias, lambda: None)
-                pause_seconds = 0.0
+                pause.note(has_failed=False)
             except Exception as error:  # noqa: BLE001 - a failure here must not stop the cluster
                 tell("upkeep_failed", step=f"outbox of {alias!r}", error=error)
-                doubled = max(FIRST_PAUSE_SECONDS, 2 * pause_seconds)
-                pause_seconds = min(LONGEST_PAUSE_SECONDS, doubled)
+                pause.note(has_failed=True)
                 connections.close_all()  # those of this thread
         connections.close_all()

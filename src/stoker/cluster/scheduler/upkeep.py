@@ -163,7 +163,7 @@ class Upkeep:
 
     def run(self) -> None:
         """Run all due steps, if this cluster holds the upkeep lease."""
-        self._holds_lease = self._step("lease", self._take_lease)
+        self._holds_lease = bool(self._step("lease", self._take_lease))
         if self._holds_lease:
             self._step("clusters", self.bury_clusters_of_this_host)
             self._step("silent clusters", self.bury_silent_clusters)
@@ -181,8 +181,8 @@ class Upkeep:
             self._step("relayed", self.leftovers.forget_relayed)
             self._step("begun", self.leftovers.forget_begun)
             self._step("notes", self.leftovers.forget_notes)
-            keeps_logs = self._settings.logs is not None
-            self._step("logs", lambda: self.leftovers.forget_logs(often=keeps_logs))
+            are_kept = self._settings.logs is not None
+            self._step("logs", lambda: self.leftovers.forget_logs(often=are_kept))
             self._step("backlogs", self._history.note_backlogs)
             self._now_and_then("metrics", self._history.tidy)
             self._now_and_then("old bulk operations", lambda: forget_old(self._settings))
@@ -203,13 +203,15 @@ class Upkeep:
         seconds = VACUUM_SHARE * (time.monotonic() - now)
         self._vacuum_at = now + max(VACUUM_SECONDS, min(seconds, LONGEST_VACUUM_SECONDS))
 
-    def relay(self) -> None:
-        """Relay the outbox of the store's own database, if it has one.
+    def relay(self) -> bool:
+        """Relay the outbox of the store's own database, if it has one. Return False after an error.
 
         Every cluster does so, without the upkeep lease. For other databases see ``Relays``.
         """
-        if self._alias in self._broker.outboxes():
-            self._step("outbox", lambda: relay_from(self._settings, self._alias, self._beat))
+        if self._alias not in self._broker.outboxes():
+            return True
+        read = self._step("outbox", lambda: relay_from(self._settings, self._alias, self._beat))
+        return read is not None
 
     def go_on_in_bulk(self) -> None:
         """Continue bulk operations for a short time, so that other steps are not delayed."""
@@ -281,11 +283,9 @@ class Upkeep:
         cluster, count = grave.cluster, 0
         if grave.board is not None:
             running, finished = grave.board.pids_of_running_jobs(), grave.board.finished()
-            unstarted = [
-                one
-                for one in self._broker.held_by(cluster.pk)
-                if one.job_id not in running and job_lease(one) not in finished
-            ]
+            held = self._broker.held_by(cluster.pk)
+            unstarted = [one for one in held if one.job_id not in running]
+            unstarted = [one for one in unstarted if job_lease(one) not in finished]
             unstarted = self._without_cancelled(unstarted)
             for start in range(0, len(unstarted), BATCH):
                 batch = unstarted[start : start + BATCH]
@@ -412,8 +412,8 @@ class Upkeep:
         has_done = rest == 0 and self._step(name, function)
         self._rests[name] = 0 if has_done else (rest or REST_RUNS) - 1
 
-    def _step(self, name: str, function: Callable[[], object]) -> bool:
-        """Run one step and log its errors. Return whether it did something."""
+    def _step(self, name: str, function: Callable[[], object]) -> bool | None:
+        """Run one step and log its errors. Return whether it did something, None after an error."""
         self._beat()
         try:
             return bool(function())
@@ -421,7 +421,7 @@ class Upkeep:
             tell("upkeep_failed", step=name, error=error)
             with suppress(Error):
                 connections[self._alias].close()
-            return False
+            return None
 
 
 MOST_FOLDS = 200
