@@ -17,7 +17,9 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from stoker import queues
+from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
+from stoker.inspect.queue_depths import QueueDepth
 from stoker.models import DeadLetter, Tally
 from stoker.models.metrics import Sums, TaskInQueue
 from stoker.reporters import prometheus
@@ -193,3 +195,14 @@ def _panels(dashboard: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for panel in dashboard["panels"]:
         yield panel
         yield from panel.get("panels", ())
+
+
+def test_unknown_wait_of_ready_jobs_has_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker outside the database does not tell since when a job is ready."""
+    depths = [
+        QueueDepth(name, ready, 0, 0, 0, True, None) for name, ready in (("full", 3), ("empty", 0))
+    ]
+    monkeypatch.setattr(prometheus, "queues", lambda settings: depths)
+    samples = list(prometheus._waiting(settings_for()))
+    waits = [labels for name, labels, _ in samples if name == "stoker_queue_oldest_ready_seconds"]
+    assert waits == [("empty",)]

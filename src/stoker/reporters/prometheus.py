@@ -58,7 +58,7 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
         ("backend", "queue", "state"),
     ),
     "stoker_queue_oldest_ready_seconds": (
-        "How long the next ready job has waited; 0 without one.",
+        "How long the next ready job has waited; 0 without one, absent if unknown.",
         ("backend", "queue"),
     ),
     "stoker_queue_paused": ("Whether the queue is paused: 1, else 0.", ("backend", "queue")),
@@ -161,8 +161,9 @@ def _waiting(settings: Settings) -> Iterator[Sample]:
     for queue in queues(settings):
         for state in STATES:
             yield "stoker_queue_jobs", (queue.name, state), getattr(queue, state)
-        oldest = queue.oldest_ready_seconds or 0.0
-        yield "stoker_queue_oldest_ready_seconds", (queue.name,), oldest
+        if queue.oldest_ready_seconds is not None or not queue.ready:
+            oldest = queue.oldest_ready_seconds or 0.0
+            yield "stoker_queue_oldest_ready_seconds", (queue.name,), oldest
         yield "stoker_queue_paused", (queue.name,), float(queue.paused is not None)
 
 
