@@ -26,7 +26,7 @@ from stoker.why import why
 
 from tests.app import flows, frail, tasks
 from tests.dashboard.conftest import PREFIX, running_job
-from tests.integration.work import outside_the_database
+from tests.integration.work import claim, outside_the_database
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 
@@ -466,11 +466,15 @@ def test_page_of_a_job_at_the_broker_shows_its_call(anna: Client, settings: Any)
 def test_lists_say_how_many_jobs_wait_at_the_broker(anna: Client, settings: Any) -> None:
     settings.TASKS = outside_the_database()
     tasks.echo.enqueue("order 7")
-    told = "1 job waits at the broker, where a job is not listed until its first attempt"
+    told = "1 job waits at the broker. Of these, this list has only jobs whose first attempt"
     for path in ("jobs/", "jobs/?state=ready", "queues/one/?name=default"):
         assert told in anna.get(f"{PREFIX}{path}").content.decode(), path
     for path in ("jobs/?state=failed", "jobs/?queue=mail"):
         assert "at the broker" not in anna.get(f"{PREFIX}{path}").content.decode(), path
+    claim()
+    page = anna.get(f"{PREFIX}jobs/?state=running").content.decode()
+    assert "1 job from the broker runs. Of these" in page
+    assert "No matching job" not in page
 
 
 def test_job_that_failed_once_has_one_attempt(ids: dict[str, Any]) -> None:

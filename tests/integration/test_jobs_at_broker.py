@@ -16,10 +16,13 @@ from django.utils.dateparse import parse_datetime
 from stoker.brokers.dispatch import Dispatch
 from stoker.compat import TaskResultDoesNotExist, TaskResultMismatch, task_backends
 from stoker.conf import settings_for
+from stoker.exceptions import BrokerUnavailable
+from stoker.inspect.stats import clusters
 from stoker.inspect.timeline import MomentKind
 from stoker.jobs.states import JobState
-from stoker.models import Attempt, Job
+from stoker.models import Attempt, Cluster, Job
 from stoker.operations.jobs import details_of
+from stoker.store.written import DatabaseNow
 from stoker.values.ids import new_job_id
 from stoker.why import Kind, why
 
@@ -209,6 +212,61 @@ class TestDetails:
         assert (waits.kind, waits.until) == (MomentKind.WAITS_FOR_RETRY, None)
 
 
+class TestRunning:
+    def test_running_job_from_the_broker_is_shown_with_task_queue_and_attempt(
+        self, broker: Dispatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        first = echo.using(queue_name="mail").enqueue("dear ann")
+        second = ask_for_retry.enqueue(3600)
+        claim()
+        Attempt.objects.create(
+            job_id=second.id, number=1, kind=Attempt.Kind.FAILED, finished_at=timezone.now()
+        )
+        sign_on_with(first.id, second.id)
+        call_command("stoker", "info", "--json")
+        (cluster,) = json.loads(capsys.readouterr().out)["clusters"]
+        shown = [
+            (one["task"], one["queue"], one["attempt"]) for one in cluster["workers"][0]["running"]
+        ]
+        assert shown == [
+            (echo.module_path, "mail", 1),
+            (ask_for_retry.module_path, "default", 2),
+        ]
+        answer = why(settings_for(), UUID(first.id))
+        assert (answer.kind, answer.task, answer.queue) == (Kind.RUNNING, echo.module_path, "mail")
+        assert "in attempt 1 in worker" in answer.sentence
+        assert "in attempt 2 in worker" in why(settings_for(), UUID(second.id)).sentence
+
+    def test_workers_are_listed_while_the_broker_does_not_answer(
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        result = add.enqueue(1, 2)
+        sign_on_with(result.id)
+
+        def fail(job_ids: Any) -> Any:
+            raise BrokerUnavailable("redis cannot be reached")
+
+        monkeypatch.setattr(broker.broker, "jobs", fail)
+        (cluster,) = clusters(settings_for())
+        (job,) = cluster.workers[0].running
+        assert (job.job_id, job.task) == (result.id, "")
+
+
+def sign_on_with(*job_ids: str) -> None:
+    """Add a cluster whose last heartbeat shows these jobs as running."""
+    running = [{"job": job_id, "seconds": 2.0} for job_id in job_ids]
+    Cluster.objects.create(
+        id=new_job_id(),
+        name=settings_for().cluster,
+        host="one",
+        pid=7,
+        state="running",
+        heartbeat_us=DatabaseNow(),
+        started_at=timezone.now(),
+        info={"workers": [{"number": 0, "pid": 8, "jobs_done": 0, "running": running}]},
+    )
+
+
 class TestLists:
     def test_list_says_how_many_jobs_wait_at_the_broker(
         self, broker: Dispatch, capsys: pytest.CaptureFixture[str]
@@ -219,12 +277,30 @@ class TestLists:
         add.using(run_after=3600).enqueue(3, 4)
         call_command("stoker", "jobs", "list")
         assert capsys.readouterr().out == (
-            "2 jobs wait at the broker, where a job is not listed until its first attempt has "
-            "ended. List them: `manage.py stoker jobs list --at-broker`\n"
+            "2 jobs wait at the broker. Of these, this list has only jobs whose first attempt has "
+            "ended: `manage.py stoker jobs list --at-broker` lists those that wait.\n"
         )
         for words in (["--state", "failed"], ["--queue", "mail"]):
             call_command("stoker", "jobs", "list", *words)
             assert capsys.readouterr().out == "No such jobs.\n"
+
+    def test_list_says_how_many_jobs_from_the_broker_run(
+        self, broker: Dispatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        add.enqueue(1, 2)
+        claim()
+        call_command("stoker", "jobs", "list", "--state", "running")
+        assert capsys.readouterr().out == (
+            "1 job from the broker runs. Of these, this list has only jobs whose first attempt has "
+            "ended: `manage.py stoker info` shows those that run.\n"
+        )
+        add.enqueue(1, 2)
+        call_command("stoker", "jobs", "list")
+        told = capsys.readouterr().out
+        assert told.startswith("1 job waits at the broker, and 1 job from the broker runs. Of ")
+        assert "lists those that wait, and `manage.py stoker info` shows those that run." in told
+        call_command("stoker", "jobs", "list", "--json")
+        assert json.loads(capsys.readouterr().out)["at_broker"] == 2
 
     def test_list_at_the_broker_shows_the_waiting_jobs(
         self, broker: Dispatch, capsys: pytest.CaptureFixture[str]

@@ -64,7 +64,9 @@ class JobAdmin(StoreAdmin):
         wanted = JobFilter(state=state, queue=asked["queue"], task=asked["task"], text=asked["q"])
         page, problem = _page(visit, wanted)
         is_first = not visit.request.GET.get("after")
-        number = jobs.number_at_broker(visit.settings, wanted) if is_first else 0
+        number = (
+            jobs.number_at_broker(visit.settings, wanted) if is_first else jobs.NumberAtBroker()
+        )
         context = {
             "rows": [
                 _row(visit, row)

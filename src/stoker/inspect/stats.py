@@ -7,16 +7,20 @@ instead of counted (store/counting.py).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+from django.db.models import Max
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
-from stoker.models import Claimed, Cluster, DeadLetter, Job
+from stoker.exceptions import BrokerUnavailable
+from stoker.jobs.states import rows_at_broker
+from stoker.models import Attempt, Claimed, Cluster, DeadLetter, Job
 from stoker.models.cluster import name_of
 from stoker.store.counting import count_of, shares_of
 from stoker.store.engines.sessions import explained
@@ -214,12 +218,25 @@ Facts = Mapping[UUID, tuple[str, str, int | None]]
 
 def _facts_of(settings: Settings, job_ids: set[UUID]) -> Facts:
     jobs = Job.objects.using(settings.database).filter(pk__in=job_ids)
-    tasks = dict(jobs.values_list("pk", "task"))
-    if not broker_for(settings).capabilities.transactional:
-        return {job_id: (tasks.get(job_id, ""), "", None) for job_id in job_ids}
+    known = {
+        job_id: (task, queue) for job_id, task, queue in jobs.values_list("pk", "task", "queue")
+    }
     claimed = Claimed.objects.using(settings.database).filter(pk__in=job_ids)
     rows = claimed.values_list("pk", "queue", "attempts")
-    return {job_id: (tasks.get(job_id, ""), queue, attempt) for job_id, queue, attempt in rows}
+    facts: dict[UUID, tuple[str, str, int | None]] = {
+        job_id: (known.get(job_id, ("",))[0], queue, attempt) for job_id, queue, attempt in rows
+    }
+    outside = job_ids - facts.keys()
+    if not outside or broker_for(settings).broker is None:
+        return facts
+    with suppress(BrokerUnavailable):  # then the tasks of first attempts are unknown
+        at_broker = rows_at_broker(settings, [one for one in outside if one not in known])
+        known |= {job_id: (row.task, row.queue) for job_id, row in at_broker.items()}
+    attempts = Attempt.objects.using(settings.database).filter(job_id__in=outside)
+    tried = dict(attempts.values_list("job_id").annotate(last=Max("number")))
+    return facts | {
+        job_id: (*known.get(job_id, ("", "")), tried.get(job_id, 0) + 1) for job_id in outside
+    }
 
 
 def state_of(one: ClusterState, max_silence_seconds: float) -> str:

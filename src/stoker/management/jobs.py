@@ -19,6 +19,7 @@ from stoker.operations.jobs import (
     RUN_AGAIN,
     JobDetails,
     JobRow,
+    NumberAtBroker,
     broker_notice,
     details_of,
     job_id_of,
@@ -85,7 +86,8 @@ class ListJobs(Subcommand):
 
     List jobs: id, state, task, arguments or label, queue, when it was enqueued or ended, how long
     its last attempt ran. Without --state, jobs of all states. Jobs at a broker outside the database
-    are listed when their first attempt has ended; --at-broker lists those that wait there.
+    are listed when their first attempt has ended: --at-broker lists those that wait there, and
+    `stoker info` shows those that run.
 
     Filters look at 10,000 jobs for a page, and a search reads 4,000; if there may be more, the page
     says so.
@@ -93,8 +95,8 @@ class ListJobs(Subcommand):
     --json writes one object: jobs[] (id, state, task, queue, priority, attempts, enqueued_at,
     run_after, started_at, finished_at, worker_id, reason, ran_seconds, label, args, kwargs: each
     argument as text; null if the package is large or cannot be opened), next (for --after; null on
-    the last page) and at_broker (number of jobs that wait at a broker outside the database; null if
-    that is unknown).
+    the last page) and at_broker (number of jobs of this state and queue that wait at a broker
+    outside the database, or run from there; null if that is unknown).
 
     Examples:
       manage.py stoker jobs list
@@ -148,7 +150,7 @@ class ListJobs(Subcommand):
             page = JobSearch(settings, wanted).page(options["limit"], options["after"])
             others = [job for job in page.jobs if job not in page.by_id]
             rows = rows_of(settings, [*page.by_id, *others])
-            number = 0 if options["after"] else number_at_broker(settings, wanted)
+            number = NumberAtBroker() if options["after"] else number_at_broker(settings, wanted)
         lines = [line for row in rows for line in _row_lines(row)]
         if notice := broker_notice(settings, wanted, number):
             lines.append(notice)
@@ -158,7 +160,8 @@ class ListJobs(Subcommand):
             why = "Search further back" if page.is_cut else "The next page"
             lines.append(f"{why}: --after '{page.next}'")
         jobs = [row_as_plain(row) for row in rows]
-        self.answer(options, {"jobs": jobs, "next": page.next, "at_broker": number}, lines)
+        at_broker = None if number is None else sum(number)
+        self.answer(options, {"jobs": jobs, "next": page.next, "at_broker": at_broker}, lines)
         return ExitCode.DONE
 
     def _list_at_broker(

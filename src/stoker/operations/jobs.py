@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from shlex import quote
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.db.models import Q
@@ -96,35 +96,56 @@ WAITING_AT_BROKER = ("READY", "DEFERRED")
 """States of the jobs that wait at a broker outside the database."""
 
 
-def number_at_broker(settings: Settings, wanted: JobFilter) -> int | None:
-    """Return how many jobs of the filter's queue and state wait at a broker outside the database.
-    Return None if that is unknown, and 0 if the filter asks for more than queue and state."""
+class NumberAtBroker(NamedTuple):
+    """Number of jobs at a broker outside the database."""
+
+    waiting: int = 0
+    running: int = 0
+
+
+def number_at_broker(settings: Settings, wanted: JobFilter) -> NumberAtBroker | None:
+    """Return how many jobs of the filter's queue and state are at a broker outside the database.
+    Return None if that is unknown, and no jobs if the filter asks for more than queue and state."""
     broker = broker_for(settings)
     of_place = JobFilter(state=wanted.state, queue=wanted.queue)
-    if wanted != of_place or wanted.state not in ("", *WAITING_AT_BROKER):
-        return 0
-    if broker.broker is None:
-        return 0 if broker.arrivals is None else None  # each queue is a request to its server
-    states = [wanted.state] if wanted.state else WAITING_AT_BROKER
+    if wanted != of_place or wanted.state not in ("", "RUNNING", *WAITING_AT_BROKER):
+        return NumberAtBroker()
+    if broker.broker is None:  # each queue would be a request to the server
+        return NumberAtBroker() if broker.arrivals is None else None
     sizes: dict[str, dict[str, int]] = read_or_default(broker.broker.sizes, {})
     queues = [wanted.queue] if wanted.queue else list(sizes)
-    return sum(sizes[one][state.lower()] for one in queues if one in sizes for state in states)
+    ready, deferred, running = (
+        sum(sizes[queue][state.lower()] for queue in queues if queue in sizes)
+        if wanted.state in ("", state)
+        else 0
+        for state in (*WAITING_AT_BROKER, "RUNNING")
+    )
+    return NumberAtBroker(ready + deferred, running)
 
 
-def broker_notice(settings: Settings, wanted: JobFilter, number: int | None) -> str:
-    """Say that this number of jobs waits at a broker outside the database, and how to list them;
-    "" = none. Lists of jobs are read from the database only."""
+def broker_notice(settings: Settings, wanted: JobFilter, number: NumberAtBroker | None) -> str:
+    """Say how many jobs are at a broker outside the database, and which commands show them; "" =
+    none. Lists of jobs are read from the database only."""
     if number is None:
         return "Jobs that no cluster has received yet wait at the broker, and are not listed."
-    if not number:
+    backend = f" --backend {settings.alias}" if settings.alias != "default" else ""
+    counts, commands = [], []
+    if number.waiting:
+        counts.append(f"{plural(number.waiting, 'job waits', 'jobs wait')} at the broker")
+        command = "manage.py stoker jobs list --at-broker"
+        command += f" --state {wanted.state.lower()}" if wanted.state else ""
+        command += f" --queue {quote(wanted.queue)}" if wanted.queue else ""
+        commands.append(f"`{command}{backend}` lists those that wait")
+    if number.running:
+        counts.append(
+            plural(number.running, "job from the broker runs", "jobs from the broker run")
+        )
+        commands.append(f"`manage.py stoker info{backend}` shows those that run")
+    if not counts:
         return ""
-    command = "manage.py stoker jobs list --at-broker"
-    command += f" --state {wanted.state.lower()}" if wanted.state else ""
-    command += f" --queue {quote(wanted.queue)}" if wanted.queue else ""
-    command += f" --backend {settings.alias}" if settings.alias != "default" else ""
     return (
-        f"{plural(number, 'job')} {'waits' if number == 1 else 'wait'} at the broker, where a job "
-        f"is not listed until its first attempt has ended. List them: `{command}`"
+        f"{', and '.join(counts)}. Of these, this list has only jobs whose first attempt has "
+        f"ended: {', and '.join(commands)}."
     )
 
 

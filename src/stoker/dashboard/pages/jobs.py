@@ -15,6 +15,7 @@ from stoker.operations.dead_letters import page_of as letters_of
 from stoker.operations.details import REVEAL
 from stoker.operations.jobs import (
     CANCEL,
+    NumberAtBroker,
     broker_notice,
     filter_of,
     number_at_broker,
@@ -45,7 +46,7 @@ def show(visit: DashboardContext) -> PageContent:
         numbers = numbers_by_state(visit.database)
         rows = rows_of(visit.settings, found.jobs, reveal=visit.may(REVEAL))
         others = {} if given.get("after") or not wanted.text else _others(visit, wanted.text)
-    number = 0 if given.get("after") else number_at_broker(visit.settings, wanted)
+    number = NumberAtBroker() if given.get("after") else number_at_broker(visit.settings, wanted)
     in_bulk = [*waiting_jobs.changes_in(visit.settings), CANCEL]
     context = {
         "rows": rows,

@@ -336,17 +336,18 @@ def _at_broker(asked: Asked) -> Answer | None:
     broker = broker_for(asked.settings)
     if broker.capabilities.transactional:
         return None
+    row = rows_at_broker(asked.settings, [asked.job_id]).get(asked.job_id)
+    if asked.job is None:
+        asked.take(row)
+    failure = last_failure(asked)
     seat = _seat_of(asked)
     if seat is not None:
-        return _answer_at_work(asked, seat, seat[2].attempt)
+        return _answer_at_work(asked, seat, 1 if failure is None else failure.number + 1)
     if not broker.capabilities.look_up:
         return None
     place = broker.states([asked.job_id]).get(asked.job_id)
     if place is None:
         return None
-    row = rows_at_broker(asked.settings, [asked.job_id]).get(asked.job_id)
-    if asked.job is None:
-        asked.take(row)
     due_at = row.run_after if row is not None else None
     due_us = None if due_at is None else microseconds(aware(due_at).timestamp())
     is_late = due_us is not None and asked.seconds_until(due_us) < -LATE_SECONDS
@@ -356,7 +357,7 @@ def _at_broker(asked: Asked) -> Answer | None:
     if place == "running":
         sentence = f"A cluster has claimed it from the broker {name}, and not reported it yet."
         return asked.answer(Kind.HANDED_OUT, sentence)
-    if due_us is not None and (failure := last_failure(asked)) is not None:
+    if due_us is not None and failure is not None:
         return answer_retry(asked, due_us, failure.number, failure)
     until = "start time or its next attempt" if due_at is None else f"start time, {when(due_at)}"
     sentence = f"The broker {name} keeps it until its {until}."
