@@ -467,6 +467,7 @@ def test_lists_say_how_many_jobs_wait_at_the_broker(anna: Client, settings: Any)
     settings.TASKS = outside_the_database()
     tasks.echo.enqueue("order 7")
     told = "1 job waits at the broker. Of these, this list has only jobs whose first attempt"
+    assert "1 job waits at the broker." in anna.get(f"{PREFIX}bulk/new/").content.decode()
     for path in ("jobs/", "jobs/?state=ready", "queues/one/?name=default"):
         assert told in anna.get(f"{PREFIX}{path}").content.decode(), path
     for path in ("jobs/?state=failed", "jobs/?queue=mail"):

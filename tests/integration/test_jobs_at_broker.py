@@ -327,6 +327,22 @@ class TestLists:
         claim()
         assert [one["id"] for one in listed()] == [later.id]
 
+    def test_bulk_operation_says_that_it_leaves_out_jobs_at_the_broker(
+        self, broker: Dispatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        add.using(queue_name="mail").enqueue(1, 2)
+        for words in (["--queue", "mail", "--dry-run"], ["--task", add.module_path]):
+            call_command("stoker", "bulk", "start", "cancel-job", *words)
+            told = capsys.readouterr().err
+            assert told.startswith("1 job waits at the broker. Of these, only jobs whose"), words
+            assert "`manage.py stoker clear QUEUE` cancels all that wait in a queue" in told
+        for words in (
+            ["cancel-job", "--queue", "other", "--dry-run"],
+            ["discard-letter", "--dry-run"],
+        ):
+            call_command("stoker", "bulk", "start", *words)
+            assert capsys.readouterr().err == "", words
+
     def test_list_at_the_broker_refuses_other_filters(self, broker: Dispatch) -> None:
         with pytest.raises(CommandError, match="--at-broker"):
             call_command("stoker", "jobs", "list", "--at-broker", "--search", "ann")

@@ -47,7 +47,9 @@ class StartBulk(Subcommand):
     """Start an operation on all matching jobs or dead letters.
 
     Start an operation on all jobs, or open dead letters, that match the filters. Clusters run it
-    in the background; with --wait this command runs it. Without a filter, --all is needed.
+    in the background; with --wait this command runs it. Without a filter, --all is needed. Jobs
+    that wait at a broker outside the database are included when their first attempt has ended:
+    `stoker clear` cancels all that wait in a queue, and `jobs cancel` single ones.
 
     --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
     filters, started_at, ended_at, undoes.
@@ -144,6 +146,10 @@ class StartBulk(Subcommand):
         would = f"{operation.title}: {more}{row.matched:,} {operation.things}."
         lines = [would] if options["dry_run"] else list(_lines(self, options, row))
         self.answer(options, as_plain(row), lines)
+        with self.without_broker():
+            notice = bulk.broker_notice(operator.settings, row)
+        if notice:
+            self.remark(notice)
         return ExitCode.DONE
 
 

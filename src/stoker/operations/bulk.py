@@ -17,6 +17,7 @@ from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.exceptions import BulkOperationNotFound
+from stoker.inspect.jobs import JobFilter
 from stoker.models import BulkItem, BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import new_job_id, parse_job_id
@@ -25,7 +26,7 @@ from stoker.workflows.control import why_not
 
 from . import dead_letters, jobs, steps, waiting_jobs
 from .arguments import template_of
-from .bulk_walk import BY_NAME, State, count, go_on, hidden_names, rows_of_bulk
+from .bulk_walk import BY_NAME, ON_JOBS, State, count, go_on, hidden_names, rows_of_bulk
 from .operation import Done, Operation, Operator
 from .wording import plural
 
@@ -82,6 +83,23 @@ def preview(
     with explained(operator.settings.database):
         row.matched, row.is_counted = count(operator.settings, row)
     return row
+
+
+def broker_notice(settings: Settings, row: BulkOperation) -> str:
+    """Say that the bulk operation leaves out jobs that wait at a broker outside the database, and
+    how to cancel those; "" = there are none."""
+    if row.undoes is not None or "ids" in row.filters or BY_NAME[row.operation] not in ON_JOBS:
+        return ""
+    wanted = jobs.filter_of(row.filters)
+    number = jobs.number_at_broker(settings, JobFilter(state=wanted.state, queue=wanted.queue))
+    if number is not None and not number.waiting:
+        return ""
+    waiting = "Jobs wait" if number is None else plural(number.waiting, "job waits", "jobs wait")
+    return (
+        f"{waiting} at the broker. Of these, only jobs whose first attempt has ended are included. "
+        "`manage.py stoker clear QUEUE` cancels all that wait in a queue, and "
+        "`manage.py stoker jobs cancel ID` single ones."
+    )
 
 
 def _new(

@@ -92,8 +92,10 @@ def show_new(visit: DashboardContext) -> PageContent:
                 )
         except ValueError as error:
             raise PageRefused(400, str(error)) from None
+        notice = bulk.broker_notice(visit.settings, row)
     context = {
         "row": row,
+        "broker_notice": notice,
         "kind": kind,
         "operations": [one for one in may if one is not EDIT or text.strip()],
         "edits": EDITS[kind] if EDITS[kind] in may else None,
