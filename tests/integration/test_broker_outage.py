@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from types import MethodType
 from uuid import UUID
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -16,12 +18,18 @@ from stoker import Lock
 from stoker.brokers.outage import do_without_broker
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
-from stoker.models import Attempt, Job
+from stoker.jobs import relay as outbox
+from stoker.jobs.cancel import sweep_requests
+from stoker.management.screen.pages import views_of
+from stoker.management.screen.viewer import reading_of
+from stoker.models import Attempt, Cancellation, Job, Outgoing
 from stoker.operations.jobs import details_of
 from stoker.values.ids import new_job_id
 from stoker.why import Kind, why
 
 from tests.app.tasks import add, fail_unretried
+from tests.conformance.stands import message
+from tests.integration.fronted import fronted_broker, outside
 
 pytestmark = [pytest.mark.redis, pytest.mark.django_db(transaction=True)]
 
@@ -101,9 +109,15 @@ def test_why_says_that_the_broker_does_not_answer(url: str, retried: UUID) -> No
             assert (answer.kind, "does not answer" in answer.sentence) == (Kind.AT_BROKER, True)
 
 
-def test_job_that_only_the_broker_may_have_is_not_called_unknown(redis: None) -> None:
-    with pytest.raises(CommandError, match="cannot be reached"):
+def test_job_that_only_the_broker_may_have_is_not_called_unknown(
+    redis: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sentence = "The job is not in the database. The broker may have it, but does not answer"
+    with pytest.raises(CommandError, match=f"{sentence}: redis://.* cannot be reached"):
         call_command("stoker", "jobs", "show", str(new_job_id()))
+    with pytest.raises(SystemExit):
+        call_command("stoker", "jobs", "cancel", str(new_job_id()))
+    assert sentence in capsys.readouterr().out
 
 
 def test_guarded_job_in_the_store_is_explained(redis: None) -> None:
@@ -111,6 +125,80 @@ def test_guarded_job_in_the_store_is_explained(redis: None) -> None:
     with do_without_broker() as outage:
         answer = why(settings_for(), UUID(result.id))
     assert (answer.kind, outage.sentence) == (Kind.NO_CLUSTER, "")
+
+
+def test_monitor_shows_what_the_database_knows(
+    redis: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call_command("stoker", "monitor", "--once")
+    told = capsys.readouterr()
+    assert told.err.startswith("The broker does not answer: ")
+    assert "clusters" in told.out
+
+
+def test_screen_of_the_monitor_says_that_the_broker_does_not_answer(redis: None) -> None:
+    (page,) = (one for one in views_of([settings_for()]) if one.title == "Queues")
+    reading = reading_of(page)
+    assert reading.notice.startswith("The broker does not answer: ")
+    assert reading.error == ""
+
+
+def test_why_exits_with_2_for_a_job_that_only_the_broker_may_have(
+    redis: None, retried: UUID
+) -> None:
+    with pytest.raises(SystemExit) as exited:
+        call_command("stoker", "why", str(new_job_id()))
+    assert exited.value.code == 2
+    call_command("stoker", "why", str(retried))
+
+
+class TestCancel:
+    def test_guarded_job_in_the_store_is_cancelled(self, redis: None) -> None:
+        result = add.using(lock=Lock("one")).enqueue(1, 2)
+        call_command("stoker", "jobs", "cancel", result.id)
+        assert Job.objects.get().status == Job.Status.CANCELLED
+
+    def test_job_in_an_outbox_is_cancelled(
+        self, redis: None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
+        with transaction.atomic():
+            result = add.enqueue(1, 2)
+        with pytest.raises(SystemExit) as exited:
+            call_command("stoker", "why", result.id)
+        assert exited.value.code == 1, "no cluster is alive"
+        call_command("stoker", "jobs", "cancel", result.id)
+        assert Job.objects.get().status == Job.Status.CANCELLED
+        assert not Outgoing.objects.exists()
+
+    def test_job_at_the_broker_is_not_cancelled(self, redis: None, retried: UUID) -> None:
+        with pytest.raises(SystemExit):
+            call_command("stoker", "jobs", "cancel", str(retried))
+        assert Job.objects.get().status is None
+
+
+def test_job_that_is_cancelled_in_an_outbox_is_withdrawn_if_the_broker_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The answer to the relay was lost, so that the outbox still has the job."""
+    with fronted_broker() as broker:
+        monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
+        with transaction.atomic():
+            result = add.enqueue(1, 2)
+        broker.enqueue([message(job_id=UUID(result.id))])
+        with monkeypatch.context() as patch:
+            for name in ("jobs", "states", "withdraw"):
+                patch.setattr(broker.broker, name, MethodType(unavailable, broker.broker))
+            call_command("stoker", "jobs", "cancel", result.id)
+        assert outside(broker) == 1
+        assert sweep_requests(settings_for()) == 1
+        assert outside(broker) == 0
+        assert Job.objects.get().status == Job.Status.CANCELLED
+        assert not Cancellation.objects.exists()
+
+
+def unavailable(*_: object) -> None:
+    raise BrokerUnavailable("Redis does not answer")
 
 
 def test_reads_elsewhere_raise(redis: None, retried: UUID) -> None:

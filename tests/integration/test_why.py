@@ -41,7 +41,7 @@ def asked(result: Any) -> Answer:
     """Return the answer, and check that it has a sentence and, if needed, advice."""
     answer = why(settings_for(), uuid.UUID(str(getattr(result, "id", result))))
     assert answer.sentence.endswith((".", "?"))
-    assert answer.kind.needs_somebody <= bool(answer.advice), "it needs advice"
+    assert answer.needs_somebody <= bool(answer.advice), "it needs advice"
     return answer
 
 

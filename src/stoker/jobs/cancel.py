@@ -22,6 +22,7 @@ from django.utils import timezone
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import lock_by_key
@@ -50,13 +51,25 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
         BrokerUnavailable: the job is unknown, and a database in whose outbox it may wait does not
             answer.
     """
-    alias, broker = settings.database, broker_for(settings)
     reason = stored_text(reason, LONGEST_REASON)
-    if _finish_request(settings, unstored.pk):
-        return True
+    try:
+        return _finish_request(settings, unstored.pk) or _cancel_anywhere(
+            settings, unstored, reason
+        )
+    except BrokerUnavailable:
+        # If it was relayed from the outbox nevertheless, upkeep withdraws it at the broker.
+        if _cancel_outgoing(settings, unstored, reason, keeps_request=True):
+            return True
+        raise
+
+
+def _cancel_anywhere(settings: Settings, unstored: Job, reason: str) -> bool:
+    """Cancel a job in the store, at the broker or in an outbox, see ``cancel``."""
+    alias, broker = settings.database, broker_for(settings)
     has_asked_outboxes = has_requested = False
     for _ in range(LOOKS):
-        unstored = _full_rows(settings, [unstored])[0]
+        if not _is_stored(settings, unstored):
+            unstored = _full_rows(settings, [unstored])[0]
         has_requested = _request(settings, unstored, reason)
         if has_requested and is_in_transaction(alias):
             return True
@@ -184,7 +197,9 @@ def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
         withdrawn = sorted(absent - succeeded.keys())
         _record_withdrawn(settings, {job_id: reasons[job_id] for job_id in withdrawn})
     settled = Job.objects.using(alias).filter(pk__in=reasons).exclude(status=None)
-    gone = absent | set(settled.values_list("pk", flat=True))
+    ended = set(settled.values_list("pk", flat=True))
+    broker.withdraw([job_id for job_id in waiting if job_id in ended])
+    gone = absent | {job_id for job_id in ended if places.get(job_id) != "running"}
     Cancellation.objects.using(alias).filter(pk__in=gone).delete()
     return len(gone)
 
@@ -253,9 +268,15 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
     return False
 
 
-def _cancel_outgoing(settings: Settings, unstored: Job, reason: str) -> bool:
+def _cancel_outgoing(
+    settings: Settings, unstored: Job, reason: str, *, keeps_request: bool = False
+) -> bool:
     """Cancel a job that is still in an outbox. Its outbox row stays locked until the end is
-    recorded."""
+    recorded.
+
+    Args:
+        keeps_request: whether to store a request, too, because the broker may have the job.
+    """
     alias = settings.database
     for row in broker_for(settings).outgoing([unstored.pk]):
         outbox = row._state.db
@@ -266,6 +287,8 @@ def _cancel_outgoing(settings: Settings, unstored: Job, reason: str) -> bool:
                 full = row_in_outbox(row)
                 Job.objects.using(alias).bulk_create([full], ignore_conflicts=True)
                 record_cancelled(settings, [unstored.pk], reason)
+                if keeps_request:
+                    Cancellation.objects.using(alias).ask(unstored.pk, reason)
         return True
     return False
 

@@ -298,10 +298,10 @@ def fetch(settings: Settings, job_id: Any) -> Result[Any]:
     Raises:
         TaskResultDoesNotExist: no job has this id (any more), or it is not a valid id.
     """
-    found = fetch_many(settings, [job_id])
-    if not found:
+    wanted = parse_job_id(str(job_id))
+    if wanted is None:
         raise not_there(job_id)
-    return found[0]
+    return result_of(settings, wanted, full_progress_of_one(settings, wanted))
 
 
 def fetch_many(settings: Settings, job_ids: Iterable[Any]) -> list[Result[Any]]:

@@ -16,7 +16,7 @@ from stoker.brokers.contract import BrokerJob
 from stoker.brokers.outage import outage_error
 from stoker.compat import InvalidTask, TaskError, TaskResultDoesNotExist, TaskResultStatus
 from stoker.conf import Settings
-from stoker.exceptions import PackageError, UnknownTask
+from stoker.exceptions import BrokerUnavailable, PackageError, UnknownTask
 from stoker.models import Attempt, Claimed, Cluster, Job, Outgoing
 from stoker.models.cluster import Seat
 from stoker.store.engines.sessions import explained
@@ -26,6 +26,9 @@ from stoker.tasks.decorator import absent_task, find_task
 from .cached_results import look_up
 from .package import Package, sealer_for
 
+ONLY_BROKER_MAY_KNOW = (
+    "The job is not in the database. The broker may have it, but does not answer."
+)
 LOOKS = 3
 """How many times to look for a job. A single look may miss a job that moves between tables."""
 
@@ -181,9 +184,12 @@ def full_progress_of_one(settings: Settings, job_id: UUID) -> Progress:
 
 
 def _the_one(found: Mapping[UUID, Progress], job_id: UUID) -> Progress:
-    if job_id not in found:
-        raise outage_error() or not_there(job_id)
-    return found[job_id]
+    if job_id in found:
+        return found[job_id]
+    if error := outage_error():
+        sentence = f"{ONLY_BROKER_MAY_KNOW.rstrip('.')}: {error}"
+        raise BrokerUnavailable(sentence) from error
+    raise not_there(job_id)
 
 
 def rows_at_broker(settings: Settings, job_ids: Sequence[UUID]) -> dict[UUID, Job]:

@@ -94,7 +94,8 @@ class MonitorCommand(Subcommand):
                 Viewer(screen, views_of(settings), options["interval"]).run()
             return ExitCode.DONE
         while True:
-            seen = look(settings)
+            with self.without_broker():
+                seen = look(settings)
             for line in (as_json(asdict(seen)),) if options["json"] else plain_lines(seen):
                 self.say(line)
             if options["once"]:

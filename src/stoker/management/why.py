@@ -20,7 +20,8 @@ class WhyCommand(Subcommand):
 
     Exit code 0: it runs, has ended, or will run without any action.
     Exit code 1: it will not run without an action, which the last line names.
-    Exit code 2: there is no job with this id, or the store is unreachable.
+    Exit code 2: there is no job with this id, or only a broker that does not answer may have it,
+    or the store is unreachable.
 
     --json writes one object: job_id, kind (listed in the guide), sentence, advice ("": nothing to
     do), needs_somebody (true, false), task, queue, facts {depending on the kind}.
@@ -40,9 +41,9 @@ class WhyCommand(Subcommand):
         with self.without_broker():
             answer = why(self.settings(options), job_id)
         self.answer(options, answer_as_plain(answer), self._lines(answer))
-        if answer.kind == Kind.UNKNOWN:
+        if answer.kind == Kind.UNKNOWN or answer.facts.get("is_known") is False:
             return ExitCode.REFUSED
-        return ExitCode.NO if answer.kind.needs_somebody else ExitCode.DONE
+        return ExitCode.NO if answer.needs_somebody else ExitCode.DONE
 
     def _lines(self, answer: Answer) -> Iterator[OutputLine]:
         kind = answer.kind.value.replace("_", " ")

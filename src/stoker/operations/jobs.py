@@ -11,7 +11,7 @@ from uuid import UUID
 from django.db.models import Q
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.outage import read_or_default
+from stoker.brokers.outage import do_without_broker, read_or_default
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import Settings
 from stoker.dead_letters.requeueing import run_again
@@ -348,7 +348,8 @@ def job_id_of(text: str) -> UUID:
 
 
 def _cancel(operator: Operator, job_id: str) -> Done:
-    result = fetch(operator.settings, job_id)
+    with do_without_broker():  # a job with a guard is in the store, and others are in an outbox
+        result = fetch(operator.settings, job_id)
     if not result.cancel(operator.cancellation):
         result.refresh()
         state = result.state.value

@@ -48,7 +48,8 @@ class Kind(TextChoices):
     """A cluster has claimed it and not yet reported it as running. Facts: cluster, host, attempt;
     and worker and pid if it was handed to a worker that has not started it."""
     CLUSTER_SILENT = "cluster_silent"
-    """Its cluster sends no heartbeats. Facts: cluster, host, silent_seconds, lease_seconds."""
+    """Its cluster sends no heartbeats. Facts: cluster, host, silent_seconds, lease_seconds,
+    is_cluster_alive (whether another cluster is)."""
     RUN_AFTER = "run_after"
     """It is deferred. Facts: due_at, seconds."""
     RETRY = "retry"
@@ -78,9 +79,12 @@ class Kind(TextChoices):
     """It is ready, behind other jobs. Facts: before, is_exact, waited_seconds, per_second,
     expected_seconds, free_workers."""
     OUTBOX = "outbox"
-    """It is still in an outbox, not at its broker. Facts: database, enqueued_at."""
+    """It is still in an outbox, not at its broker. Facts: database, enqueued_at,
+    is_cluster_alive."""
     AT_BROKER = "at_broker"
-    """It is at a broker that gives no further information. Facts: broker."""
+    """It is at a broker that gives no further information. Facts: broker, due_at,
+    is_cluster_alive; or, if the broker does not answer, is_known (whether the database knows the
+    job)."""
     LOST = "lost"
     """The job has a row, but is in no hot table. Facts: none."""
     UNKNOWN = "unknown"
@@ -128,6 +132,11 @@ class Answer:
     datetimes (aware or naive as in USE_TZ), None, and lists and dicts of these. Unknown values are
     None or missing."""
 
+    @property
+    def needs_somebody(self) -> bool:
+        """Whether the job will not run unless an operator acts."""
+        return self.kind.needs_somebody or self.facts.get("is_cluster_alive") is False
+
 
 def answer_as_plain(answer: Answer) -> dict[str, Any]:
     """Return an answer for JSON."""
@@ -136,7 +145,7 @@ def answer_as_plain(answer: Answer) -> dict[str, Any]:
         "kind": answer.kind.value,
         "sentence": answer.sentence,
         "advice": answer.advice,
-        "needs_somebody": answer.kind.needs_somebody,
+        "needs_somebody": answer.needs_somebody,
         "task": answer.task,
         "queue": answer.queue,
         "facts": dict(answer.facts),

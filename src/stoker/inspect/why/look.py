@@ -18,7 +18,7 @@ from stoker.inspect.stats import (
     longest_silence,
 )
 from stoker.inspect.waits import waits_of
-from stoker.jobs.states import JobState, Progress, progress_of, rows_at_broker
+from stoker.jobs.states import ONLY_BROKER_MAY_KNOW, JobState, Progress, progress_of, rows_at_broker
 from stoker.models import (
     Blocked,
     Cancellation,
@@ -157,6 +157,7 @@ def _answer_silent(asked: Asked, row: Claimed, cluster: ClusterState | None) -> 
         silence = in_words(cluster.silent_seconds)
         who = f"The cluster on {cluster.host} that has it has sent no heartbeat for {silence}"
     others = [one for one in asked.clusters if asked.is_alive(one)]
+    facts["is_cluster_alive"] = bool(others)
     return asked.answer(
         Kind.CLUSTER_SILENT,
         f"{who}. Its lease ends in {in_words(left)}: then another cluster takes the job over.",
@@ -327,6 +328,7 @@ def _in_outbox(asked: Asked) -> Answer | None:
             else "Clusters relay it, but none is alive: start one with `manage.py stoker run`.",
             database=alias,
             enqueued_at=moment(row.enqueued_at),
+            is_cluster_alive=bool(alive),
         )
     return None
 
@@ -372,12 +374,10 @@ def _nowhere(asked: Asked) -> Answer:
     is_blind = not broker.capabilities.transactional and not broker.capabilities.look_up
     name = broker.info()["broker"] if is_blind else ""  # this shows whether it answers
     if outage_error() is not None:
-        return asked.answer(
-            Kind.AT_BROKER,
-            "It has not ended, and waits or runs at the broker, which does not answer."
-            if asked.job is not None
-            else "It is not in the database. The broker may have it, but does not answer.",
-        )
+        if asked.job is None:
+            return asked.answer(Kind.AT_BROKER, ONLY_BROKER_MAY_KNOW, is_known=False)
+        sentence = "It has not ended, and waits or runs at the broker, which does not answer."
+        return asked.answer(Kind.AT_BROKER, sentence, is_known=True)
     if is_blind:
         alive = any(asked.is_alive(one) for one in asked.clusters)
         start = "" if alive else " No cluster is alive: start one with `manage.py stoker run`."
@@ -386,6 +386,7 @@ def _nowhere(asked: Asked) -> Answer:
             f"It has not ended, and does not run; the broker {name} can't look up single jobs.",
             f"It waits there, unless it was never committed or is not kept any more.{start}",
             broker=name,
+            is_cluster_alive=alive,
         )
     if asked.job is not None:
         return asked.answer(

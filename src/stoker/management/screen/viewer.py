@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from django.db import DatabaseError, InterfaceError, connections
 from django.utils import timezone
 
+from stoker.brokers.outage import do_without_broker
 from stoker.compat import TaskResultDoesNotExist
 from stoker.exceptions import StokerError
 from stoker.values.text import first_line_of
@@ -68,6 +69,8 @@ class Reading:
     taken_at: datetime
     value: Any = None
     error: str = ""
+    notice: str = ""
+    """What the data lacks, because the broker does not answer."""
 
 
 class PageReader(threading.Thread):
@@ -95,16 +98,19 @@ class PageReader(threading.Thread):
             page = self._wanted
             if page is not None:
                 try:
-                    self._hand_over(_reading_of(page))
+                    self._hand_over(reading_of(page))
                 except BaseException as error:  # noqa: BLE001 - raised again by the screen's thread
                     self._hand_over(error)
                     return
             self._changed.wait(self._interval_seconds)
 
 
-def _reading_of(page: MonitorPage) -> Reading:
+def reading_of(page: MonitorPage) -> Reading:
+    """Read the data of a page."""
     try:
-        return Reading(page, timezone.now(), page.read())
+        with do_without_broker() as outage:
+            value = page.read()
+        return Reading(page, timezone.now(), value, notice=outage.sentence)
     except REFUSALS as error:
         connections.close_all()  # the next reading opens new ones
         return Reading(page, timezone.now(), error=first_line_of(error))
@@ -118,7 +124,7 @@ class OpenPage:
     reading: Reading | None = None
     """The last successful reading."""
     problem: str = ""
-    """Why the last reading failed; "" = it did not."""
+    """Why the last reading failed, or what it lacks; "" = it is complete."""
     top: int = 0
     chosen: int = 0
     lines: Sequence[PageLine] = field(default_factory=list)
@@ -220,9 +226,12 @@ class Viewer:
             shown = self._stack[-1]
             if news.page is not shown.page:
                 continue  # of a page that was closed meanwhile
-            shown.problem = news.error
+            shown.problem = news.notice
             if not news.error:
                 shown.reading = news
+                continue
+            age = " The page shows what was read before." if shown.reading is not None else ""
+            shown.problem = f"{news.error.rstrip('.')}.{age}"
 
     # -- keys -------------------------------------------------------------------------------------
 
@@ -301,9 +310,7 @@ class Viewer:
     def _problem_rows(self, shown: OpenPage) -> list[ScreenRow]:
         if not shown.problem:
             return []
-        age = " The page shows what was read before." if shown.reading is not None else ""
-        lines = wrap(f"{shown.problem.rstrip('.')}.{age}", self._screen.size[0])
-        return [ScreenRow(line, "bad") for line in lines]
+        return [ScreenRow(line, "bad") for line in wrap(shown.problem, self._screen.size[0])]
 
     def _foot_row(self, shown: OpenPage, width: int) -> ScreenRow:
         enter = "Enter open  " if shown.choice is not None else ""
