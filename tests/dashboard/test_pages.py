@@ -478,6 +478,25 @@ def test_lists_say_how_many_jobs_wait_at_the_broker(anna: Client, settings: Any)
     assert "No matching job" not in page
 
 
+def test_job_at_the_broker_is_found_by_its_id(anna: Client, settings: Any) -> None:
+    settings.TASKS = outside_the_database()
+    result = tasks.echo.enqueue("order 7")
+    page = anna.get(f"{PREFIX}jobs/?q={result.id}").content.decode()
+    assert f'href="{PREFIX}jobs/{result.id}/"' in page
+    assert "No matching job" not in page
+    assert tasks.echo.name in page
+    assert "No matching job" in anna.get(f"{PREFIX}jobs/?q={result.id[:-4]}").content.decode()
+
+
+def test_overview_does_not_say_that_no_job_waits_at_the_broker(anna: Client, settings: Any) -> None:
+    settings.TASKS = outside_the_database()
+    assert "none waits" in anna.get(PREFIX).content.decode()
+    tasks.echo.enqueue("order 7")
+    page = anna.get(PREFIX).content.decode()
+    assert "at the broker, their age is unknown" in page
+    assert "none waits" not in page
+
+
 def test_job_that_failed_once_has_one_attempt(ids: dict[str, Any]) -> None:
     sentence = why(settings_for(), UUID(ids["failed"])).sentence
     assert "after 1 attempt:" in sentence or re.search(r"after [2-9] attempts:", sentence)

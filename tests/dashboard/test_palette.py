@@ -16,6 +16,7 @@ from stoker.testing import drain
 
 from tests.app import frail, tasks
 from tests.dashboard.conftest import PREFIX
+from tests.integration.work import outside_the_database
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.postgres]
 
@@ -60,6 +61,12 @@ def test_id_leads_to_the_page_of_its_job_or_dead_letter(anna: Client, ids: dict[
         for one in entries:
             assert anna.get(one["address"]).status_code == 200
     assert found(anna, str(uuid4())) == []
+
+
+def test_id_leads_to_the_page_of_a_job_at_the_broker(anna: Client, settings: Any) -> None:
+    settings.TASKS = outside_the_database()
+    result = tasks.echo.enqueue("order 7")
+    assert found(anna, result.id) == [("job", f"{result.id} {tasks.echo.module_path}")]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from django.db.models.functions import Length
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.jobs.matching import LARGEST_BYTES, Needle
+from stoker.jobs.states import full_progress_of
 from stoker.models.attempt import Attempt
 from stoker.models.claimed import Claimed
 from stoker.models.cluster import LONGEST_HOST, Cluster
@@ -200,12 +201,17 @@ class JobSearch:
         return rows.values_list("job_id", "exception_class", "message")
 
     def _by_id(self) -> list[Job]:
-        """Return the jobs whose ids begin with the text, the newest first."""
+        """Return the jobs whose ids begin with the text, the newest first. Also find a job outside
+        the database, if the text is its whole id."""
         digits = self._needle.text.replace("-", "")
         if not ID_PREFIX.fullmatch(digits):
             return []
         first, last = (UUID(digits.ljust(32, fill)) for fill in "0f")
-        return list(self._jobs.filter(pk__gte=first, pk__lte=last).order_by("-pk")[:MOST_BY_ID])
+        found = list(self._jobs.filter(pk__gte=first, pk__lte=last).order_by("-pk")[:MOST_BY_ID])
+        if not found and first == last:
+            progress = full_progress_of(self._settings, [first])
+            found = [one.job for one in progress.values() if one.job is not None]
+        return found
 
     def onward(self, after: str, before: UUID) -> tuple[list[tuple[UUID, str]], str | None]:
         """Return the next matching jobs that have not ended, in the order of their ids, for a loop

@@ -9,13 +9,14 @@ from typing import NamedTuple
 from django.contrib.auth.decorators import login_not_required
 from django.http import HttpRequest, HttpResponse, JsonResponse
 
+from stoker.brokers.outage import do_without_broker
 from stoker.dashboard import figures
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
 from stoker.dashboard.views import NO_ANSWER, SILENT, entered
 from stoker.exceptions import StokerError
 from stoker.inspect.queue_depths import pauses
-from stoker.models import Job
+from stoker.jobs.states import full_progress_of
 from stoker.operations.jobs import others_of_id
 from stoker.schedules import service as schedules
 from stoker.store.engines.sessions import explained
@@ -43,7 +44,7 @@ def palette(request: HttpRequest) -> HttpResponse:
         if refusal := visit.refusal:
             return HttpResponse(refusal, status=403, content_type="text/plain")
         text = request.GET.get("q", "").strip()[:LONGEST_QUERY]
-        with explained(visit.database):
+        with explained(visit.database), do_without_broker():
             found = [entry._asdict() for entry in _entries(visit, text)]
     except (*NO_ANSWER, StokerError):
         return HttpResponse(SILENT, status=503, content_type="text/plain")
@@ -78,9 +79,9 @@ def _of_id(visit: DashboardContext, text: str) -> Iterator[PaletteEntry]:
     if wanted is None:
         return
     if visit.may("stoker.view_job"):
-        jobs = Job.objects.using(visit.database).filter(pk=wanted)
-        for task in jobs.values_list("task", flat=True):
-            yield PaletteEntry("job", f"{wanted} {shown_text(task)}", visit.at("job", wanted))
+        for progress in full_progress_of(visit.settings, [wanted]).values():
+            task = "" if progress.job is None else shown_text(progress.job.task)
+            yield PaletteEntry("job", f"{wanted} {task}".rstrip(), visit.at("job", wanted))
     letter_id, workflow_id = others_of_id(visit.settings, text)
     if letter_id is not None and visit.may("stoker.view_deadletter"):
         yield PaletteEntry("dead letter", str(letter_id), visit.at("dead-letter", letter_id))
