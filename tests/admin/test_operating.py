@@ -231,10 +231,10 @@ def test_declared_schedule_can_be_run_but_not_changed(anna: Visitor) -> None:
 @pytest.mark.parametrize("use_tz", [True, False])
 def test_age_is_right_with_and_without_time_zones(use_tz: bool, settings: Any) -> None:
     settings.USE_TZ = use_tz
-    hours = timedelta(hours=3, minutes=30, seconds=30)
+    hours = timedelta(hours=3, minutes=20)
     assert since(datetime.now(UTC) - hours) == "3 h ago"
     assert since(timezone.now() - hours) == "3 h ago"
-    assert since(timezone.now() + timedelta(hours=3)) == "in 2 h"
+    assert since(timezone.now() + timedelta(hours=3)) == "in 3 h"
 
 
 def test_links_keep_the_chosen_backend(anna: Visitor, settings: Any) -> None:

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.django_db
 def asked(result: Any) -> Answer:
     """Return the answer, and check that it has a sentence and, if needed, advice."""
     answer = why(settings_for(), uuid.UUID(str(getattr(result, "id", result))))
-    assert answer.sentence.endswith((".", "?"))
+    assert answer.sentence.endswith((".", "?", "…"))
     assert answer.needs_somebody <= bool(answer.advice), "it needs advice"
     return answer
 
@@ -106,6 +106,14 @@ def test_cancelled_job_answers_cancelled() -> None:
     itself = cancel_itself.enqueue()
     run()
     assert asked(itself).kind == Kind.CANCELLED
+
+
+def test_reason_that_was_cut_ends_with_an_ellipsis() -> None:
+    result = nothing.enqueue()
+    jobs = Job.objects.filter(pk=result.id)
+    for reason, end in (("error: no coal", "error: no coal."), ("x" * 255, "xx…")):
+        jobs.update(status=Job.Status.FAILED, finished_at=timezone.now(), reason=reason)
+        assert asked(result).sentence.endswith(end)
 
 
 def test_failed_job_answers_dead_letter() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from math import inf
 from pprint import pformat
 from typing import Any
 
@@ -14,6 +15,8 @@ MINUTE, HOUR, DAY = 60, 3600, 86400
 UNKNOWN = "\N{EN DASH}"
 STEPS = ((10**9, "bn"), (10**6, "m"), (10**3, "k"))
 UNITS = ((DAY, "d"), (HOUR, "h"), (MINUTE, "min"), (1, "s"))
+ROUNDED = ((1, "s", 60), (MINUTE, "min", 60), (HOUR, "h", 48), (DAY, "d", inf))
+"""Seconds of a unit, its name, and the number from which the next unit is used."""
 LONGEST_VALUE = 20_000
 WIDTH = 100
 
@@ -63,12 +66,9 @@ def since(moment: datetime | None) -> str:
     size = abs(seconds)
     if size < 1:
         return "now"
-    if size < MINUTE:
-        text = f"{size:.0f} s"
-    elif size < HOUR:
-        text = f"{size // MINUTE:.0f} min"
-    else:
-        text = f"{size // HOUR:.0f} h" if size < 2 * DAY else f"{size // DAY:.0f} d"
+    # dashboard.js does the same
+    counts = ((round(size / unit), name, most) for unit, name, most in ROUNDED)
+    text = next(f"{count} {name}" for count, name, most in counts if count < most)
     return f"{text} ago" if seconds > 0 else f"in {text}"
 
 

@@ -27,7 +27,7 @@ def duration_seconds(value: Any) -> float:
 
 def in_words(seconds: float) -> str:
     """Format a duration in two units: ``1.2 s``, ``3 min 20 s``, ``2 h 5 min``, ``9 d 1 h``."""
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

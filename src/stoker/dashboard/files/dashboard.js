@@ -166,9 +166,9 @@
     const seconds = (Date.now() - new Date(moment)) / 1000;
     const size = Math.abs(seconds);
     if (size < 1) return "now";
-    const text = size < 60 ? `${Math.round(size)} s`
-      : size < 3600 ? `${Math.floor(size / 60)} min`
-      : size < 172800 ? `${Math.floor(size / 3600)} h` : `${Math.floor(size / 86400)} d`;
+    const text = size < 59.5 ? `${Math.round(size)} s`
+      : size < 3570 ? `${Math.round(size / 60)} min`
+      : size < 171000 ? `${Math.round(size / 3600)} h` : `${Math.round(size / 86400)} d`;
     return seconds > 0 ? `${text} ago` : `in ${text}`;
   }
 

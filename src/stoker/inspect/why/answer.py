@@ -20,6 +20,7 @@ from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.states import JobState, Progress
 from stoker.models import Job
 from stoker.store.written import MICROSECONDS, database_now_us, moment
+from stoker.tasks.arguments import CUT
 from stoker.tasks.registry import find_task, task_of
 
 
@@ -205,7 +206,7 @@ class Asked:
 
     def answer(self, kind: Kind, sentence: str, advice: str = "", **facts: Any) -> Answer:
         # The sentence may end with the message of another library.
-        stop = "" if sentence.endswith((".", "!", "?")) else "."
+        stop = "" if sentence.endswith((".", "!", "?", CUT)) else "."
         return Answer(self.job_id, kind, sentence + stop, advice, self.task, self.queue, facts)
 
     def seconds_until(self, moment_us: int) -> float:

@@ -18,6 +18,7 @@ from stoker.inspect.stats import (
     longest_silence,
 )
 from stoker.inspect.waits import waits_of
+from stoker.jobs.cancel import LONGEST_REASON
 from stoker.jobs.states import ONLY_BROKER_MAY_KNOW, JobState, Progress, progress_of, rows_at_broker
 from stoker.models import (
     Blocked,
@@ -34,6 +35,7 @@ from stoker.models import (
 from stoker.store.engines.base import aware
 from stoker.store.engines.sessions import explained
 from stoker.store.written import MICROSECONDS, microseconds, moment
+from stoker.tasks.arguments import CUT
 from stoker.values.durations import in_words
 
 from .answer import Answer, Asked, Kind, at, when
@@ -223,7 +225,7 @@ def _answer_failed(asked: Asked, job: Job) -> Answer:
     sentence = f"It failed for good at {when(job.finished_at)}, after {tried}"
     return asked.answer(
         kind or Kind.DEAD_LETTER,
-        f"{sentence}: {job.reason}",
+        f"{sentence}: {job.reason}" + (CUT if len(job.reason) == LONGEST_REASON else ""),
         _advice(letter),
         **facts,
     )
