@@ -229,3 +229,12 @@ def test_bulk_cancel_applies_to_ticked_jobs_after_confirmation(anna: Visitor) ->
     assert "Select jobs" in anna.post("job/together/", verb="cancel")
     gone = [str(uuid.uuid4())]
     assert "0 of 1 jobs" in anna.post("job/together/", verb="cancel", ids=gone, confirmed="1")
+
+
+@pytest.mark.parametrize("options", [{"BROKERS": "redis://x"}, {"BROKER": "reddis://x"}])
+def test_wrong_option_is_named(options: dict[str, str], anna: Visitor, settings: Any) -> None:
+    backend = "stoker.backend.StokerBackend"
+    settings.TASKS = {"default": {"BACKEND": backend, "OPTIONS": options}}
+    response = anna.client.get("/admin/stoker/job/")
+    assert response.status_code == 503
+    assert re.search("BROKERS|reddis", response.content.decode())

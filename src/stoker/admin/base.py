@@ -36,6 +36,7 @@ class AdminContext(RequestContext):
 
     Raises:
         Http404: No backend has the requested name.
+        ConfigurationError: An option of the backend is wrong.
     """
 
     def __init__(self, request: HttpRequest, site_name: str) -> None:
@@ -45,11 +46,7 @@ class AdminContext(RequestContext):
         alias = asked or next(iter(aliases), "default")
         if alias not in known:
             raise Http404(f"There is no backend {alias!r} of Stoker's.")
-        try:
-            settings = known[alias].settings
-        except ConfigurationError as error:
-            raise Http404(str(error)) from error
-        super().__init__(request, settings, aliases)
+        super().__init__(request, known[alias].settings, aliases)
         self._site_name = site_name
 
     def require(self, permission: str) -> None:
@@ -134,7 +131,10 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the s
         def inside(request: HttpRequest, **names: str) -> HttpResponseBase:
             if "\x00" in "".join((*names.values(), *request.GET.dict().values())):
                 raise Http404("A name cannot contain a NUL character.")
-            visit = AdminContext(request, self.admin_site.name)
+            try:
+                visit = AdminContext(request, self.admin_site.name)
+            except ConfigurationError as error:  # without settings there is no page
+                return HttpResponse(str(error), status=503, content_type="text/plain")
             if permission:
                 visit.require(permission)
             try:
@@ -144,7 +144,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the s
                     (response.context_data or {})["outage"] = outage.sentence
                     response.add_post_render_callback(_show_marks)
                 return response
-            except (BrokerUnavailable, NotMigrated) as error:
+            except (BrokerUnavailable, NotMigrated, ConfigurationError) as error:
                 return self.show(visit, "problem", {"problem": str(error)}, status=503)
             except NOT_FOUND as error:
                 raise Http404(str(error)) from error

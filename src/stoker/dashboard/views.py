@@ -28,7 +28,7 @@ from django.views.decorators.csrf import csrf_protect
 from stoker.brokers.outage import do_without_broker
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
-from stoker.exceptions import StokerError
+from stoker.exceptions import ConfigurationError, StokerError
 from stoker.models import BulkOperation
 from stoker.operations import bulk
 from stoker.operations.bulk_walk import State
@@ -38,7 +38,7 @@ from stoker.values.marks import InvalidFilter
 from stoker.values.pickles import nothing_unpickled
 from stoker.values.text import shown_html
 
-from .context import PAGES, DashboardContext
+from .context import PAGES, SECTIONS, DashboardContext
 
 POLICY = (
     "default-src 'self'; object-src 'none'; base-uri 'none'; form-action 'self'; "
@@ -46,6 +46,7 @@ POLICY = (
 )
 NO_ANSWER = (OperationalError, InterfaceError)
 SILENT = "The database does not answer. `manage.py stoker health` says more."
+MISCONFIGURED = "The settings under TASKS are wrong. `manage.py check` says more."
 NOBODY = (
     "The dashboard needs the user of each request. Add django.contrib.auth and "
     "django.contrib.sessions to INSTALLED_APPS, and SessionMiddleware and AuthenticationMiddleware "
@@ -182,7 +183,9 @@ def enclosed(
         try:
             response = _answered(view, methods, permission, request, *args, **kwargs)
         except NO_ANSWER:  # for example the users' database is unreachable
-            response = HttpResponse(SILENT, status=503, content_type="text/plain; charset=utf-8")
+            response = unavailable(SILENT)
+        except ConfigurationError as error:
+            response = misconfigured(request, error)
         response.headers.setdefault("Content-Security-Policy", POLICY)
         response.headers.setdefault("Referrer-Policy", "same-origin")
         response.headers["Cache-Control"] = "no-store"
@@ -190,6 +193,17 @@ def enclosed(
 
     # Every operation makes its own transactions. The permission is checked here, not by the site.
     return transaction.non_atomic_requests(login_not_required(csrf_protect(inside)))
+
+
+def unavailable(sentence: str) -> HttpResponse:
+    return HttpResponse(sentence, status=503, content_type="text/plain; charset=utf-8")
+
+
+def misconfigured(request: HttpRequest, error: ConfigurationError) -> HttpResponse:
+    """Name the wrong option to users who may see pages. Without settings there is no page."""
+    user = getattr(request, "user", None)
+    may_see = user is not None and any(user.has_perm(one.permission) for one in SECTIONS)
+    return unavailable(str(error) if may_see else MISCONFIGURED)
 
 
 def _answered(
@@ -240,7 +254,7 @@ def entered(request: HttpRequest) -> DashboardContext:
     """Return the dashboard context of a request.
 
     Raises:
-        ConfigurationError: ``TASKS`` has no backend of Stoker's.
+        ConfigurationError: ``TASKS`` has no backend of Stoker's, or one of its options is wrong.
     """
     aliases = tuple(own_backends()) or ("default",)
     wanted = request.GET.get("backend", aliases[0])

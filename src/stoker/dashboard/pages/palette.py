@@ -13,8 +13,8 @@ from stoker.brokers.outage import do_without_broker
 from stoker.dashboard import figures
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.spans import span_of
-from stoker.dashboard.views import NO_ANSWER, SILENT, entered
-from stoker.exceptions import StokerError
+from stoker.dashboard.views import NO_ANSWER, SILENT, entered, misconfigured, unavailable
+from stoker.exceptions import ConfigurationError, StokerError
 from stoker.inspect.queue_depths import pauses
 from stoker.jobs.states import full_progress_of
 from stoker.operations.jobs import others_of_id
@@ -39,15 +39,17 @@ class PaletteEntry(NamedTuple):
 @login_not_required
 def palette(request: HttpRequest) -> HttpResponse:
     """Return what the text ``q`` finds, as JSON: entries[] {kind, title, address}."""
-    visit = entered(request)
     try:
+        visit = entered(request)
         if refusal := visit.refusal:
             return HttpResponse(refusal, status=403, content_type="text/plain")
         text = request.GET.get("q", "").strip()[:LONGEST_QUERY]
         with explained(visit.database), do_without_broker():
             found = [entry._asdict() for entry in _entries(visit, text)]
+    except ConfigurationError as error:
+        return misconfigured(request, error)
     except (*NO_ANSWER, StokerError):
-        return HttpResponse(SILENT, status=503, content_type="text/plain")
+        return unavailable(SILENT)
     return JsonResponse({"entries": found}, headers={"Cache-Control": "no-store"})
 
 
