@@ -312,7 +312,8 @@ class ChangeJobs(_ChangeJobs):
 
     Change jobs that wait: run them now, hold them, give them another start time, queue or priority,
     or other arguments. A job that has started is not changed. `stoker bulk` does this for all jobs
-    that match a filter.
+    that match a filter. With a broker outside the database, every change is refused: cancel the
+    job, and enqueue it again.
 
     --json writes one object: jobs[] {id, is_done, sentence}, once for each change of each job, up
     to the first change that is refused.
