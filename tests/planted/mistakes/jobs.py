@@ -522,13 +522,13 @@ MISTAKES = (
     ),
     Mistake(
         "a running job is not asked to end",
-        [Change("jobs.cancel:cancel", drop("Cancellation.objects.using(_).ask(...)"))],
+        [Change("jobs.cancel:_cancel_anywhere", drop("Cancellation.objects.using(_).ask(...)"))],
         "tests/integration/test_results.py",
         "running_job_is_asked_to_stop",
     ),
     Mistake(
         "a job that is released while its cancellation is requested goes on waiting",
-        [Change("jobs.cancel:cancel", drop("after_commit(...)"))],
+        [Change("jobs.cancel:_cancel_anywhere", drop("after_commit(...)"))],
         "tests/lifecycle/test_cancelled_before_start.py",
         "released_before_its_request_is_seen",
     ),
