@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from stoker.values.ids import new_job_id
-
 from tests.dashboard.conftest import PREFIX
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -20,7 +18,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("options", "named"), WRONG)
-@pytest.mark.parametrize("path", ["", "jobs/", f"palette/?q={new_job_id()}"])
+@pytest.mark.parametrize("path", ["", "jobs/", "palette/?q=01a1ffdb-f411-7482-86ed-55b43acb2507"])
 def test_wrong_option_is_named(
     options: dict[str, str], named: str, path: str, anna: Client, settings: Any
 ) -> None:
