@@ -190,6 +190,8 @@ def test_leases_of_the_store_are_extended_while_the_broker_is_unreachable(
     of_store = Patience(plan.settings, broker)
     lost: list[Flight] = []
     while not lost:
+        left_seconds = began + LEASE_SECONDS - clock.now
+        assert fence_in(board, clock) <= left_seconds, "it stops the job if the pusher hangs"
         clock.turn(1)
         lost = leases.extend_due(patience, of_store)
     assert [flight.delivery for flight in lost] == [at_broker]

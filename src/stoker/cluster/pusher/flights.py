@@ -37,7 +37,7 @@ class Flight:
     is_open = True
     """False once the flight is recorded, released or lost."""
     is_locked = False
-    """Whether another transaction had locked the job's lease at the last extension."""
+    """Whether the fence leaves its lease out: another transaction locked it, or it is ending."""
     cancelled_as = 0
     """The flight's number in the last request to cancel the job; 0 = there was none."""
 

@@ -61,8 +61,7 @@ class HeldLeases:
 
         Args:
             of_store: makes the calls to the store, if a broker outside it has granted some of the
-                leases. While one of both is unreachable, its leases count as locked, and the jobs
-                of the other continue.
+                leases. While one of both is unreachable, the jobs of the other continue.
         """
         now = lease_clock()
         if now < self._check_at:
@@ -77,10 +76,12 @@ class HeldLeases:
             )
             if answer is None and of_store is None:
                 return []
-            extension = Extension(set(), set(leases)) if answer is None else answer.value
-            if extension.locked:
+            if answer is None or answer.value.locked:
                 pause_seconds = self._lease_seconds / LOCKED_SHARE
-            lost += self._note(flights, extension, now)
+            if answer is None:
+                lost += self._about_to_end(flights, now)
+            else:
+                lost += self._note(flights, answer.value, now)
         self._check_at = now + pause_seconds
         self._set_fence(self._flights.oldest_lease())
         return lost
@@ -93,13 +94,23 @@ class HeldLeases:
             flight.is_locked = flight.delivery.lease in extension.locked
             is_lost = flight.delivery.lease in extension.stale
             if flight.is_locked:
-                left_seconds = flight.leased_at + self._lease_seconds - now
-                is_lost = left_seconds <= self._margin_seconds
+                is_lost = self._left_seconds(flight, now) <= self._margin_seconds
             else:
                 flight.leased_at = now
             if is_lost and flight.report is None:
                 lost.append(flight)
         return lost
+
+    def _about_to_end(self, flights: Sequence[Flight], now: float) -> list[Flight]:
+        """Return the flights whose lease is about to end because its place does not answer. Only
+        these leave the fence: it has to stop the others if this process hangs in a call."""
+        ending = [one for one in flights if self._left_seconds(one, now) <= self._margin_seconds]
+        for flight in ending:
+            flight.is_locked = True
+        return [flight for flight in ending if flight.report is None]
+
+    def _left_seconds(self, flight: Flight, now: float) -> float:
+        return flight.leased_at + self._lease_seconds - now
 
     def _fenced_from(self) -> float | None:
         fence_ns = self._board[place.FENCE_NS]
