@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -16,7 +15,7 @@ from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.claims import Claims
 from stoker.cluster.pusher.flights import Flight, Flights
-from stoker.cluster.pusher.requests import Cancels, Pauses
+from stoker.cluster.pusher.requests import Requests
 from stoker.cluster.pusher.roster import Recall, Roster
 from stoker.cluster.wire import open_batch, pack_for_monitor
 from stoker.conf import settings_for
@@ -42,11 +41,10 @@ class Pusher:
         self.broker = broker_for(settings)
         self.flights = Flights(last_number=0)
         roster = Roster(plan, self.flights, board)
-        pauses = Pauses(settings, self.flights, Recall(roster, self.flights, board))
+        recall = Recall(roster, self.flights, board)
+        requests = Requests(plan, self.flights, recall, lambda *_: None, self.record)
         self.patience = Patience(settings, self.broker)
-        self.claims = Claims(plan, self.broker, self.patience, self.flights, board, pauses)
-        cancels = Cancels(settings, self.flights, lambda *_: None, self.record)
-        self.claims.without_cancelled = partial(cancels.end_unstarted, self.patience)
+        self.claims = Claims(plan, self.broker, self.patience, self.flights, board, requests)
         self._recorder = Recorder(settings, self.broker)
         self._roster = roster
 

@@ -1,57 +1,52 @@
 """A pusher carries the requests in its cluster's row to the sentinel."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.requests import REQUESTS_SECONDS, Requests
-
-from tests.unit.cluster.parts import Clock
+from stoker.cluster.pusher.requests import ClusterRequests
 
 pytestmark = pytest.mark.unit
 
-PATIENCE: Any = SimpleNamespace(call=lambda fetch: SimpleNamespace(value=fetch()))
-
 
 class Sentinel:
-    """Records what a pusher says, while the cluster's row has these values."""
+    """Records what a pusher says."""
 
-    def __init__(self, workers: int | None = None, recycle: str = "") -> None:
-        self.row = ("", workers, recycle)
+    def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
-
-    def fetch(self) -> list[tuple[Any, ...]]:
-        return [self.row]
 
     def hear(self, *message: Any) -> None:
         self.heard.append(message)
 
-    def start_pusher(self, plan: Plan) -> Requests:
-        requests = Requests(plan, self.hear, lambda: None)
-        requests._asked = self  # type: ignore[assignment] # it has the method that is used
-        return requests
+
+@pytest.fixture
+def sentinel() -> Sentinel:
+    return Sentinel()
 
 
-def test_requests_are_sent_when_they_change(plan: Plan, clock: Clock) -> None:
-    sentinel = Sentinel(workers=3)
-    requests = sentinel.start_pusher(plan)
+@pytest.fixture
+def requests(sentinel: Sentinel) -> ClusterRequests:
+    return ClusterRequests(sentinel.hear, recall=lambda: None)
+
+
+def test_requests_are_sent_when_they_change(requests: ClusterRequests, sentinel: Sentinel) -> None:
     for row in (("", 3, ""), ("", 3, "0.1"), ("", None, "0.1 1.2"), ("", None, "")):
-        sentinel.row = row
-        requests.look_if_due(PATIENCE)
-        clock.turn(REQUESTS_SECONDS)
+        requests.carry_out([row])
     expected = [("resize", 3), ("replace", 0, 1), ("resize", None), ("replace", 1, 2)]
     assert sentinel.heard == expected
 
 
 def test_new_pusher_resets_a_number_of_workers_that_is_no_longer_requested(
-    plan: Plan, clock: Clock
+    requests: ClusterRequests, sentinel: Sentinel
 ) -> None:
     """The sentinel may still have the number that the dead pusher sent."""
-    sentinel = Sentinel(workers=None)
-    requests = sentinel.start_pusher(plan)
-    requests.look_if_due(PATIENCE)
-    clock.turn(REQUESTS_SECONDS)
-    requests.look_if_due(PATIENCE)
+    requests.carry_out([("", None, "")])
+    requests.carry_out([("", None, "")])
     assert sentinel.heard == [("resize", None)]
+
+
+def test_nothing_is_sent_before_the_first_heartbeat(
+    requests: ClusterRequests, sentinel: Sentinel
+) -> None:
+    requests.carry_out([])
+    assert not sentinel.heard

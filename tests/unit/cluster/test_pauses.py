@@ -1,4 +1,4 @@
-"""A pusher and paused queues: their jobs do not start, and other queues do not wait."""
+"""A pusher reads the requests of operators, and jobs of paused queues do not start."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +10,7 @@ from stoker.brokers.contract import Delivery
 from stoker.brokers.memory import MemoryBroker
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.pusher.requests import PAUSES_SECONDS, Pauses
+from stoker.cluster.pusher.requests import IDLE_LOOK_SECONDS, LOOK_SECONDS, PAUSE, Requests
 from stoker.cluster.pusher.roster import Recall
 from stoker.exceptions import BrokerUnavailable
 from stoker.store.engines.sessions import Patience
@@ -23,18 +23,18 @@ Make = Callable[..., list[Delivery]]
 
 
 class Table:
-    """Replaces the table of paused queues."""
+    """Replaces the tables with the requests of operators."""
 
     def __init__(self) -> None:
         self.paused: set[str] = set()
         self.looks = 0
         self.is_away = False
 
-    def fetch(self) -> list[tuple[str]]:
+    def fetch(self) -> list[tuple[int, str, int, str]]:
         self.looks += 1
         if self.is_away:
             raise BrokerUnavailable("away")
-        return [(queue,) for queue in self.paused]
+        return [(PAUSE, queue, 0, "") for queue in self.paused]
 
 
 @pytest.fixture
@@ -51,94 +51,94 @@ def patience(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Patience:
 
 
 @pytest.fixture
-def pauses(plan: Plan, flights: Flights, recall: Recall, table: Table) -> Pauses:
-    pauses = Pauses(plan.settings, flights, recall)
-    pauses._paused = table  # type: ignore[assignment] # it has the methods that are used
-    return pauses
+def requests(plan: Plan, flights: Flights, recall: Recall, table: Table) -> Requests:
+    requests = Requests(plan, flights, recall, lambda *_: None, lambda _: None)
+    requests._asked = table  # type: ignore[assignment] # it has the method that is used
+    return requests
 
 
-def test_claims_read_pauses_at_most_twice_a_second(
-    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+def test_claims_read_requests_at_most_twice_a_second(
+    requests: Requests, patience: Patience, table: Table, clock: Clock
 ) -> None:
     for _ in range(100):
-        assert pauses.are_known(patience)
-        clock.turn(PAUSES_SECONDS / 10)
+        assert requests.are_known(patience)
+        clock.turn(LOOK_SECONDS / 10)
     assert table.looks == 10
 
 
-def test_pauses_are_not_read_without_flights_or_paused_queues(
-    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+def test_requests_are_read_less_often_without_flights_or_paused_queues(
+    requests: Requests, patience: Patience, table: Table, clock: Clock
 ) -> None:
-    for _ in range(10):
-        pauses.look_if_due(patience)
-        clock.turn(10)
-    assert table.looks == 0
-    assert pauses.next_look() == float("inf")
+    for _ in range(100):
+        requests.look_if_due(patience)
+        clock.turn(IDLE_LOOK_SECONDS / 10)
+    assert table.looks == 10
 
 
 def test_claim_that_sees_pauses_is_followed_by_one_read(
-    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+    requests: Requests, patience: Patience, table: Table, clock: Clock
 ) -> None:
     for _ in range(100):
-        pauses.look_again()
-        pauses.look_if_due(patience)
-        clock.turn(PAUSES_SECONDS / 10)
+        requests.look_after_claim()
+        requests.look_if_due(patience)
+        clock.turn(LOOK_SECONDS / 10)
     assert table.looks == 10
-    clock.turn(PAUSES_SECONDS)
-    assert pauses.next_look() == float("inf"), "the pusher is not woken for it"
+    clock.turn(LOOK_SECONDS)
+    requests.look_if_due(patience)
+    assert table.looks == 10, "the pusher is not woken for it"
 
 
-def test_no_claim_is_made_while_pauses_cannot_be_read(
-    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+def test_no_claim_is_made_while_requests_cannot_be_read(
+    requests: Requests, patience: Patience, table: Table, clock: Clock
 ) -> None:
-    assert pauses.are_known(patience)
+    assert requests.are_known(patience)
     table.is_away = True
-    clock.turn(PAUSES_SECONDS)
-    assert not pauses.are_known(patience)
+    clock.turn(LOOK_SECONDS)
+    assert not requests.are_known(patience)
     table.is_away = False
-    assert not pauses.are_known(patience), "it is too early to ask again"
-    clock.turn(PAUSES_SECONDS)
-    assert pauses.are_known(patience)
+    assert not requests.are_known(patience), "it is too early to ask again"
+    clock.turn(LOOK_SECONDS)
+    assert requests.are_known(patience)
 
 
 def test_waiting_jobs_of_a_paused_queue_are_released(
-    pauses: Pauses, patience: Patience, table: Table, flights: Flights, deliveries: Make
+    requests: Requests, patience: Patience, table: Table, flights: Flights, deliveries: Make
 ) -> None:
     mail, report = deliveries(2)
     mail = mail._replace(queue="mail")
     flights.add([mail, report], leased_at=1000.0)
     table.paused = {"mail"}
-    pauses.look_if_due(patience)
+    requests.look_if_due(patience)
     assert [one.delivery for one in flights.to_release()] == [mail]
     assert [one.delivery for one in flights.waiting] == [report]
 
 
 def test_end_of_a_pause_calls_on_resume(
-    pauses: Pauses, patience: Patience, table: Table, clock: Clock
+    requests: Requests, patience: Patience, table: Table, clock: Clock
 ) -> None:
     told: list[str] = []
-    pauses.on_resume = lambda: told.append("resumed")
+    requests.pauses.on_resume = lambda: told.append("resumed")
     table.paused = {"mail"}
-    assert pauses.are_known(patience)
-    clock.turn(PAUSES_SECONDS)
-    pauses.look_if_due(patience)
-    assert pauses.queues == {"mail"}
+    assert requests.are_known(patience)
+    clock.turn(LOOK_SECONDS)
+    requests.look_if_due(patience)
+    assert requests.pauses.queues == {"mail"}
     table.paused = set()
-    pauses.look_if_due(patience)
+    requests.look_if_due(patience)
     assert not told, "it has read the pauses a moment ago"
-    clock.turn(PAUSES_SECONDS)
-    pauses.look_if_due(patience)
+    clock.turn(LOOK_SECONDS)
+    requests.look_if_due(patience)
     assert told == ["resumed"]
 
 
 def test_paused_job_taken_back_from_a_worker_is_released(
-    pauses: Pauses, patience: Patience, table: Table, flights: Flights, deliveries: Make
+    requests: Requests, patience: Patience, table: Table, flights: Flights, deliveries: Make
 ) -> None:
     flights.add([one._replace(queue="mail") for one in deliveries(2)], leased_at=1000.0)
     first, second = flights.send(0, 2)
     flights.take_back(second)
     table.paused = {"mail"}
-    assert pauses.are_known(patience)
+    assert requests.are_known(patience)
     assert flights.to_release() == [second]
     assert first.is_open
     flights.take_back(first)

@@ -18,9 +18,9 @@ from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.claims import RATED_SECONDS, SHORTEST_PAUSE_SECONDS, Claims
 from stoker.cluster.pusher.estimates import REMEMBERED, Permits
-from stoker.cluster.pusher.flights import Flights
+from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.pusher.leases import Adoption
-from stoker.cluster.pusher.requests import Pauses
+from stoker.cluster.pusher.requests import Cancels, Requests
 from stoker.cluster.pusher.roster import Recall, Roster
 from stoker.cluster.wire import Job, is_over, pack_job, permit_of
 from stoker.cluster.worker.worker import Worker
@@ -349,19 +349,26 @@ def claim(claims: Claims, prompt_room: int, *, is_hungry: bool) -> None:
     claims.look_ahead()
 
 
-class NothingPaused(Pauses):
-    """Pauses without a store."""
+def ignore(*_: object) -> None:
+    """Do nothing."""
 
-    def __init__(self) -> None:
-        """Do nothing."""
 
-    queues = frozenset()
+class NoCancels(Cancels):
+    """Cancellations without a store."""
+
+    def end_unstarted(self, patience: Patience, flights: Sequence[Flight]) -> list[Flight]:
+        return list(flights)
+
+
+class NoRequests(Requests):
+    """Requests without a store."""
+
+    def __init__(self, plan: Plan, flights: Flights, recall: Recall) -> None:
+        super().__init__(plan, flights, recall, ignore, ignore)
+        self.cancels = NoCancels("default", flights, ignore, ignore)
 
     def are_known(self, patience: Patience) -> bool:
         return True
-
-    def look_again(self) -> None:
-        """Do nothing."""
 
 
 @pytest.fixture
@@ -370,10 +377,11 @@ def broker(plan: Plan, clock: Clock) -> Stand:
 
 
 @pytest.fixture
-def claims(plan: Plan, broker: Stand, flights: Flights, board: Board) -> Claims:
+def claims(plan: Plan, broker: Stand, flights: Flights, board: Board, recall: Recall) -> Claims:
     dispatch = Dispatch(plan.settings, None, broker)
     patience = Patience(plan.settings, dispatch)
-    return Claims(plan, dispatch, patience, flights, board, NothingPaused())
+    requests = NoRequests(plan, flights, recall)
+    return Claims(plan, dispatch, patience, flights, board, requests)
 
 
 def test_claim_that_failed_is_made_for_fewer_jobs(

@@ -13,9 +13,9 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, job_lease, lease_clock
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.flights import Flight, Flights
+from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.leases import HeldLeases
-from stoker.cluster.pusher.requests import Pauses
+from stoker.cluster.pusher.requests import Requests
 from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs
 
@@ -39,7 +39,7 @@ class Claims:
         patience: Patience,
         flights: Flights,
         board: Board,
-        pauses: Pauses,
+        requests: Requests,
     ) -> None:
         self._plan = plan
         self._settings = plan.settings
@@ -48,10 +48,10 @@ class Claims:
         self._patience = patience
         self._flights = flights
         self._board = board
-        self._pauses = pauses
+        self._requests = requests
         self.leases = HeldLeases(self._settings, broker, flights, board)
         self.tempo = Tempo(self._settings.poll_seconds)
-        pauses.on_resume = self.tempo.hurry
+        requests.pauses.on_resume = self.tempo.hurry
         self._most = CLAIM_AT_ONCE
         """Maximum number of jobs in the next claim. It is lower if packages are long, because
         the broker would lease and release the jobs that do not fit, and after a failed claim."""
@@ -66,8 +66,6 @@ class Claims:
         """Whether the last claim had no slots for jobs with a rate limit, although such jobs may
         wait."""
         self._look_ahead: Callable[[], float | None] | None = None
-        self.without_cancelled: Callable[[list[Flight]], list[Flight]] = lambda flights: flights
-        """Ends cancelled jobs before they are released, see ``Cancels``."""
         self.found_nothing = False
         """Whether the last claim, made while nothing was in flight, found nothing."""
 
@@ -86,7 +84,7 @@ class Claims:
             self.tempo.hurry()
         if room <= 0 or self._patience.is_waiting or not self.tempo.is_due(is_hungry):
             return
-        if not self._broker.sees_pauses and not self._pauses.are_known(self._patience):
+        if not self._broker.sees_pauses and not self._requests.are_known(self._patience):
             return
         limit, rated_limit = min(room, self._most), max(0, prompt_room())
         asked_at = lease_clock()
@@ -99,7 +97,7 @@ class Claims:
                 self._are_in_doubt, self._most = True, max(1, limit // 2)
             return
         self._are_in_doubt = self._are_in_doubt or self._broker.leaves_doubt
-        self._pauses.look_again()
+        self._requests.look_after_claim()
         deliveries = answer.value
         self.found_nothing = not deliveries and not len(self._flights)
         if deliveries:
@@ -122,7 +120,7 @@ class Claims:
             holder=self._plan.cluster_id,
             lease_seconds=self._settings.lease_seconds,
             queues=self._queues,
-            passed_over=self._pauses.queues,
+            passed_over=self._requests.pauses.queues,
             rated_limit=rated_limit,
             permit_seconds=self._flights.permits.seconds,
             turns=turns,
@@ -144,7 +142,8 @@ class Claims:
             self._locked = frozenset()
         flights = [one for one in flights if one.delivery.job_id not in self._locked]
         if flights:
-            flights = self.without_cancelled(flights[:RELEASED_AT_ONCE])
+            cancels = self._requests.cancels
+            flights = cancels.end_unstarted(self._patience, flights[:RELEASED_AT_ONCE])
         if not flights:
             return
         returns = [

@@ -31,7 +31,7 @@ from stoker.store.written import DatabaseNow
 from .claims import Claims
 from .flights import Flight, Flights
 from .leases import Adoption
-from .requests import Cancels, Pauses, Requests
+from .requests import ClusterRequests, Requests
 from .roster import Recall, Roster
 
 UNRECORDED_BYTES = 32 << 20
@@ -65,19 +65,21 @@ class Pusher:
         self.flights = Flights(self.board[place.LAST_DELIVERY])
         self.roster = Roster(self.plan, self.flights, self.board)
         self.recall = Recall(self.roster, self.flights, self.board)
-        self.pauses = Pauses(self.settings, self.flights, self.recall)
+        self.selector = selectors.DefaultSelector()
+        self.monitor = MonitorLine(self.selector, self.roster, self.settings.lease_seconds)
+        self.requests = Requests(
+            self.plan, self.flights, self.recall, self._say, self.monitor.pass_on
+        )
+        self.of_cluster = self.requests.of_cluster
         self.claims = Claims(
-            self.plan, self.broker, self.patience, self.flights, self.board, self.pauses
+            self.plan, self.broker, self.patience, self.flights, self.board, self.requests
         )
         self.roster.note_handed_out = self.claims.note_handed_out
         self.adoption = Adoption(self.flights, self.roster, self.recall, self.board)
-        self.requests = Requests(self.plan, self._say, self.recall.recall_all)
-        self.heartbeat = Heartbeat(self.plan, self.board, self.flights, self.roster, self.requests)
+        self.heartbeat = Heartbeat(
+            self.plan, self.board, self.flights, self.roster, self.of_cluster
+        )
         self.wake = self.broker.open_wake()
-        self.selector = selectors.DefaultSelector()
-        self.monitor = MonitorLine(self.selector, self.roster, self.settings.lease_seconds)
-        self.cancels = Cancels(self.settings, self.flights, self._say, self.monitor.pass_on)
-        self.claims.without_cancelled = partial(self.cancels.end_unstarted, self.patience)
         self.is_stopping = self.is_over = False
         self._has_said_stopped = self._has_said_drained = False
         self._wake_descriptor: int | None = None
@@ -108,10 +110,8 @@ class Pusher:
         if self.heartbeat.beat_if_due(self.of_store, is_stopping=self.is_stopping):
             self.claims.doubt()
         self.claims.clear_up_doubts()
-        self.cancels.look_if_due(self.of_store)
-        self.requests.look_if_due(self.of_store)
-        self.pauses.look_if_due(self.of_store)
         self._claim()
+        self.requests.look_if_due(self.of_store)
         self.claims.look_ahead()
         self._say_where_we_are()
         self.child.control.flush()
@@ -142,7 +142,7 @@ class Pusher:
         self.claims.tempo.hurry(closely=bool(len(self.flights)) or not self.wake.tells_all)
 
     def _may_claim(self) -> bool:
-        return not self.is_stopping and not self.requests.is_quiet
+        return not self.is_stopping and not self.of_cluster.is_quiet
 
     def _room(self) -> int:
         if self.flights.unrecorded_bytes > UNRECORDED_BYTES:
@@ -229,7 +229,8 @@ class Pusher:
         is_drained = is_empty and self.claims.found_nothing
         if self.plan.drain and is_drained and not self._has_said_drained:
             self._has_said_drained = True
-            self.pauses.tell_who_stays(self.of_store, self.plan.served_queues)
+            self.requests.look_if_due(self.of_store)
+            self.requests.pauses.tell_who_stays(self.plan.served_queues)
             self._say("drained")
 
     # -- workers ----------------------------------------------------------------------------------
@@ -312,9 +313,7 @@ class Pusher:
         of_store = [
             self.claims.leases.next_check,
             self.heartbeat.next_beat,
-            self.cancels.next_look(),
-            self.requests.next_look,
-            self.pauses.next_look(),
+            self.requests.next_look(),
         ]
         until = [self.flights.permits_end_at(), self.flights.keep_until()]
         if self._may_claim():
@@ -405,7 +404,12 @@ class Heartbeat:
     """Keeps the row of this cluster in the table of clusters up to date."""
 
     def __init__(
-        self, plan: Plan, board: Board, flights: Flights, roster: Roster, requests: Requests
+        self,
+        plan: Plan,
+        board: Board,
+        flights: Flights,
+        roster: Roster,
+        requests: ClusterRequests,
     ) -> None:
         self._plan = plan
         self._settings = plan.settings

@@ -4,13 +4,17 @@ change the workers, to end a job, or to pause a queue."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from django.db.models import QuerySet, TextField, Value
+from django.db.models.functions import Cast
 
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.pusher.roster import Recall
 from stoker.cluster.wire import Report
-from stoker.conf import Settings
 from stoker.jobs.outcomes import Cancelled, pack_outcome
 from stoker.models import Cancellation, Cluster, PausedQueue
 from stoker.signals import tell
@@ -18,23 +22,103 @@ from stoker.store.engines.sessions import Patience
 from stoker.store.prepared import Compiled
 from stoker.store.written import as_uuid
 
-REQUESTS_SECONDS = 0.9
-"""How often requests are read. Reading twice as often would cost an idle cluster 0.2 % of a core
-more."""
+LOOK_SECONDS = 0.5
+"""How often requests are read while this cluster has jobs."""
+IDLE_LOOK_SECONDS = 1.1
+"""How often requests are read while it has none. Each claim is followed by a read, so this is more
+than the usual ``POLL_SECONDS``: an idle cluster then wakes up once for both."""
 
 
 class Requests:
-    """Reads the requests of operators to this cluster: to stop, to take no more jobs, to have
-    another number of workers, or to replace some.
+    """Reads all requests with one statement, and has them carried out.
+
+    Args:
+        say: sends a message to the sentinel.
+        record: sends flights that have a report to the monitor.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        flights: Flights,
+        recall: Recall,
+        say: Callable[..., None],
+        record: Callable[[Sequence[Flight]], None],
+    ) -> None:
+        self.of_cluster = ClusterRequests(say, recall.recall_all)
+        self.cancels = Cancels(plan.settings.database, flights, say, record)
+        self.pauses = Pauses(flights, recall)
+        self._flights = flights
+        self._asked = Compiled(*_queries(plan))
+        self._look_at = 0.0
+        """The last read is too old from this time on, in monotonic seconds."""
+        self._has_claimed = False
+
+    def next_look(self) -> float:
+        """Return when to read requests next, in monotonic seconds."""
+        if self._has_claimed or len(self._flights) or self.pauses.queues:
+            return self._look_at
+        return self._look_at + IDLE_LOOK_SECONDS - LOOK_SECONDS
+
+    def look_if_due(self, patience: Patience) -> None:
+        """Read the requests if a read is due."""
+        if time.monotonic() >= self.next_look():
+            self._look(patience)
+
+    def look_after_claim(self) -> None:
+        """Read the requests soon after a claim, if the last read is too old."""
+        self._has_claimed = time.monotonic() >= self._look_at
+
+    def are_known(self, patience: Patience) -> bool:
+        """Return whether the requests were read recently enough to claim now."""
+        return time.monotonic() < self._look_at or self._look(patience)
+
+    def _look(self, patience: Patience) -> bool:
+        asked_at = time.monotonic()
+        answer = patience.call(self._asked.fetch)
+        if answer is None:
+            return False
+        self._look_at = asked_at + LOOK_SECONDS
+        self._has_claimed = False
+        of_kind: dict[int, list[tuple[Any, ...]]] = {CLUSTER: [], CANCELLATION: [], PAUSE: []}
+        for kind, *values in answer.value:
+            of_kind[kind].append(tuple(values))
+        self.of_cluster.carry_out(of_kind[CLUSTER])
+        self.cancels.carry_out({as_uuid(one): reason for one, _, reason in of_kind[CANCELLATION]})
+        self.pauses.carry_out(queue for queue, *_ in of_kind[PAUSE])
+        return True
+
+
+CLUSTER, CANCELLATION, PAUSE = range(3)
+"""What a row requests. It is the first column of the rows read; a text, a number and another text
+follow."""
+
+
+def _queries(plan: Plan) -> list[QuerySet[Any, Any]]:
+    """Return the queries for the requests to this cluster. All have the same columns."""
+    alias = plan.settings.database
+    own_row = Cluster.objects.using(alias).filter(pk=plan.cluster_id)
+    cancellations = Cancellation.objects.using(alias)
+    paused = PausedQueue.objects.using(alias)
+    return [
+        own_row.values_list(Value(CLUSTER), "request", "workers", "recycle"),
+        cancellations.values_list(
+            Value(CANCELLATION), Cast("job_id", TextField()), Value(0), "reason"
+        ),
+        paused.values_list(Value(PAUSE), "queue", Value(0), Value("")),
+    ]
+
+
+class ClusterRequests:
+    """Carries out the requests to this cluster: to stop, to take no more jobs, to have another
+    number of workers, or to replace some.
 
     Args:
         say: sends a message to the sentinel.
         recall: recalls the unstarted jobs from all workers.
     """
 
-    def __init__(self, plan: Plan, say: Callable[..., None], recall: Callable[[], None]) -> None:
-        own_row = Cluster.objects.using(plan.settings.database).filter(pk=plan.cluster_id)
-        self._asked = Compiled(own_row.values_list("request", "workers", "recycle"))
+    def __init__(self, say: Callable[..., None], recall: Callable[[], None]) -> None:
         self._say = say
         self._recall = recall
         self._has_said_stop = False
@@ -45,19 +129,13 @@ class Requests:
         """The workers that the sentinel was told to replace."""
         self.is_quiet = False
         """Whether no more jobs are to be claimed."""
-        self.next_look = 0.0
-        """When to read requests next, in monotonic seconds."""
 
-    def look_if_due(self, patience: Patience) -> None:
-        """Read the cluster's row and carry out its request. No row: no heartbeat was written
-        yet."""
-        if time.monotonic() < self.next_look:
+    def carry_out(self, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Carry out the requests in the cluster's row: ``request``, ``workers`` and ``recycle``. No
+        row: no heartbeat was written yet."""
+        if not rows:
             return
-        self.next_look = time.monotonic() + REQUESTS_SECONDS
-        answer = patience.call(self._asked.fetch)
-        if answer is None or not answer.value:
-            return
-        ((request, workers, recycle),) = answer.value
+        ((request, workers, recycle),) = rows
         self._be_quiet(request != Cluster.Request.NONE)
         if request == Cluster.Request.STOP and not self._has_said_stop:
             self._has_said_stop = True
@@ -85,7 +163,6 @@ class Requests:
                 self._recall()
 
 
-CANCELS_SECONDS = 0.5
 NO_WORKER = -1
 """Stands for the worker of a job that ends without one."""
 
@@ -94,37 +171,28 @@ class Cancels:
     """Ends jobs of this cluster that were cancelled, while they run or before they are released.
 
     Args:
+        alias: of the database with the requests.
         say: tells the sentinel.
         record: sends flights that have a report to the monitor.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        alias: str,
         flights: Flights,
         say: Callable[..., None],
         record: Callable[[Sequence[Flight]], None],
     ) -> None:
-        self._all = Cancellation.objects.using(settings.database)
-        self._requests = Compiled(self._all.values_list("job_id", "reason"))
+        self._requests = Cancellation.objects.using(alias)
         self._flights = flights
         self._say = say
         self._record = record
-        self._look_at = 0.0
 
-    def next_look(self) -> float:
-        """Return when to read cancellations next, in monotonic seconds."""
-        return self._look_at if len(self._flights) else float("inf")
-
-    def look_if_due(self, patience: Patience) -> None:
-        """Read the cancellations, and send them to the workers of the cancelled jobs."""
-        if time.monotonic() < self.next_look():
+    def carry_out(self, reasons: Mapping[UUID, str]) -> None:
+        """Cancel the jobs that workers of this cluster run. ``reasons`` is job id -> reason, of the
+        jobs of all clusters."""
+        if not reasons:
             return
-        self._look_at = time.monotonic() + CANCELS_SECONDS
-        answer = patience.call(self._requests.fetch)
-        if answer is None or not answer.value:
-            return
-        reasons = {as_uuid(job_id): reason for job_id, reason in answer.value}
         for flight in self._flights:
             reason = reasons.get(flight.delivery.job_id)
             if reason is not None:
@@ -143,7 +211,7 @@ class Cancels:
         cluster might start them at once. Return the other jobs, or no jobs if the requests cannot
         be read."""
         job_ids = [flight.delivery.job_id for flight in flights]
-        answer = patience.call(lambda: self._all.reasons_of(job_ids))
+        answer = patience.call(lambda: self._requests.reasons_of(job_ids))
         if answer is None:
             return []
         reasons = answer.value
@@ -168,18 +236,12 @@ def _is_known(flight: Flight) -> bool:
     return isinstance(flight.delivery.lease_id, int) or bool(flight.delivery.package)
 
 
-PAUSES_SECONDS = 0.5
-
-
 class Pauses:
     """The paused queues, as last read by this pusher."""
 
-    def __init__(self, settings: Settings, flights: Flights, recall: Recall) -> None:
-        self._paused = Compiled(PausedQueue.objects.using(settings.database).values_list("queue"))
+    def __init__(self, flights: Flights, recall: Recall) -> None:
         self._flights = flights
         self._recall = recall
-        self._look_at = 0.0
-        self._has_claimed = False
         self.on_resume: Callable[[], object] = lambda: None
         """Called when there may be more to claim."""
 
@@ -188,43 +250,18 @@ class Pauses:
         """The queues that were paused at the last read."""
         return self._flights.paused
 
-    def next_look(self) -> float:
-        """Return when to read the paused queues next, in monotonic seconds."""
-        is_watched = self._has_claimed or len(self._flights) or self.queues
-        return self._look_at if is_watched else float("inf")
-
-    def look_if_due(self, patience: Patience) -> None:
-        """Read the paused queues if a read is due, see ``next_look``."""
-        if time.monotonic() >= self.next_look():
-            self._look(patience)
-
-    def look_again(self) -> None:
-        """Read the paused queues soon after a claim, if the last read is too old."""
-        self._has_claimed = time.monotonic() >= self._look_at
-
-    def are_known(self, patience: Patience) -> bool:
-        """Return whether the paused queues were read recently enough to claim now."""
-        return time.monotonic() < self._look_at or self._look(patience)
-
-    def tell_who_stays(self, patience: Patience, served: Collection[str]) -> None:
-        """At the end of a drain, log the paused queues that still have jobs."""
-        self.look_if_due(patience)
-        if left := sorted(name for name in self.queues if not served or name in served):
-            tell("drained_but_paused", queues=", ".join(left))
-
-    def _look(self, patience: Patience) -> bool:
-        """Read the paused queues, and release their jobs that were claimed but not started."""
-        asked_at = time.monotonic()
-        answer = patience.call(self._paused.fetch)
-        if answer is None:
-            return False
-        self._look_at = asked_at + PAUSES_SECONDS
-        self._has_claimed = False
-        paused = frozenset(queue for (queue,) in answer.value)
+    def carry_out(self, queues: Iterable[str]) -> None:
+        """Note the queues that are paused now, and release their jobs that were claimed but not
+        started."""
+        paused = frozenset(queues)
         resumed, self._flights.paused = self.queues - paused, paused
         if resumed:
             self.on_resume()
         if paused:
             self._flights.release_paused()
             self._recall.recall_paused()
-        return True
+
+    def tell_who_stays(self, served: Collection[str]) -> None:
+        """At the end of a drain, log the paused queues that still have jobs."""
+        if left := sorted(name for name in self.queues if not served or name in served):
+            tell("drained_but_paused", queues=", ".join(left))
