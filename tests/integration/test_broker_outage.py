@@ -20,9 +20,10 @@ from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs import relay as outbox
 from stoker.jobs.cancel import sweep_requests
+from stoker.logs.lines import StoredLine, has_ended, pack_lines
 from stoker.management.screen.pages import views_of
 from stoker.management.screen.viewer import reading_of
-from stoker.models import Attempt, Cancellation, Job, Outgoing
+from stoker.models import Attempt, Cancellation, Job, LogChunk, Outgoing
 from stoker.operations.jobs import details_of
 from stoker.values.ids import new_job_id
 from stoker.why import Kind, why
@@ -150,6 +151,27 @@ def test_why_exits_with_2_for_a_job_that_only_the_broker_may_have(
         call_command("stoker", "why", str(new_job_id()))
     assert exited.value.code == 2
     call_command("stoker", "why", str(retried))
+
+
+def test_logs_of_a_job_are_shown(
+    redis: None, retried: UUID, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = pack_lines([StoredLine(0, "INFO", "orders", "no stock")])
+    LogChunk.objects.create(job_id=retried, attempt=1, lines=lines, keep_until=timezone.now())
+    call_command("stoker", "jobs", "logs", str(retried))
+    assert "orders: no stock" in capsys.readouterr().out
+
+
+def test_logs_of_a_job_without_lines_are_not_an_error(
+    redis: None, retried: UUID, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call_command("stoker", "jobs", "logs", str(retried))
+    assert capsys.readouterr().err.startswith("The broker does not answer: ")
+
+
+def test_job_that_only_the_broker_may_have_has_not_ended(redis: None) -> None:
+    """``stoker jobs logs --follow`` continues."""
+    assert not has_ended(settings_for(), new_job_id())
 
 
 class TestCancel:

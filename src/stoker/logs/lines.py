@@ -9,8 +9,10 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
+from stoker.brokers.outage import do_without_broker
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.states import JobState, progress_of_one
 from stoker.models import LogChunk
 from stoker.store.engines.sessions import explained
@@ -96,11 +98,20 @@ def log_page(settings: Settings, job_id: UUID, after: str = "", limit: int = 100
 
 def has_ended(settings: Settings, job_id: UUID) -> bool:
     """Return whether no more attempts of a job will follow. A job that is not known (any more)
-    counts as ended."""
-    try:
-        state = progress_of_one(settings, job_id).state
-    except TaskResultDoesNotExist:
-        return True
+    counts as ended, unless a broker that does not answer may have it.
+
+    Raises:
+        BrokerUnavailable, NotMigrated: the store cannot be read.
+    """
+    with do_without_broker() as outage:
+        try:
+            state = progress_of_one(settings, job_id).state
+        except TaskResultDoesNotExist:
+            return True
+        except BrokerUnavailable:
+            if outage.error is None:
+                raise
+            return False
     return state in (JobState.SUCCESSFUL, JobState.FAILED, JobState.CANCELLED)
 
 

@@ -401,7 +401,8 @@ class ShowLog(Subcommand):
         job_id = job_id_of(options["id"])
         page = log_page(settings, job_id, options["after"] or "", options["limit"])
         if not page.lines:
-            progress_of_one(settings, job_id)  # to refuse an unknown job
+            with self.without_broker():
+                progress_of_one(settings, job_id)  # to refuse an unknown job
         if options["follow"]:
             self._follow(settings, job_id, page, as_objects=options["json"])
             return ExitCode.DONE
