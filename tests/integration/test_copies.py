@@ -1,8 +1,11 @@
-"""`enqueue_many`: uses COPY on PostgreSQL, and writes the same rows as single enqueues."""
+"""`enqueue_many` of many jobs: COPY on PostgreSQL writes the same rows as single enqueues, and jobs
+for a broker are sealed in the same way."""
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import connection, transaction
@@ -19,6 +22,7 @@ from stoker.store.engines import engine_of
 from stoker.tasks.guards import Lock
 
 from tests.app.tasks import add, echo
+from tests.integration.fronted import fronted_broker, outside
 from tests.integration.work import work_off
 
 COUNT = 120
@@ -133,6 +137,33 @@ class TestTransactions:
             with pytest.raises(TransactionManagementError):
                 add.enqueue_many(CALLS)
         assert not Job.objects.exists()
+
+
+@pytest.mark.redis
+class TestBroker:
+    """Many jobs for a broker outside the database."""
+
+    @pytest.fixture(params=[False, True], ids=["directly", "through an outbox"])
+    def own(self, request: pytest.FixtureRequest) -> AbstractContextManager[Any]:
+        return transaction.atomic() if request.param else nullcontext()
+
+    def test_jobs_have_readable_packages(self, own: AbstractContextManager[Any]) -> None:
+        with fronted_broker() as broker:
+            with own:
+                results = add.using(priority=5).enqueue_many(iter(CALLS))
+            job_ids = [UUID(result.id) for result in results]
+            jobs = broker.jobs(job_ids)
+            sealer = sealer_for(settings_for())
+            opened = [sealer.open(jobs[job_id].package) for job_id in job_ids]
+            assert [package.args for package in opened] == [call[0] for call in CALLS]
+            assert {package.priority for package in opened} == {5}
+            assert results[3].state is JobState.READY
+
+    def test_refused_call_adds_no_jobs(self, own: AbstractContextManager[Any]) -> None:
+        with fronted_broker() as broker:
+            with own, pytest.raises(PackageTooLarge):
+                echo.enqueue_many([*CALLS_OF_ECHO, (("x" * 2_000_000,), {})])
+            assert outside(broker) == 0
 
 
 class TestResults:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, replace
 from functools import partial
-from itertools import islice
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 from uuid import UUID
 
 from django.db import DatabaseError, OperationalError, connections, transaction
@@ -25,6 +24,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.guards.sweep import look_after
 from stoker.guards.unique import KeyInMotion
+from stoker.models.job import Message
 from stoker.models.outbox import has_outbox
 from stoker.signals import pre_enqueue
 from stoker.store.copy import InCommon, copy_jobs
@@ -34,7 +34,7 @@ from stoker.store.transactions import after_commit, is_conflict
 from stoker.tasks.options import is_guarded
 from stoker.values import codec
 from stoker.values.codec import copied
-from stoker.values.ids import LINKED, new_job_numbers
+from stoker.values.ids import LINKED, id_of, new_job_numbers
 
 from . import relay as outbox
 from .intake import Newcomers
@@ -136,13 +136,28 @@ class Results(Sequence[Result[Any]]):
         return self._made[place]
 
 
-class Copies:
-    """The calls of one task, checked and copied, for insertion by COPY.
+class Sealed(NamedTuple):
+    """Jobs to store."""
+
+    messages: Sequence[Message]
+    results: Sequence[Result[Any]]
+    """What the caller gets, unless a job is a duplicate."""
+    newcomers: Sequence[Newcomer] = ()
+    """The calls, of a task whose jobs are not alike."""
+
+    @classmethod
+    def of(cls, newcomers: Sequence[Newcomer]) -> Sealed:
+        messages = [one.message for one in newcomers]
+        return cls(messages, [one.result for one in newcomers], newcomers)
+
+
+class AlikeCalls:
+    """The calls of one ``enqueue_many`` that need nothing but an insert.
 
     Args:
         calls: all calls; they are checked and copied here.
 
-    Raises: as ``Sealing.seal``; ``store`` may raise PackageTooLarge.
+    Raises: as ``Sealing.seal``; ``copy`` and ``sealed`` may raise PackageTooLarge.
     """
 
     def __init__(
@@ -157,6 +172,7 @@ class Copies:
         self._sealed: dict[int, bytes] = {}
         """Packages whose sealing may run code of the project. They are sealed before the connection
         is busy."""
+        self.results = Results(self._result, len(calls))
         for number, (args, kwargs) in zip(self._numbers, calls, strict=True):
             arguments, is_plain = snapshot(args, kwargs)
             refuse_wrong_arguments(task, *arguments)
@@ -164,12 +180,31 @@ class Copies:
             if not is_plain:
                 self._sealed[number] = self._alike.seal(number, arguments, is_plain=False)
 
-    def store(self) -> Results:
-        """Store the jobs in the open transaction."""
+    def copy(self) -> Results:
+        """Insert the jobs by COPY in the open transaction."""
         like = self._like
         common = InCommon(like.task, like.queue, like.priority, like.enqueued_at, self._run_after)
         copy_jobs(self._alias, self._rows(), common)
-        return Results(self._result, len(self._numbers))
+        return self.results
+
+    def sealed(self) -> Sealed:
+        """Seal all packages, to store the jobs in another way."""
+        like, stays_in_store = self._like, self._sealing.stays_in_store
+        messages = [
+            Message(
+                id_of(number),
+                like.task,
+                like.queue,
+                like.priority,
+                package,
+                self._run_after,
+                like.enqueued_at,
+                is_fresh=True,
+                stays_in_store=stays_in_store,
+            )
+            for number, package in self._rows()
+        ]
+        return Sealed(messages, self.results)
 
     def _rows(self) -> Iterable[tuple[int, bytes]]:
         seal, sealed = self._alike.seal, self._sealed
@@ -178,21 +213,22 @@ class Copies:
 
     def _result(self, place: int) -> Result[Any]:
         args, kwargs = self._arguments[place]
-        job_id = UUID(int=self._numbers[place])
+        job_id = id_of(self._numbers[place])
         package = replace(self._like, job_id=job_id, args=args, kwargs=kwargs)
         return self._sealing.result(package, self._run_after)
 
 
-def may_be_copied(settings: Settings, task: Any) -> bool:
-    """Return whether jobs of this task can be inserted by COPY: no guard or signal needs single
-    jobs, and serialising the arguments runs no code of the project."""
+def are_alike(settings: Settings, task: Any) -> bool:
+    """Return whether the packages of this task's jobs differ in ids and arguments only: no guard or
+    signal needs single jobs, and serialising plain arguments runs no code of the project."""
     return not (is_guarded(task) or pre_enqueue.receivers or settings.serializer == "pickle")
 
 
 AT_ONCE = 1000
 """Jobs per round trip."""
-WORTH_COPYING = 50
-"""Fewer jobs are inserted faster by one statement, because COPY needs several round trips."""
+MANY = 50
+"""Fewer calls are not sealed as alike. They are also inserted faster by one statement, because COPY
+needs several round trips."""
 TRIES = 10
 RETRY_SECONDS = 0.05
 
@@ -208,9 +244,9 @@ def enqueue(
     Raises: see ``Task.enqueue``.
     """
     intake = _Intake(settings, task)
-    batch = intake.sealing.seal([(args, kwargs)])
+    sealed = Sealed.of(intake.sealing.seal([(args, kwargs)]))
     with explained(settings.database):
-        (result,) = intake.send([batch], nullcontext)
+        (result,) = intake.send(sealed, nullcontext)
     return result
 
 
@@ -224,7 +260,7 @@ class Prepared:
         self, settings: Settings, task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]
     ) -> None:
         self.intake = _Intake(settings, task)
-        self.batch = self.intake.sealing.seal([(args, kwargs)])
+        self.sealed = Sealed.of(self.intake.sealing.seal([(args, kwargs)]))
 
 
 def enqueue_prepared(settings: Settings, calls: Sequence[Prepared]) -> list[Result[Any]]:
@@ -235,15 +271,15 @@ def enqueue_prepared(settings: Settings, calls: Sequence[Prepared]) -> list[Resu
     """
     results: list[Result[Any]] = []
     with explained(settings.database):
-        simple = {id(one) for one in calls if one.intake.is_simple(one.batch)}
-        messages = [one.batch[0].message for one in calls if id(one) in simple]
+        simple = {id(one) for one in calls if one.intake.is_simple(one.sealed)}
+        messages = [one.sealed.messages[0] for one in calls if id(one) in simple]
         if messages:
             broker_for(settings).enqueue(messages)
         for one in calls:
             if id(one) in simple:
-                results += one.intake.note_stored(one.batch)
+                results += one.intake.note_stored(one.sealed)
             else:
-                results += one.intake.send([one.batch], nullcontext)
+                results += one.intake.send(one.sealed, nullcontext)
     return results
 
 
@@ -252,19 +288,18 @@ def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> Sequen
 
     Raises: see ``Task.enqueue``.
     """
-    intake = _Intake(settings, task)
-    if intake.copies:
-        calls = list(calls)
-        if len(calls) >= WORTH_COPYING:
-            copies = Copies(settings, task, intake.sealing, calls)
+    intake, calls = _Intake(settings, task), list(calls)
+    own = partial(transaction.atomic, using=settings.database)
+    if len(calls) >= MANY and are_alike(settings, task):
+        alike = AlikeCalls(settings, task, intake.sealing, calls)
+        if intake.may_copy:
             with explained(settings.database):
-                return intake.store_copies(copies)
-    rest = iter(calls)
-    batches = []
-    while part := list(islice(rest, AT_ONCE)):
-        batches.append(intake.sealing.seal(part))
+                return intake.store(alike.copy, own)
+        sealed = alike.sealed()
+    else:
+        sealed = Sealed.of(intake.sealing.seal(calls))
     with explained(settings.database):
-        return intake.send(batches, partial(transaction.atomic, using=settings.database))
+        return intake.send(sealed, own)
 
 
 class _Intake:
@@ -288,86 +323,79 @@ class _Intake:
         self._refuse_atomic()
 
     @property
-    def copies(self) -> bool:
-        """Whether many jobs may be stored by COPY within the store's transaction."""
+    def may_copy(self) -> bool:
+        """Return whether many jobs may be stored by COPY within the store's transaction."""
         return (
             self._open_transaction in (None, self._alias)
-            and may_be_copied(self._settings, self.task)
             and self.broker.capabilities.transactional
             and engine_of(self._alias).takes_copies
         )
 
-    def store_copies(self, copies: Copies) -> Sequence[Result[Any]]:
-        """Store the copies in one transaction. See ``send``."""
-        results = self._store(copies.store, partial(transaction.atomic, using=self._alias))
-        self._announce(results)
-        return results
-
-    def is_simple(self, batch: Sequence[Newcomer]) -> bool:
+    def is_simple(self, sealed: Sealed) -> bool:
         """Return whether these jobs only have to be inserted into the store, in its open
         transaction."""
         is_inside = self._open_transaction == self._alias
-        joins = all(self.broker.joins(newcomer.message) for newcomer in batch)
-        return is_inside and joins and not self._is_unique
+        return is_inside and all(map(self.broker.joins, sealed.messages)) and not self._is_unique
 
-    def note_stored(self, batch: Sequence[Newcomer]) -> list[Result[Any]]:
+    def note_stored(self, sealed: Sealed) -> Sequence[Result[Any]]:
         """Announce jobs that were inserted in the open transaction."""
-        results = _own_results([batch])
         self._after_commit()
-        self._announce(results)
-        return results
+        self._announce(sealed.results)
+        return sealed.results
 
-    def send(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> list[Result[Any]]:
-        """Store the jobs, and announce them once they are visible.
+    def send(self, sealed: Sealed, own: Transaction) -> Sequence[Result[Any]]:
+        """Store the jobs, and announce them once they are visible. Return the caller's results.
 
         Args:
             own: opens a transaction for all of them.
         """
-        joining = {self.broker.joins(one.message) for batch in batches for one in batch}
+        joining = set(map(self.broker.joins, sealed.messages))
         self._is_inside = joining <= {True}
         opened = self._open_transaction
         if opened is not None and not (opened == self._alias and self._is_inside):
-            return self._put_off(opened, batches, own)
+            return self._put_off(opened, sealed, own)
         # some in the store, others in the broker: one commit decides about all
         if len(joining) > 1:
             with transaction.atomic(using=self._alias):
-                return self._put_off(self._alias, batches, own)
-        results = self._store(self._writing(batches), own if self._is_inside else nullcontext)
-        self._announce(results)
-        return results
+                return self._put_off(self._alias, sealed, own)
+        return self.store(partial(self._write, sealed), own if self._is_inside else nullcontext)
 
-    def _put_off(
-        self, alias: str, batches: Sequence[Sequence[Newcomer]], own: Transaction
-    ) -> list[Result[Any]]:
+    def _put_off(self, alias: str, sealed: Sealed, own: Transaction) -> Sequence[Result[Any]]:
         """Write the jobs to the outbox of a database with an open transaction. They are relayed
         when it commits."""
-        results = _own_results(batches)
         if has_outbox(alias):
-            for batch in batches:
-                outbox.put(self._settings, alias, batch)
-            after_commit(alias, partial(self._relay, alias, results))
+            claims = [one.claim for one in sealed.newcomers]
+            outbox.put(self._settings, alias, sealed.messages, claims)
+            after_commit(alias, partial(self._relay, alias, sealed))
         else:  # if the process dies between the commit and this call, the jobs are lost
-            transaction.on_commit(partial(self._store_late, batches, own), using=alias)
+            transaction.on_commit(partial(self._store_late, sealed, own), using=alias)
         if not self._is_unique:
-            self._announce(results)
-        return results
+            self._announce(sealed.results)
+        return sealed.results
 
-    def _relay(self, alias: str, results: Sequence[Result[Any]]) -> None:
+    def _relay(self, alias: str, sealed: Sealed) -> None:
         """Relay the jobs after the commit, and update the results that the caller holds."""
-        told = outbox.relay_these(self._settings, alias, [UUID(result.id) for result in results])
+        job_ids = [message.job_id for message in sealed.messages]
+        told = outbox.relay_these(self._settings, alias, job_ids)
         self.commitment.is_made = True
-        for given in results:
-            if UUID(given.id) in told:
-                _become(given, told[UUID(given.id)])
+        for job_id, given in zip(job_ids, sealed.results, strict=True) if told else ():
+            if job_id in told:
+                _become(given, told[job_id])
         if self._is_unique:
-            self._announce(results)
+            self._announce(sealed.results)
 
-    def _store_late(self, batches: Sequence[Sequence[Newcomer]], own: Transaction) -> None:
-        results = self._store(self._writing(batches), own)
-        for given, result in zip(_own_results(batches), results, strict=True):
-            _become(given, result)
+    def _store_late(self, sealed: Sealed, own: Transaction) -> None:
+        results = self._store(partial(self._write, sealed), own)
         if self._is_unique:
-            self._announce(results)
+            for given, result in zip(sealed.results, results, strict=True):
+                _become(given, result)
+            self._announce(sealed.results)
+
+    def store(self, write: Callable[[], AnyResults], own: Transaction) -> AnyResults:
+        """Store the jobs in one transaction, and announce them. See ``send``."""
+        results = self._store(write, own)
+        self._announce(results)
+        return results
 
     def _store(self, write: Callable[[], AnyResults], own: Transaction) -> AnyResults:
         """Store the jobs. Retry if the database aborted the transaction because of a conflict, and
@@ -387,16 +415,18 @@ class _Intake:
         self._after_commit()
         return results
 
-    def _writing(self, batches: Sequence[Sequence[Newcomer]]) -> Callable[[], list[Result[Any]]]:
-        return lambda: [one for batch in batches for one in self._store_batch(batch)]
-
-    def _store_batch(self, batch: Sequence[Newcomer]) -> Sequence[Result[Any]]:
-        if not self._is_unique:
-            self.broker.enqueue([newcomer.message for newcomer in batch])
-            return [newcomer.result for newcomer in batch]
-        results, neglected = Newcomers(self.sealing, batch).store()
-        self._neglected |= neglected
-        return results
+    def _write(self, sealed: Sealed) -> Sequence[Result[Any]]:
+        """Write the jobs in batches. Return the results, of duplicates those of the other jobs."""
+        results: list[Result[Any]] = []
+        for start in range(0, len(sealed.messages), AT_ONCE):
+            batch = slice(start, start + AT_ONCE)
+            if self._is_unique:
+                some, neglected = Newcomers(self.sealing, sealed.newcomers[batch]).store()
+                results += some
+                self._neglected |= neglected
+            else:
+                self.broker.enqueue(sealed.messages[batch])
+        return results if self._is_unique else sealed.results
 
     def _after_commit(self) -> None:
         if not self._is_inside:
@@ -449,10 +479,6 @@ class _Intake:
 def _become(given: Result[Any], result: Result[Any]) -> None:
     for one in fields(result):
         object.__setattr__(given, one.name, getattr(result, one.name))
-
-
-def _own_results(batches: Iterable[Iterable[Newcomer]]) -> list[Result[Any]]:
-    return [newcomer.result for batch in batches for newcomer in batch]
 
 
 def _open_transaction(store: str) -> str | None:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import zip_longest
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -30,6 +31,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, PackageError, StokerError, UnknownTask
 from stoker.guards.keys import UniqueClaim
 from stoker.guards.sweep import look_after
+from stoker.models.job import Message
 from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
@@ -52,9 +54,21 @@ PAUSE_PER_SECOND = 20.0
 _away_until: dict[str, float] = {}
 
 
-def put(settings: Settings, alias: str, newcomers: Iterable[Newcomer]) -> None:
-    """Insert jobs into the outbox of the database whose transaction is open."""
-    rows = [Outgoing.of_message(settings.alias, one.message, one.claim) for one in newcomers]
+def put(
+    settings: Settings,
+    alias: str,
+    messages: Iterable[Message],
+    claims: Iterable[UniqueClaim | None],
+) -> None:
+    """Insert jobs into the outbox of the database whose transaction is open.
+
+    Args:
+        claims: the unique keys of the jobs; empty = none has one.
+    """
+    rows = [
+        Outgoing.of_message(settings.alias, message, claim)
+        for message, claim in zip_longest(messages, claims)
+    ]
     Outgoing.objects.using(alias).bulk_create(rows, batch_size=AT_ONCE)
 
 

@@ -264,7 +264,7 @@ class Sealing:
         self._options = _checked(settings, task, backend)
         self._hooks = hooks_of(settings, task)
         is_unique = getattr(task, "unique", None) is not None
-        self._stays_in_store = is_unique or bool(getattr(task, "atomic", False))
+        self.stays_in_store = is_unique or bool(getattr(task, "atomic", False))
         """Whether the jobs must wait in the store: because of their unique key, or because atomic
         tasks need the store's transaction."""
 
@@ -330,7 +330,7 @@ class Sealing:
             package=self._sealer.seal(package),
             run_after=None if task.run_after is None else as_timestamp(task.run_after),
             needs=needs_of_step(task, args, signature.kwargs, receives),
-            stays_in_store=self._stays_in_store,
+            stays_in_store=self.stays_in_store,
         )
         return stored.write(message, getattr(task, "run_after_seconds", None))
 
@@ -443,7 +443,7 @@ class Sealing:
             enqueued_at=now,
             needs=needs,
             is_fresh=True,
-            stays_in_store=self._stays_in_store,
+            stays_in_store=self.stays_in_store,
         )
         return Newcomer(package, message, self.result(package, run_after), claim)
 
