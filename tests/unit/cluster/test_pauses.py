@@ -10,9 +10,10 @@ from stoker.brokers.contract import Delivery
 from stoker.brokers.memory import MemoryBroker
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.pusher.requests import IDLE_LOOK_SECONDS, LOOK_SECONDS, PAUSE, Requests
+from stoker.cluster.pusher.requests import CLUSTER, IDLE_LOOK_SECONDS, LOOK_SECONDS, PAUSE, Requests
 from stoker.cluster.pusher.roster import Recall
 from stoker.exceptions import BrokerUnavailable
+from stoker.models import Cluster
 from stoker.store.engines.sessions import Patience
 
 from tests.unit.cluster.parts import Clock
@@ -27,6 +28,7 @@ class Table:
 
     def __init__(self) -> None:
         self.paused: set[str] = set()
+        self.request = ""
         self.looks = 0
         self.is_away = False
 
@@ -34,7 +36,7 @@ class Table:
         self.looks += 1
         if self.is_away:
             raise BrokerUnavailable("away")
-        return [(PAUSE, queue, 0, "") for queue in self.paused]
+        return [(CLUSTER, self.request, 0, ""), *((PAUSE, queue, 0, "") for queue in self.paused)]
 
 
 @pytest.fixture
@@ -61,7 +63,7 @@ def test_claims_read_requests_at_most_twice_a_second(
     requests: Requests, patience: Patience, table: Table, clock: Clock
 ) -> None:
     for _ in range(100):
-        assert requests.are_known(patience)
+        assert requests.allow_claims(patience)
         clock.turn(LOOK_SECONDS / 10)
     assert table.looks == 10
 
@@ -91,14 +93,24 @@ def test_claim_that_sees_pauses_is_followed_by_one_read(
 def test_no_claim_is_made_while_requests_cannot_be_read(
     requests: Requests, patience: Patience, table: Table, clock: Clock
 ) -> None:
-    assert requests.are_known(patience)
+    assert requests.allow_claims(patience)
     table.is_away = True
     clock.turn(LOOK_SECONDS)
-    assert not requests.are_known(patience)
+    assert not requests.allow_claims(patience)
     table.is_away = False
-    assert not requests.are_known(patience), "it is too early to ask again"
+    assert not requests.allow_claims(patience), "it is too early to ask again"
     clock.turn(LOOK_SECONDS)
-    assert requests.are_known(patience)
+    assert requests.allow_claims(patience)
+
+
+def test_request_to_be_quiet_is_read_before_a_claim(
+    requests: Requests, patience: Patience, table: Table, clock: Clock
+) -> None:
+    table.request = Cluster.Request.QUIET
+    assert not requests.allow_claims(patience)
+    table.request = ""
+    clock.turn(LOOK_SECONDS)
+    assert requests.allow_claims(patience)
 
 
 def test_waiting_jobs_of_a_paused_queue_are_released(
@@ -119,7 +131,7 @@ def test_end_of_a_pause_calls_on_resume(
     told: list[str] = []
     requests.pauses.on_resume = lambda: told.append("resumed")
     table.paused = {"mail"}
-    assert requests.are_known(patience)
+    assert requests.allow_claims(patience)
     clock.turn(LOOK_SECONDS)
     requests.look_if_due(patience)
     assert requests.pauses.queues == {"mail"}
@@ -138,7 +150,7 @@ def test_paused_job_taken_back_from_a_worker_is_released(
     first, second = flights.send(0, 2)
     flights.take_back(second)
     table.paused = {"mail"}
-    assert requests.are_known(patience)
+    assert requests.allow_claims(patience)
     assert flights.to_release() == [second]
     assert first.is_open
     flights.take_back(first)

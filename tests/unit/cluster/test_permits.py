@@ -367,7 +367,7 @@ class NoRequests(Requests):
         super().__init__(plan, flights, recall, ignore, ignore)
         self.cancels = NoCancels("default", flights, ignore, ignore)
 
-    def are_known(self, patience: Patience) -> bool:
+    def allow_claims(self, patience: Patience) -> bool:
         return True
 
 

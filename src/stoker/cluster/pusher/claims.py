@@ -84,7 +84,7 @@ class Claims:
             self.tempo.hurry()
         if room <= 0 or self._patience.is_waiting or not self.tempo.is_due(is_hungry):
             return
-        if not self._broker.sees_pauses and not self._requests.are_known(self._patience):
+        if not self._broker.sees_pauses and not self._requests.allow_claims(self._patience):
             return
         limit, rated_limit = min(room, self._most), max(0, prompt_room())
         asked_at = lease_clock()

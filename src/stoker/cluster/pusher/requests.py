@@ -69,9 +69,11 @@ class Requests:
         """Read the requests soon after a claim, if the last read is too old."""
         self._has_claimed = time.monotonic() >= self._look_at
 
-    def are_known(self, patience: Patience) -> bool:
-        """Return whether the requests were read recently enough to claim now."""
-        return time.monotonic() < self._look_at or self._look(patience)
+    def allow_claims(self, patience: Patience) -> bool:
+        """Return whether to claim now: the requests were read recently, and the cluster was not
+        asked to take no more jobs."""
+        are_known = time.monotonic() < self._look_at or self._look(patience)
+        return are_known and not self.of_cluster.is_quiet
 
     def _look(self, patience: Patience) -> bool:
         asked_at = time.monotonic()
