@@ -137,7 +137,8 @@ class ClusterRequests:
         row: no heartbeat was written yet."""
         if not rows:
             return
-        ((request, workers, recycle),) = rows
+        ((request, number, recycle),) = rows
+        workers = None if number is None else int(number)  # MariaDB returns a Decimal
         self._be_quiet(request != Cluster.Request.NONE)
         if request == Cluster.Request.STOP and not self._has_said_stop:
             self._has_said_stop = True
