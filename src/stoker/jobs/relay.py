@@ -18,7 +18,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -35,6 +35,7 @@ from stoker.models.job import Message
 from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
+from stoker.store.prepared import Compiled
 from stoker.store.statements import deciding
 from stoker.tasks.registry import task_of
 
@@ -172,6 +173,11 @@ class Round(NamedTuple):
     """Job id -> result, for jobs with a unique key."""
 
 
+@cache
+def _first_row(alias: str) -> Compiled:
+    return Compiled(Outgoing.objects.using(alias).values_list("pk")[:1])
+
+
 class Relay:
     """Relays rows from the outbox of one database."""
 
@@ -187,9 +193,8 @@ class Relay:
             BrokerUnavailable: the rows stay in the outbox. If the broker has accepted the jobs,
             relaying them again has no effect there.
         """
-        outgoing = Outgoing.objects.using(self._alias)
         connection = connections[self._alias]
-        if not connection.in_atomic_block and not outgoing.exists():
+        if not connection.in_atomic_block and not _first_row(self._alias).fetch():
             # without a transaction, because SQLite allows only one writer at a time
             return Round(0, {})
         told: dict[UUID, Result[Any]] = {}
