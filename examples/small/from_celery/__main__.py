@@ -24,7 +24,7 @@ def main() -> None:
         time.sleep(0.2)  # a receipt that is retried, and one that waits
         receipt.refresh()
         payment.refresh()
-        if payment.attempts == 1:
+        if payment.attempts:  # a busy machine may have made more than one
             Payment.objects.get_or_create(customer="alice")
     print(f"price: {price.wait(60)}")  # was: price.get(timeout=60)
     print(f"receipt: {receipt.wait(60)}")
