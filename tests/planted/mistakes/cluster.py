@@ -55,6 +55,30 @@ MISTAKES = (
         needs_cluster=True,
     ),
     Mistake(
+        "a cluster claims once more after it has read that it is to be quiet",
+        [
+            Change(
+                "cluster.pusher.requests:Requests.allow_claims",
+                drop_operand(
+                    "are_known and not self.of_cluster.is_quiet",
+                    "not self.of_cluster.is_quiet",
+                ),
+            )
+        ],
+        "tests/unit/cluster/test_pauses.py",
+        "quiet",
+    ),
+    Mistake(
+        "requests to cancel jobs are read and not carried out",
+        [
+            Change(
+                "cluster.pusher.requests:Requests._look",
+                drop("self.cancels.carry_out(...)"),
+            )
+        ],
+        "tests/lifecycle/test_operator_requests.py",
+    ),
+    Mistake(
         "prefetched jobs of a paused queue are sent to workers again",
         [
             Change(
