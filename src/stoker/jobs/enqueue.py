@@ -141,7 +141,7 @@ class Sealed(NamedTuple):
 
     messages: Sequence[Message]
     results: Sequence[Result[Any]]
-    """What the caller gets, unless a job is a duplicate."""
+    """The results for the caller. A duplicate gets the result of the existing job instead."""
     newcomers: Sequence[Newcomer] = ()
     """The calls, of a task whose jobs are not alike."""
 
@@ -227,8 +227,8 @@ def are_alike(settings: Settings, task: Any) -> bool:
 AT_ONCE = 1000
 """Jobs per round trip."""
 MANY = 50
-"""Fewer calls are not sealed as alike. They are also inserted faster by one statement, because COPY
-needs several round trips."""
+"""Fewer calls are sealed one by one, and inserted by one statement: COPY needs several round
+trips."""
 TRIES = 10
 RETRY_SECONDS = 0.05
 

@@ -92,8 +92,8 @@ class Requests:
 
 
 CLUSTER, CANCELLATION, PAUSE = range(3)
-"""What a row requests. It is the first column of the rows read; a text, a number and another text
-follow."""
+"""Values of the first column of the rows that are read: the kind of request. The other three
+columns are a text, a number and a text."""
 
 
 def _queries(plan: Plan) -> list[QuerySet[Any, Any]]:
