@@ -6,10 +6,11 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import pytest
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, transaction
 
 from stoker import Lock, Unique
 from stoker.brokers.adapters import broker_for
@@ -425,6 +426,42 @@ def test_enqueue_inside_the_callers_transaction_is_not_retried_after_a_deadlock(
         run("enqueue")
     assert len(failures) == 1
     assert not UniqueKey.objects.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+def test_cancel_is_repeated_if_it_is_the_victim_of_a_deadlock_of_others(
+    one: Session, other: Session
+) -> None:
+    """It is first in the queue for a row, so that another transaction waits for it."""
+    job = echo.enqueue(1)
+    with session() as third:
+        # PostgreSQL ends the transaction that looks for a deadlock first.
+        for each, seconds in ((third, 1), (other, 4), (one, 60)):
+            each.do(partial(run_sql, f"SET deadlock_timeout = '{seconds}s'"))
+        row = f"SELECT 1 FROM stoker_ready WHERE job_id = '{job.id}' FOR UPDATE"
+        take_row = partial(run_sql, row)
+        take_other = partial(run_sql, "SELECT pg_advisory_xact_lock(1)")
+        one.begin()
+        one.do(take_row)
+        cancelled = third.start(job.cancel)
+        wait_until_waiting(1)
+        other.begin()
+        other.do(take_other)
+        lost = other.start(take_row)
+        wait_until_waiting(2)
+        won = one.start(take_other)
+        assert lost.exception(PATIENCE_SECONDS)
+        other.roll_back()
+        won.result(PATIENCE_SECONDS)
+        one.commit()
+        assert cancelled.result(PATIENCE_SECONDS)
+    assert Job.objects.get().status == Job.Status.CANCELLED
+
+
+def run_sql(statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
 
 
 def fail_at_first(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:

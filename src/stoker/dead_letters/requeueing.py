@@ -11,8 +11,6 @@ was read, its UPDATE changes nothing and the transaction is rolled back.
 
 from __future__ import annotations
 
-import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -43,7 +41,7 @@ from stoker.models import DeadLetter, Job, Note, Requeue, UniqueKey
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import with_keys
-from stoker.store.transactions import after_commit, is_conflict
+from stoker.store.transactions import TRIES, after_commit, is_conflict, pause_before_retry
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import following_job_id
 from stoker.values.text import first_line_of, stored_text
@@ -51,9 +49,6 @@ from stoker.workflows.follow import reopen, transaction_for
 
 from .entries import key_of
 from .policy import policy_of
-
-TRIES = 10
-RETRY_SECONDS = 0.05
 
 
 class LetterFate(Enum):
@@ -153,7 +148,7 @@ def repeated(
         except (BrokerUnavailable, OperationalError) as error:
             if not (tries_left and is_ours and is_conflict(error)):
                 raise
-        time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
+        pause_before_retry()
     raise AssertionError("the loop returns or raises")
 
 

@@ -26,7 +26,7 @@ from stoker.exceptions import BrokerUnavailable
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import lock_by_key
-from stoker.store.transactions import after_commit, is_in_transaction
+from stoker.store.transactions import after_commit, is_in_transaction, repeat_if_aborted
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
 
@@ -248,12 +248,21 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
         unstored: the job as an unsaved row, for brokers that store no row at enqueue.
         reason: at most 255 characters are kept.
     """
+    alias, cancel_once = settings.database, partial(_cancel_waiting, settings, unstored, reason)
+    with suppress(_NotWaitingError), explained(alias):
+        repeat_if_aborted(alias, cancel_once)
+        return True
+    return False
+
+
+def _cancel_waiting(settings: Settings, unstored: Job, reason: str) -> None:
+    """See ``cancel_waiting``.
+
+    Raises:
+        _NotWaitingError: the job does not wait.
+    """
     alias, broker = settings.database, broker_for(settings)
-    with (
-        suppress(_NotWaitingError),
-        explained(alias),
-        transaction_for(alias, [unstored.pk]),
-    ):
+    with transaction_for(alias, [unstored.pk]):
         if _forgets_withdrawn(broker):  # upkeep waits for the lock on this row
             Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
             if not _is_unended(alias, unstored.pk):
@@ -264,8 +273,6 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
             Job.objects.using(alias).bulk_create([unstored], ignore_conflicts=True)
             Cancellation.objects.using(alias).filter(pk=unstored.pk).delete()
         record_cancelled(settings, [unstored.pk], reason)
-        return True
-    return False
 
 
 def _cancel_outgoing(

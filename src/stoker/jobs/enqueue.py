@@ -7,8 +7,6 @@ written once. The bytes are the same as those of ``Sealer.seal``.
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import fields, replace
@@ -30,7 +28,7 @@ from stoker.signals import pre_enqueue
 from stoker.store.copy import InCommon, copy_jobs
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
-from stoker.store.transactions import after_commit, is_conflict
+from stoker.store.transactions import TRIES, after_commit, is_conflict, pause_before_retry
 from stoker.tasks.options import is_guarded
 from stoker.values import codec
 from stoker.values.codec import copied
@@ -229,8 +227,6 @@ AT_ONCE = 1000
 MANY = 50
 """Fewer calls are sealed one by one, and inserted by one statement: COPY needs several round
 trips."""
-TRIES = 10
-RETRY_SECONDS = 0.05
 
 AnyResults = TypeVar("AnyResults", bound=Sequence[Result[Any]])
 Transaction = Callable[[], AbstractContextManager[Any]]
@@ -409,7 +405,7 @@ class _Intake:
                 may_succeed = is_conflict(error) or isinstance(error, KeyInMotion)
                 if not (tries_left and is_ours and may_succeed):
                     raise
-                time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to spread the retries
+                pause_before_retry()
             else:
                 break
         self._after_commit()

@@ -6,7 +6,6 @@ processed twice.
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,7 +32,7 @@ from stoker.models import BulkItem, BulkOperation, DeadLetter, Job, Step, Workfl
 from stoker.store.counting import Number
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
-from stoker.store.transactions import is_conflict
+from stoker.store.transactions import repeat_if_aborted
 from stoker.tasks.arguments import HIDDEN, changed_call, names_hidden, shown_arguments
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.marks import project_moment
@@ -52,8 +51,6 @@ SOME_IDS = 1_000
 COUNTED = 10_000
 COUNTED_READS = 2
 """Maximum number of reads to count the targets, if the database cannot count them itself."""
-TRIES = 10
-RETRY_SECONDS = 0.05
 KEPT = timedelta(days=90)
 FORGOTTEN_AT_ONCE = 1_000
 
@@ -288,19 +285,16 @@ def _letters(settings: Settings, row: BulkOperation) -> Search:
 def _process(settings: Settings, row: BulkOperation, batch: Sequence[Target]) -> bool:
     """Process a batch exactly once. Return False if the operation was paused or another process
     has moved its cursor."""
-    for tries_left in reversed(range(TRIES)):
-        try:
-            return _commit(settings, row, batch, partial(_act, settings, row))
-        except (BrokerUnavailable, OperationalError) as error:
-            if not (tries_left and is_conflict(error)):
-                raise
-            time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
-        except Exception as error:  # noqa: BLE001 - one bad target must not hold up the others
-            if len(batch) > 1:
-                return all(_process(settings, row, [one]) for one in batch)
-            refusal = TargetOutcome(f"{type(error).__name__}: {first_line_of(error)}")
-            return _commit(settings, row, batch, partial(_refuse_all, refusal))
-    raise AssertionError("the loop returns or raises")
+    act = partial(_act, settings, row)
+    try:
+        return repeat_if_aborted(settings.database, partial(_commit, settings, row, batch, act))
+    except (BrokerUnavailable, OperationalError):
+        raise
+    except Exception as error:  # noqa: BLE001 - one bad target must not hold up the others
+        if len(batch) > 1:
+            return all(_process(settings, row, [one]) for one in batch)
+        refusal = TargetOutcome(f"{type(error).__name__}: {first_line_of(error)}")
+        return _commit(settings, row, batch, partial(_refuse_all, refusal))
 
 
 def _commit(

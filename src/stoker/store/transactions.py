@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
+
+from stoker.exceptions import BrokerUnavailable
+
+T = TypeVar("T")
+
+TRIES = 10
+"""Maximum number of tries of a transaction of ours that conflicts with others."""
+RETRY_SECONDS = 0.05
+"""Maximum pause before such a transaction is repeated."""
 
 POSTGRES = {"40001", "40P01"}
 """Codes of conflicts: serialization_failure, deadlock_detected."""
@@ -26,6 +37,25 @@ def is_conflict(error: BaseException | None) -> bool:
     """Return whether the error, or one of its causes, is a conflict between transactions. The
     transaction may succeed if it is repeated."""
     return _has_code(error, POSTGRES, MYSQL)
+
+
+def repeat_if_aborted(alias: str, call: Callable[[], T]) -> T:
+    """Call a function that makes one transaction. Repeat it if the database aborted the transaction
+    because of a conflict, unless the function was called in an open transaction."""
+    is_ours = not connections[alias].in_atomic_block
+    for tries_left in reversed(range(TRIES)):
+        try:
+            return call()
+        except (BrokerUnavailable, OperationalError) as error:
+            if not (tries_left and is_ours and is_conflict(error)):
+                raise
+        pause_before_retry()
+    raise AssertionError("the loop returns or raises")
+
+
+def pause_before_retry() -> None:
+    """Wait for a random time, so that transactions that conflicted are not repeated at once."""
+    time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - no secret
 
 
 def is_locked_out(error: BaseException | None) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace as changed
@@ -10,15 +9,14 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from django.db import OperationalError, connections
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
-from stoker.dead_letters.requeueing import RETRY_SECONDS, TRIES, LetterFate, Wish, requeue_together
-from stoker.exceptions import BrokerUnavailable, StokerError, WorkflowNotFound
+from stoker.dead_letters.requeueing import LetterFate, Wish, requeue_together
+from stoker.exceptions import StokerError, WorkflowNotFound
 from stoker.jobs.cancel import cancel as cancel_job
 from stoker.jobs.cancel import unstored_step
 from stoker.jobs.package import sealer_for
@@ -28,7 +26,7 @@ from stoker.models.job import Message
 from stoker.models.step import GROUPS
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
-from stoker.store.transactions import is_conflict
+from stoker.store.transactions import repeat_if_aborted
 from stoker.tasks.registry import task_of
 from stoker.values.ids import following_job_id
 from stoker.values.text import first_line_of
@@ -138,16 +136,12 @@ def _retry_batch(
 ) -> tuple[list[StepOutcome], int]:
     """Retry steps in one transaction. Repeat it if it conflicts with another one."""
     alias = settings.database
-    is_ours = not connections[alias].in_atomic_block
-    for tries_left in reversed(range(TRIES)):
-        try:
-            with deciding(alias):
-                return retry_together(settings, workflow_id, step_ids, wish)
-        except (BrokerUnavailable, OperationalError) as error:
-            if not (tries_left and is_ours and is_conflict(error)):
-                raise
-        time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - to get out of step
-    raise AssertionError("the loop returns or raises")
+
+    def retry() -> tuple[list[StepOutcome], int]:
+        with deciding(alias):
+            return retry_together(settings, workflow_id, step_ids, wish)
+
+    return repeat_if_aborted(alias, retry)
 
 
 def _refusal(alias: str, step: Step) -> str:

@@ -18,7 +18,7 @@ from stoker.models import Attempt, Job, Step, Workflow
 from stoker.models.job import JobColumns
 from stoker.store.engines import engine_of
 from stoker.store.statements import deciding, update_by_key, with_keys
-from stoker.store.transactions import after_commit
+from stoker.store.transactions import after_commit, repeat_if_aborted
 from stoker.values.ids import is_linked, is_step
 
 from .advance import REASON, Advance
@@ -157,10 +157,14 @@ def end_waiting(settings: Settings, job_ids: Collection[UUID], reason: str) -> s
     broker = broker_for(settings).store
     if broker is None:
         return set()  # there is no row of such a job to say how it ended
-    with transaction_for(settings.database, job_ids):
-        gone = broker.withdraw(list(job_ids))
-        record_cancelled(settings, gone, reason)
-    return gone
+
+    def end() -> set[UUID]:
+        with transaction_for(settings.database, job_ids):
+            gone = broker.withdraw(list(job_ids))
+            record_cancelled(settings, gone, reason)
+        return gone
+
+    return repeat_if_aborted(settings.database, end)
 
 
 def record_cancelled(settings: Settings, job_ids: Collection[UUID], reason: str) -> None:

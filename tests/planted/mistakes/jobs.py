@@ -545,7 +545,7 @@ MISTAKES = (
     ),
     Mistake(
         "a cancelled job goes on waiting in the broker",
-        [Change("jobs.cancel:cancel_waiting", replace("broker.withdraw([unstored.pk])", "True"))],
+        [Change("jobs.cancel:_cancel_waiting", replace("broker.withdraw([unstored.pk])", "True"))],
         "tests/integration/test_results.py",
         "job_waiting_for_retry_is_cancelled or ready_job_is_cancelled_at_once",
     ),
