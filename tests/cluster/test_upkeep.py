@@ -163,6 +163,7 @@ def test_failing_step_stops_neither_the_others_nor_the_cluster(
 ) -> None:
     finished(1, days_ago=10)
     upkeep = upkeep_with()
+    cluster_row("elsewhere", 0)
 
     def fail() -> None:
         raise error
@@ -175,6 +176,19 @@ def test_failing_step_stops_neither_the_others_nor_the_cluster(
     upkeep.run()
     assert not Job.objects.exists()
     assert len([name for name, _ in told if name == "upkeep_failed"]) == 3
+
+
+def test_upkeep_without_work_sends_one_short_statement_for_each_kind_of_work() -> None:
+    upkeep = upkeep_with()
+    upkeep.clean_up_at_start()
+    upkeep.run()  # the next runs skip the steps that found nothing in this one
+    with CaptureQueriesContext(connection) as captured:
+        upkeep.run()
+    sent = [one["sql"] for one in captured if "SAVEPOINT" not in one["sql"]]
+    looks = [sql for sql in sent if sql.endswith("LIMIT 1")]
+    assert len(looks) == 5, looks
+    lease_clock_and_rescue = 3
+    assert len(sent) == len(looks) + lease_clock_and_rescue, sent
 
 
 @pytest.mark.parametrize("error", [None, BrokerUnavailable("away")])

@@ -13,6 +13,7 @@ from stoker.conf import Settings
 from stoker.models import DeadLetter, Job
 from stoker.models.dead_letter import CLOSED
 from stoker.signals import tell
+from stoker.store.prepared import any_of
 
 from .closing import purge_past
 from .requeueing import requeue_due
@@ -35,12 +36,13 @@ class DeadLetterSweep:
         self._alias = settings.database
         self._beat = beat
         self._letters = DeadLetter.objects.using(self._alias)
+        self._any_due = any_of(self._letters.due())
         self._reopen_at = 0.0
 
     def sweep(self) -> int:
         """Requeue due dead letters, and once a minute reopen those without a job. Return the number
         of requeues."""
-        requeued = self._requeue()
+        requeued = self._requeue() if self._any_due.fetch() else 0
         now = time.monotonic()
         if now >= self._reopen_at:
             self._reopen()

@@ -12,7 +12,9 @@ from typing import Any
 
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
+from stoker.models import GuardKey
 from stoker.signals import tell
+from stoker.store.prepared import any_of
 
 from . import sweep as guard_upkeep
 
@@ -36,6 +38,7 @@ class GuardSweep:
         self._broker = broker
         self._beat = beat
         self._all_at = 0.0
+        self._any_line = any_of(GuardKey.objects.using(self._alias).filter(has_line=True))
 
     def sweep(self) -> int:
         """Repair all keys with blocked jobs, and once an hour all keys, needs and waits.
@@ -44,9 +47,11 @@ class GuardSweep:
         """
         if not self._broker.capabilities.guards:
             return 0
-        freed = self._look_through(
-            lambda after: guard_upkeep.sweep_keys(self._alias, after, AT_ONCE, only_lines=True)
-        )
+        freed = 0
+        if self._any_line.fetch():
+            freed = self._look_through(
+                lambda after: guard_upkeep.sweep_keys(self._alias, after, AT_ONCE, only_lines=True)
+            )
         if time.monotonic() >= self._all_at:
             self._look_through(lambda after: guard_upkeep.forget_needs(self._alias, after, AT_ONCE))
             freed += self._look_through(

@@ -35,7 +35,7 @@ from stoker.models.job import Message
 from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
-from stoker.store.prepared import Compiled
+from stoker.store.prepared import Compiled, any_of
 from stoker.store.statements import deciding
 from stoker.tasks.registry import task_of
 
@@ -175,7 +175,7 @@ class Round(NamedTuple):
 
 @cache
 def _first_row(alias: str) -> Compiled:
-    return Compiled(Outgoing.objects.using(alias).values_list("pk")[:1])
+    return any_of(Outgoing.objects.using(alias))
 
 
 class Relay:

@@ -333,3 +333,8 @@ class Compiled:
             for number, (part, _) in enumerate(parts)
         )
         return text, tuple(chain.from_iterable(parameters for _, parameters in parts))
+
+
+def any_of(rows: models.QuerySet[Any, Any]) -> Compiled:
+    """Return a query for the key of one of these rows. It finds none if there are no rows."""
+    return Compiled(rows.values_list("pk")[:1])

@@ -16,6 +16,7 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.models import Job, Step, Workflow
 from stoker.signals import tell
+from stoker.store.prepared import any_of
 from stoker.store.statements import deciding, update_by_key
 
 from .deliver import Ended
@@ -41,6 +42,8 @@ class WorkflowSweep:
         self._beat = beat
         self._steps = Step.objects.using(self._alias)
         self._workflows = Workflow.objects.using(self._alias)
+        self._enqueued = self._steps.filter(state=Step.State.ENQUEUED)
+        self._any_enqueued = any_of(self._enqueued)
         self._after: UUID | None = None
 
     def tidy(self) -> int:
@@ -52,12 +55,11 @@ class WorkflowSweep:
 
         Each call checks the next page of steps with jobs.
         """
-        enqueued = self._steps.filter(state=Step.State.ENQUEUED).order_by("pk")
-        later = enqueued if self._after is None else enqueued.filter(pk__gt=self._after)
-        page = list(later.defer("value")[:AT_ONCE])
-        self._after = page[-1].pk if len(page) == AT_ONCE else None
-        if not page:
+        if not self._any_enqueued.fetch():
             return 0
+        later = self._enqueued if self._after is None else self._enqueued.filter(pk__gt=self._after)
+        page = list(later.order_by("pk").defer("value")[:AT_ONCE])
+        self._after = page[-1].pk if len(page) == AT_ONCE else None
         ended = self._ended([step.job_id for step in page if step.job_id is not None])
         if ended:
             with deciding(self._alias):
@@ -70,7 +72,7 @@ class WorkflowSweep:
     def _still_missed(self, page: Sequence[Step], ended: Sequence[Ended]) -> list[Ended]:
         """Leave out the jobs that another process has recorded since the page was read."""
         self._workflows.lock({step.workflow_id for step in page})
-        enqueued = self._steps.filter(pk__in=[step.pk for step in page], state=Step.State.ENQUEUED)
+        enqueued = self._enqueued.filter(pk__in=[step.pk for step in page])
         missed = set(enqueued.values_list("job_id", flat=True))
         return [one for one in ended if one.job_id in missed]
 

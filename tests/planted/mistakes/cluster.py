@@ -411,8 +411,11 @@ MISTAKES = (
         "a cluster buries itself",
         [
             Change(
-                "cluster.scheduler.upkeep:Upkeep.bury_silent_clusters",
-                replace("silent.exclude(pk=self._plan.cluster_id)", "silent.all()"),
+                "cluster.scheduler.upkeep:Upkeep.__init__",
+                replace(
+                    "Cluster.objects.using(self._alias).exclude(pk=plan.cluster_id)",
+                    "Cluster.objects.using(self._alias)",
+                ),
             )
         ],
         "tests/cluster/test_upkeep.py",

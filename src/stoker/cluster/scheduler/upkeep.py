@@ -58,7 +58,7 @@ from stoker.operations.bulk_walk import forget_old, go_on
 from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.locked_jobs import locked_jobs
-from stoker.store.prepared import Compiled
+from stoker.store.prepared import any_of
 from stoker.store.transactions import is_locked_out
 from stoker.store.written import MICROSECONDS, database_now_us, moment
 from stoker.workflows.sweep import WorkflowSweep
@@ -147,7 +147,10 @@ class Upkeep:
         self._history = History(settings, beat)
         self._tallies = Tallies(settings)
         running = BulkOperation.objects.using(self._alias).filter(state=BulkOperation.State.RUNNING)
-        self._running_in_bulk = Compiled(running.values_list("pk")[:1])
+        self._running_in_bulk = any_of(running)
+        self._others = Cluster.objects.using(self._alias).exclude(pk=plan.cluster_id)
+        self._any_other = any_of(self._others)
+        self._any_request = any_of(Cancellation.objects.using(self._alias))
         self._rests: dict[str, int] = {}
         """Step -> number of runs that still skip it."""
         self.leftovers = Leftovers(self._alias, beat)
@@ -165,10 +168,12 @@ class Upkeep:
         """Run all due steps, if this cluster holds the upkeep lease."""
         self._holds_lease = bool(self._step("lease", self._take_lease))
         if self._holds_lease:
-            self._step("clusters", self.bury_clusters_of_this_host)
-            self._step("silent clusters", self.bury_silent_clusters)
+            if self._step("clusters", self._any_other.fetch):
+                self._step("clusters", self.bury_clusters_of_this_host)
+                self._step("silent clusters", self.bury_silent_clusters)
             self._step("rescue", self.rescue)
-            self._step("cancellations", lambda: sweep_requests(self._settings))
+            if self._step("cancellations", self._any_request.fetch):
+                self._step("cancellations", lambda: sweep_requests(self._settings))
             self._step("guards", self._guards.sweep)
             self._step("dead letters", self._dead_letters.sweep)
             self._step("workflows", self._workflows.go_on)
@@ -229,8 +234,7 @@ class Upkeep:
     def bury_clusters_of_this_host(self) -> int:
         """Remove clusters on this host that have no process left, as their board shows."""
         freed = 0
-        others = Cluster.objects.using(self._alias).filter(host=self._plan.host)
-        for cluster in others.exclude(pk=self._plan.cluster_id):
+        for cluster in self._others.filter(host=self._plan.host):
             board = self._board_of(cluster)
             if board is not None:
                 freed += self._bury(Grave(cluster, board))
@@ -259,9 +263,8 @@ class Upkeep:
         failed."""
         if not self._clock.can_be_trusted():
             return 0
-        silent = Cluster.objects.using(self._alias).silent_for(self._settings.lease_seconds)
-        others = silent.exclude(pk=self._plan.cluster_id)
-        return sum(self._bury(Grave(cluster, self._board_of(cluster))) for cluster in others)
+        silent = self._others.silent_for(self._settings.lease_seconds)
+        return sum(self._bury(Grave(cluster, self._board_of(cluster))) for cluster in silent)
 
     def _bury(self, grave: Grave) -> int:
         """Free the jobs of a dead cluster, and delete its row and board.
@@ -328,12 +331,8 @@ class Upkeep:
         while deliveries := self._broker.claim_expired(request):
             now = time.time()
             kept = self._broker.kept([one.job_id for one in deliveries])
-            self._finish(
-                [
-                    Attempted(one, self._lost(one, one.job_id in kept), "", None, now)
-                    for one in deliveries
-                ]
-            )
+            lost = [(one, self._lost(one, one.job_id in kept)) for one in deliveries]
+            self._finish([Attempted(one, outcome, "", None, now) for one, outcome in lost])
             rescued += len(deliveries)
             self._beat()
         self._rescued_at = began_at
