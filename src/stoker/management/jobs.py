@@ -368,9 +368,8 @@ class ChangeJobs(_ChangeJobs):
 class ShowLog(Subcommand):
     """Show what a job logged and printed.
 
-    Show what a job logged and printed, attempt by attempt. Lines are kept only if the setting
-    LOGS is set. A line says when it was written, its level, its logger (stdout or stderr if it
-    was printed) and its text.
+    Lines are shown attempt by attempt, and kept only if the setting LOGS is set. A line says when
+    it was written, its level, its logger (stdout or stderr if it was printed) and its text.
 
     --follow continues to show new lines, with a delay of up to two seconds, until the job has
     ended.

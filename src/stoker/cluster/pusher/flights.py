@@ -130,9 +130,9 @@ class Flights:
         return self._send(self.permitted, worker, count)
 
     def _send(self, waiting: deque[Flight], worker: int, count: int) -> list[Flight]:
-        """Send the first ``count`` of these flights to a worker. Each delivery number that a worker
-        gets is higher than the ones before. So if it has started a number, it has started all lower
-        ones. Flights that a flight with a permit has overtaken get new numbers."""
+        """Send the first ``count`` of these flights to a worker. The numbers that it gets increase:
+        if it has started one, it has started all lower ones. So flights that a flight with a permit
+        has overtaken get new numbers."""
         chosen = [waiting.popleft() for _ in range(min(count, len(waiting)))]
         if chosen:
             if chosen[0].number < self._sent_through.get(worker, 0):

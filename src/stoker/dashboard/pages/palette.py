@@ -29,7 +29,7 @@ LONGEST_QUERY = 200
 
 
 class PaletteEntry(NamedTuple):
-    """Something to go to."""
+    """A link that the palette offers: to a page, or to one job, task, queue or other thing."""
 
     kind: str
     title: str
