@@ -25,7 +25,7 @@ stoker.W008 Modules of tasks cannot be imported, so their schedules are unknown.
 stoker.W009 The server of ``BROKER`` may lose jobs as configured, or does not answer.
 stoker.W010 A cache is in the Redis database of ``BROKER``: clearing it would delete all jobs.
 stoker.W011 A task has ``retry_on``, ``give_up_on`` or ``backoff``, but only one attempt.
-stoker.W012 ``DATABASE`` has no effect, because ``BROKER`` names another database.
+stoker.W012 ``DATABASE`` has no effect: ``BROKER`` is another one, or ``orm://default`` if unset.
 =========== ================================================================================
 """
 

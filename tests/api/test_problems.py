@@ -148,7 +148,7 @@ def test_misspelt_filter_is_refused(path: str, near: str, anna: Caller) -> None:
 
 def test_unknown_filter_is_refused_with_the_known_ones(anna: Caller, nobody: Caller) -> None:
     refused = anna.call("GET", "queues?colour=red").json()
-    assert refused["detail"] == "There is no query parameter 'colour': known are backend."
+    assert refused["detail"] == "This address has no query parameter 'colour': it takes backend."
     assert anna.call("POST", "queues/default/pause?bakend=other").status_code == 422
     assert nobody.call("GET", "jobs?sate=READY").status_code == 401
     assert nobody.call("GET", "health/live?probe=1").status_code == 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -87,6 +88,15 @@ def test_commands_show_what_the_database_knows(
         assert told.err.startswith(f"The broker does not answer: {URL} cannot be reached: "), words
         assert "jobs that only the broker has are not shown" in told.err
         assert str(retried) in told.out
+
+
+def test_number_of_jobs_at_an_unreachable_broker_is_unknown(
+    redis: None, retried: UUID, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call_command("stoker", "jobs", "list", "--json")
+    assert json.loads(capsys.readouterr().out)["at_broker"] is None
+    call_command("stoker", "jobs", "list")
+    assert "Jobs that no cluster has received yet may be at the broker." in capsys.readouterr().out
 
 
 def test_info_shows_what_the_database_knows(url: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -299,8 +299,10 @@ class TestLists:
         told = capsys.readouterr().out
         assert told.startswith("1 job waits at the broker, and 1 job from the broker runs. Of ")
         assert "lists those that wait, and `manage.py stoker info` shows those that run." in told
-        call_command("stoker", "jobs", "list", "--json")
-        assert json.loads(capsys.readouterr().out)["at_broker"] == 2
+        numbers = {(): 2, ("--state", "ready"): 1, ("--task", "add"): None, ("--since", "2d"): None}
+        for words, number in numbers.items():
+            call_command("stoker", "jobs", "list", "--json", *words)
+            assert json.loads(capsys.readouterr().out)["at_broker"] == number
 
     def test_list_at_the_broker_shows_the_waiting_jobs(
         self, broker: Dispatch, capsys: pytest.CaptureFixture[str]

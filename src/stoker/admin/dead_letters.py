@@ -21,9 +21,9 @@ from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
 from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.operation import LIMIT, Done, Operation
-from stoker.operations.wording import exactly, first_line, plural, since
+from stoker.operations.wording import exactly, first_line, since
 from stoker.values.ids import parse_job_id
-from stoker.values.text import first_line_of
+from stoker.values.text import first_line_of, plural
 
 from .base import AdminContext, StoreAdmin
 

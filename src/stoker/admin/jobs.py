@@ -23,8 +23,9 @@ from stoker.operations.details import REVEAL
 from stoker.operations.jobs import JobDetails, JobRow, details_of, job_id_of
 from stoker.operations.operation import LIMIT, Done
 from stoker.operations.waiting_jobs import HOLD, RUN_NOW, changes_in
-from stoker.operations.wording import duration, exactly, first_line, plural, since
+from stoker.operations.wording import duration, exactly, first_line, since
 from stoker.values.ids import parse_job_id
+from stoker.values.text import plural
 from stoker.why import why
 
 from .base import AdminContext, StoreAdmin

@@ -345,8 +345,8 @@ class Routes(Router):
 def _refuse_unknown_parameters(operation: Any) -> None:
     """Make an operation refuse query parameters that it does not declare.
 
-    Otherwise a misspelt filter would match everything. Anybody may add parameters to the URLs of
-    probes, so routes that are open to all do without this.
+    Otherwise a misspelt filter would match everything. Routes that need no permission accept any
+    parameter, because load balancers add their own to the URLs of probes.
     """
     call = operation.view_func
     known = [
@@ -368,5 +368,5 @@ def _refuse_unknown_parameters(operation: Any) -> None:
 
 def _unknown_parameter(name: str, known: Sequence[str]) -> str:
     near = get_close_matches(name.lower(), known, n=1)
-    advice = f"did you mean {near[0]}?" if near else f"known are {', '.join(known) or 'none'}."
-    return f"There is no query parameter {name[:100]!r}: {advice}"
+    advice = f"did you mean {near[0]}?" if near else f"it takes {', '.join(known) or 'none'}."
+    return f"This address has no query parameter {name[:100]!r}: {advice}"

@@ -77,7 +77,7 @@ def no_info(settings: Settings) -> dict[str, Any]:
 
 
 def outage_error() -> BrokerUnavailable | None:
-    """Return why the broker did not answer, within ``do_without_broker``; None = it has answered.
-    What the database does not know may then be at the broker."""
+    """Return why the broker did not answer, within ``do_without_broker``. It may have a job that
+    the database does not know. None = it has answered, or was not asked."""
     outage = _outage.get()
     return None if outage is None else outage.error

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from stoker.inspect.figures import Backlog, Times
 from stoker.metrics import Point
-from stoker.operations.wording import duration, plural
+from stoker.operations.wording import duration
+from stoker.values.text import plural
 
 from .axes import TimeAxis, ValueAxis, duration_axis, jobs_axis
 

@@ -26,8 +26,8 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
 
     Running jobs go on. Blocked jobs that now fit become ready.
 
-    A key may be set before the first job has it, so a misspelt key is accepted, too. Until a job
-    uses the key, the page of the guard says so.
+    A key may be set before the first job has it, so a misspelt key is accepted, too. The page of
+    the guard says that no job has used the key yet.
 
     Args:
         key: the text of the limit's key, as in ``"tenant:7"``; or a task, whose limit has no key.
@@ -98,7 +98,7 @@ def _key(key: Any) -> tuple[UUID, str]:
 
 
 def _refuse_without_limit(task: Task[..., Any]) -> None:
-    """Raise ValueError if no limit of the task is the one that ``set_limit(task, n)`` sets."""
+    """Raise ValueError if the task has no limit without a key."""
     limits: Any = task.limit or ()  # the check of the option has made it a tuple
     if any(limit.key is None for limit in limits):
         return

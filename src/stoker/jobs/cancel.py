@@ -48,8 +48,8 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
     transaction, when that commits.
 
     Raises:
-        BrokerUnavailable: the job is unknown, and a database in whose outbox it may wait does not
-            answer.
+        BrokerUnavailable: the store or the broker does not answer, and the job is in no outbox; or
+            a database in whose outbox it may be does not answer.
     """
     reason = stored_text(reason, LONGEST_REASON)
     try:
@@ -173,8 +173,8 @@ def _forget_request_rows(settings: Settings, job_ids: Collection[UUID]) -> None:
 
 
 def sweep_requests(settings: Settings) -> int:
-    """Delete requests whose job has ended. Cancel jobs that wait for a retry because their attempt
-    failed after the request to end it. Return the number of deleted requests."""
+    """Finish the requests: cancel their jobs that wait, for example for a retry, and record as
+    cancelled those that were withdrawn but not recorded. Return the number of deleted requests."""
     reasons = Cancellation.objects.using(settings.database).reasons()
     return _sweep(settings, reasons) if reasons else 0
 
@@ -198,6 +198,7 @@ def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
         _record_withdrawn(settings, {job_id: reasons[job_id] for job_id in withdrawn})
     settled = Job.objects.using(alias).filter(pk__in=reasons).exclude(status=None)
     ended = set(settled.values_list("pk", flat=True))
+    # These were cancelled in an outbox, although the broker already had them.
     broker.withdraw([job_id for job_id in waiting if job_id in ended])
     gone = absent | {job_id for job_id in ended if places.get(job_id) != "running"}
     Cancellation.objects.using(alias).filter(pk__in=gone).delete()

@@ -1,7 +1,8 @@
 """Enqueue jobs: check and seal calls, and hand them to the store, the broker or the outbox.
 
-The packages of one ``enqueue_many`` differ in their ids and arguments only, so their common part is
-written once. The bytes are the same as those of ``Sealer.seal``.
+If no guard or signal needs single jobs, the packages of a large ``enqueue_many`` differ in their
+ids and arguments only, so their common part is written once. The bytes are the same as those of
+``Sealer.seal``.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar, overload
 from uuid import UUID
 
-from django.db import DatabaseError, OperationalError, connections, transaction
+from django.db import DatabaseError, connections, transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask, task_backends, task_signals
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable
 from stoker.guards.sweep import look_after
 from stoker.guards.unique import KeyInMotion
 from stoker.models.job import Message
@@ -28,7 +28,7 @@ from stoker.signals import pre_enqueue
 from stoker.store.copy import InCommon, copy_jobs
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
-from stoker.store.transactions import TRIES, after_commit, is_conflict, pause_before_retry
+from stoker.store.transactions import after_commit, is_conflict, repeat_if_aborted
 from stoker.tasks.options import is_guarded
 from stoker.values import codec
 from stoker.values.codec import copied
@@ -141,7 +141,7 @@ class Sealed(NamedTuple):
     results: Sequence[Result[Any]]
     """The results for the caller. A duplicate gets the result of the existing job instead."""
     newcomers: Sequence[Newcomer] = ()
-    """The calls, of a task whose jobs are not alike."""
+    """The calls. Empty if they were sealed by ``AlikeCalls``."""
 
     @classmethod
     def of(cls, newcomers: Sequence[Newcomer]) -> Sealed:
@@ -150,7 +150,8 @@ class Sealed(NamedTuple):
 
 
 class AlikeCalls:
-    """The calls of one ``enqueue_many`` that need nothing but an insert.
+    """The calls of one ``enqueue_many`` whose packages differ in ids and arguments only, see
+    ``are_alike``.
 
     Args:
         calls: all calls; they are checked and copied here.
@@ -167,7 +168,7 @@ class AlikeCalls:
         self._alike = Alike(sealer_for(settings), self._like)
         self._numbers = new_job_numbers(len(calls), LINKED if sealing.has_hooks else 0)
         self._arguments: list[Arguments] = []
-        self._sealed: dict[int, bytes] = {}
+        self._packages: dict[int, bytes] = {}
         """Packages whose sealing may run code of the project. They are sealed before the connection
         is busy."""
         self.results = Results(self._result, len(calls))
@@ -176,7 +177,7 @@ class AlikeCalls:
             refuse_wrong_arguments(task, *arguments)
             self._arguments.append(arguments)
             if not is_plain:
-                self._sealed[number] = self._alike.seal(number, arguments, is_plain=False)
+                self._packages[number] = self._alike.seal(number, arguments, is_plain=False)
 
     def copy(self) -> Results:
         """Insert the jobs by COPY in the open transaction."""
@@ -205,7 +206,7 @@ class AlikeCalls:
         return Sealed(messages, self.results)
 
     def _rows(self) -> Iterable[tuple[int, bytes]]:
-        seal, sealed = self._alike.seal, self._sealed
+        seal, sealed = self._alike.seal, self._packages
         for number, arguments in zip(self._numbers, self._arguments, strict=True):
             yield number, sealed.get(number) or seal(number, arguments, is_plain=True)
 
@@ -374,9 +375,10 @@ class _Intake:
         job_ids = [message.job_id for message in sealed.messages]
         told = outbox.relay_these(self._settings, alias, job_ids)
         self.commitment.is_made = True
-        for job_id, given in zip(job_ids, sealed.results, strict=True) if told else ():
-            if job_id in told:
-                _become(given, told[job_id])
+        if told:  # results are made when they are read
+            for job_id, given in zip(job_ids, sealed.results, strict=True):
+                if job_id in told:
+                    _become(given, told[job_id])
         if self._is_unique:
             self._announce(sealed.results)
 
@@ -396,23 +398,18 @@ class _Intake:
     def _store(self, write: Callable[[], AnyResults], own: Transaction) -> AnyResults:
         """Store the jobs. Retry if the database aborted the transaction because of a conflict, and
         the transaction is ours."""
-        is_ours = not self._connection.in_atomic_block
-        for tries_left in reversed(range(TRIES)):
-            try:
-                with own():
-                    results = write()
-            except (BrokerUnavailable, OperationalError) as error:
-                may_succeed = is_conflict(error) or isinstance(error, KeyInMotion)
-                if not (tries_left and is_ours and may_succeed):
-                    raise
-                pause_before_retry()
-            else:
-                break
+
+        def store() -> AnyResults:
+            with own():
+                return write()
+
+        results = repeat_if_aborted(self._alias, store, _may_succeed)
         self._after_commit()
         return results
 
     def _write(self, sealed: Sealed) -> Sequence[Result[Any]]:
-        """Write the jobs in batches. Return the results, of duplicates those of the other jobs."""
+        """Write the jobs in batches. Return the results. A duplicate gets the result of the
+        existing job."""
         results: list[Result[Any]] = []
         for start in range(0, len(sealed.messages), AT_ONCE):
             batch = slice(start, start + AT_ONCE)
@@ -482,3 +479,8 @@ def _open_transaction(store: str) -> str | None:
     The store's own transaction has precedence."""
     opened = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
     return store if store in opened else next(iter(opened), None)
+
+
+def _may_succeed(error: Exception) -> bool:
+    """Return whether the enqueue may succeed if its transaction is repeated."""
+    return is_conflict(error) or isinstance(error, KeyInMotion)

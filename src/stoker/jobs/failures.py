@@ -69,7 +69,7 @@ def tell_failure(
     attempted: Attempted,
     package: Package | None = None,
     *,
-    has_lost_cluster: bool = False,
+    has_lost_lease: bool = False,
 ) -> None:
     """Log a failed attempt, and send ``attempt_failed`` if the signal has receivers.
 
@@ -77,13 +77,13 @@ def tell_failure(
         settings: the backend's.
         attempted: the attempt.
         package: its package, if it is open already.
-        has_lost_cluster: whether the attempt ended because its cluster or host is gone.
+        has_lost_lease: whether nothing but the end of its lease shows that the attempt is over.
     """
     outcome, delivery = attempted.outcome, attempted.delivery
     if not isinstance(outcome, Failed | Retried):
         return
     package = package or _opened(settings, attempted)
-    _log(attempted, outcome, package, has_lost_cluster)
+    _log(attempted, outcome, package, has_lost_lease)
     if not attempt_failed.receivers:
         return
     failure = Failure(
@@ -110,12 +110,12 @@ def _log(
     attempted: Attempted,
     outcome: Failed | Retried,
     package: Package | None,
-    has_lost_cluster: bool,
+    has_lost_lease: bool,
 ) -> None:
     began_at = attempted.started_at
     after = "" if began_at is None else f" after {max(0.0, attempted.finished_at - began_at):.3f} s"
     fault = outcome.fault
-    has_lost_lease = has_lost_cluster or fault.exception_class == LEASE_LOST
+    has_lost_lease = has_lost_lease or fault.exception_class == LEASE_LOST
     follows = "The job has ended"
     if (
         fault.exception_class == LEASE_LOST
@@ -182,7 +182,7 @@ def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) ->
             tell_failure(
                 settings,
                 replace(verdict.attempted, outcome=verdict.outcome),
-                has_lost_cluster=verdict.attempted.outcome == outcomes.CLUSTER_GONE,
+                has_lost_lease=verdict.attempted.outcome == outcomes.CLUSTER_GONE,
             )
         if isinstance(verdict.outcome, outcomes.Snoozed):
             delay = delay_of(verdict.outcome.delay_seconds)

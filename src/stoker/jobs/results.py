@@ -157,8 +157,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         """Wait for the end of the job, and return the task's return value.
 
         Args:
-            timeout: seconds or a timedelta, of which 0 or less means a single look; None = no
-                limit.
+            timeout: seconds or a timedelta; 0 or less = look once; None = no limit.
             poll_seconds: the longest pause between two queries; the first pauses are a few ms.
 
         Raises:

@@ -48,8 +48,8 @@ class StartBulk(Subcommand):
 
     Start an operation on all jobs, or open dead letters, that match the filters. Clusters run it
     in the background; with --wait this command runs it. Without a filter, --all is needed. Jobs
-    that wait at a broker outside the database are included when their first attempt has ended:
-    `stoker clear` cancels all that wait in a queue, and `jobs cancel` single ones.
+    that wait at a broker outside the database are included only after their first attempt has
+    ended. `stoker clear` cancels all jobs that wait in a queue, and `jobs cancel` single ones.
 
     --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
     filters, started_at, ended_at, undoes.

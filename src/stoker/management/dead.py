@@ -15,8 +15,9 @@ from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
 from stoker.operations.details import opened_call
 from stoker.operations.operation import Operation
-from stoker.operations.wording import exactly, first_line, plural
+from stoker.operations.wording import exactly, first_line
 from stoker.tasks.arguments import ShownCall
+from stoker.values.text import plural
 
 from .arguments import (
     call_as_plain,
@@ -355,8 +356,7 @@ class RequeueLetters(_ChangeSome):
     jobs: the answer names the job that exists already, or a newer job of the same unique key.
 
     --json writes one object: matched, done, dry_run, others[] {id, fate, job_id or null, because};
-    fate is newer, under_way, closed, gone or refused. With ids also jobs[] {id (of the dead
-    letter), job_id}.
+    fate is newer, under_way, closed, gone or refused. If requeued by id, also jobs[] {id, job_id}.
 
     Examples:
       manage.py stoker dead requeue 01a1fead-623a-79c2-8aa5-667b5b8d6a38 --because mended

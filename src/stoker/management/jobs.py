@@ -22,6 +22,7 @@ from stoker.operations.jobs import (
     NumberAtBroker,
     broker_notice,
     details_of,
+    is_of_place,
     job_id_of,
     number_at_broker,
     rows_of,
@@ -85,9 +86,9 @@ class ListJobs(Subcommand):
     """List jobs, the newest first.
 
     List jobs: id, state, task, arguments or label, queue, when it was enqueued or ended, how long
-    its last attempt ran. Without --state, jobs of all states. Jobs at a broker outside the database
-    are listed when their first attempt has ended: --at-broker lists those that wait there, and
-    `stoker info` shows those that run.
+    its last attempt ran. Without --state, jobs of all states. A job at a broker outside the
+    database is listed only after its first attempt has ended. --at-broker lists the jobs that wait
+    there, and `stoker info` shows those that run.
 
     Filters look at 10,000 jobs for a page, and a search reads 4,000; if there may be more, the page
     says so.
@@ -96,7 +97,8 @@ class ListJobs(Subcommand):
     run_after, started_at, finished_at, worker_id, reason, ran_seconds, label, args, kwargs: each
     argument as text; null if the package is large or cannot be opened), next (for --after; null on
     the last page) and at_broker (number of jobs of this state and queue that wait at a broker
-    outside the database, or run from there; null if that is unknown).
+    outside the database, or run from there; null if that is unknown, with --after, and with filters
+    other than --state and --queue; with --at-broker the number of listed jobs).
 
     Examples:
       manage.py stoker jobs list
@@ -160,7 +162,8 @@ class ListJobs(Subcommand):
             why = "Search further back" if page.is_cut else "The next page"
             lines.append(f"{why}: --after '{page.next}'")
         jobs = [row_as_plain(row) for row in rows]
-        at_broker = None if number is None else sum(number)
+        is_known = number is not None and not options["after"] and is_of_place(wanted)
+        at_broker = sum(number or ()) if is_known else None
         self.answer(options, {"jobs": jobs, "next": page.next, "at_broker": at_broker}, lines)
         return ExitCode.DONE
 

@@ -10,9 +10,10 @@ from stoker.operations import schedules as operations
 from stoker.operations.details import Fact, call_fact, given, lines_of
 from stoker.operations.operation import Operation
 from stoker.operations.schedules import MOMENT, next_ticks_of, rule_of
-from stoker.operations.wording import first_line, plural
+from stoker.operations.wording import first_line
 from stoker.schedules import service as schedules
 from stoker.tasks.arguments import ShownCall
+from stoker.values.text import plural
 from stoker.values.ticks import as_moment
 
 from .arguments import call_as_plain, positive

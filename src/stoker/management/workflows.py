@@ -13,9 +13,10 @@ from stoker.inspect.steps import SHOWN, TimedStep, timed_steps
 from stoker.models import Workflow
 from stoker.operations import bulk, steps
 from stoker.operations.operation import Done
-from stoker.operations.wording import first_line, plural, since
+from stoker.operations.wording import first_line, since
 from stoker.operations.workflows import CANCEL, RETRY, find, workflow_as_plain
 from stoker.values.durations import in_words
+from stoker.values.text import plural
 from stoker.workflows.results import WorkflowResult, WorkflowStep, get_workflow
 
 from .subcommand import (

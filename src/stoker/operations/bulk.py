@@ -21,14 +21,13 @@ from stoker.inspect.jobs import JobFilter
 from stoker.models import BulkItem, BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import new_job_id, parse_job_id
-from stoker.values.text import first_line_of
+from stoker.values.text import first_line_of, plural
 from stoker.workflows.control import why_not
 
 from . import dead_letters, jobs, steps, waiting_jobs
 from .arguments import template_of
 from .bulk_walk import BY_NAME, ON_JOBS, State, count, go_on, hidden_names, rows_of_bulk
 from .operation import Done, Operation, Operator
-from .wording import plural
 
 UNDOABLE = (*waiting_jobs.OPERATIONS, dead_letters.REQUEUE, steps.RETRY)
 MOST_IDS = 1_000
@@ -94,7 +93,9 @@ def broker_notice(settings: Settings, row: BulkOperation) -> str:
     number = jobs.number_at_broker(settings, JobFilter(state=wanted.state, queue=wanted.queue))
     if number is not None and not number.waiting:
         return ""
-    waiting = "Jobs wait" if number is None else plural(number.waiting, "job waits", "jobs wait")
+    waiting = (
+        "Jobs may wait" if number is None else plural(number.waiting, "job waits", "jobs wait")
+    )
     return (
         f"{waiting} at the broker. Of these, only jobs whose first attempt has ended are included. "
         "`manage.py stoker clear QUEUE` cancels all that wait in a queue, and "

@@ -27,9 +27,10 @@ from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.values.durations import in_words
 from stoker.values.ids import parse_job_id
+from stoker.values.text import plural
 
 from .operation import Done, Operation, Operator
-from .wording import mebibytes, plural
+from .wording import mebibytes
 
 LONGEST_NUMBER = 5
 """Digits of a number of workers."""

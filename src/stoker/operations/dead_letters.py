@@ -18,10 +18,11 @@ from stoker.models import Attempt, DeadLetter, Requeue
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall
 from stoker.values.marks import moment_from
+from stoker.values.text import plural
 
 from .details import LARGEST_IN_LISTS_BYTES, Fact, given, opened_call
 from .operation import Done, Operation, Operator
-from .wording import duration, exactly, first_line, plural
+from .wording import duration, exactly, first_line
 
 LETTER = (
     "id", "state", "task", "queue", "priority", "key", "reason", "exception_class", "message",

@@ -5,9 +5,9 @@ from __future__ import annotations
 from stoker.guards.limits import override_limit
 from stoker.inspect.guards import key
 from stoker.models import Need
+from stoker.values.text import plural
 
 from .operation import Done, Operation, Operator
-from .wording import plural
 
 MOST_PLACES = 1_000_000
 

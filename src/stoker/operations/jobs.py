@@ -34,10 +34,11 @@ from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall, shown_call
 from stoker.values.ids import parse_job_id
 from stoker.values.marks import moment_from
+from stoker.values.text import plural
 
 from .details import Fact, call_of, calls_of_jobs, given, opened_call
 from .operation import Done, Operation, Operator
-from .wording import plural, value_text
+from .wording import value_text
 
 COLUMNS = (
     "id", "task", "queue", "priority", "attempts", "enqueued_at", "run_after", "started_at",
@@ -103,16 +104,23 @@ class NumberAtBroker(NamedTuple):
     running: int = 0
 
 
+def is_of_place(wanted: JobFilter) -> bool:
+    """Return whether the filter asks for no more than queue and state."""
+    return wanted == JobFilter(state=wanted.state, queue=wanted.queue)
+
+
 def number_at_broker(settings: Settings, wanted: JobFilter) -> NumberAtBroker | None:
     """Return how many jobs of the filter's queue and state are at a broker outside the database.
-    Return None if that is unknown, and no jobs if the filter asks for more than queue and state."""
+    Return None if that is unknown, and no jobs if the filter asks for more than queue and state,
+    because the broker cannot tell."""
     broker = broker_for(settings)
-    of_place = JobFilter(state=wanted.state, queue=wanted.queue)
-    if wanted != of_place or wanted.state not in ("", "RUNNING", *WAITING_AT_BROKER):
+    if not is_of_place(wanted) or wanted.state not in ("", "RUNNING", *WAITING_AT_BROKER):
         return NumberAtBroker()
     if broker.broker is None:  # each queue would be a request to the server
         return NumberAtBroker() if broker.arrivals is None else None
-    sizes: dict[str, dict[str, int]] = read_or_default(broker.broker.sizes, {})
+    sizes: dict[str, dict[str, int]] | None = read_or_default(broker.broker.sizes, None)
+    if sizes is None:
+        return None
     queues = [wanted.queue] if wanted.queue else list(sizes)
     ready, deferred, running = (
         sum(sizes[queue][state.lower()] for queue in queues if queue in sizes)
@@ -127,7 +135,7 @@ def broker_notice(settings: Settings, wanted: JobFilter, number: NumberAtBroker 
     """Say how many jobs are at a broker outside the database, and which commands show them; "" =
     none. Lists of jobs are read from the database only."""
     if number is None:
-        return "Jobs that no cluster has received yet wait at the broker, and are not listed."
+        return "Jobs that no cluster has received yet may be at the broker. They are not listed."
     backend = f" --backend {settings.alias}" if settings.alias != "default" else ""
     counts, commands = [], []
     if number.waiting:
@@ -348,7 +356,7 @@ def job_id_of(text: str) -> UUID:
 
 
 def _cancel(operator: Operator, job_id: str) -> Done:
-    with do_without_broker():  # a job with a guard is in the store, and others are in an outbox
+    with do_without_broker():  # jobs in the store or an outbox can be cancelled without the broker
         result = fetch(operator.settings, job_id)
     if not result.cancel(operator.cancellation):
         result.refresh()

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from stoker import queues
 from stoker.queues import Pause, QueueDepth
 from stoker.values.durations import in_words
+from stoker.values.text import plural
 
 from .operation import LIMIT, Done, Operation, Operator
-from .wording import plural
 
 QUEUE_COLUMNS = ("queue", "ready", "deferred", "blocked", "running", "next has waited")
 

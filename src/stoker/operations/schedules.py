@@ -17,12 +17,13 @@ from stoker.tasks.arguments import ShownCall, shown_arguments
 from stoker.tasks.registry import find_task
 from stoker.tasks.schedules import Scheduled
 from stoker.values.cron import zone_named
+from stoker.values.text import plural
 from stoker.values.ticks import as_moment
 
 from .details import REVEAL, Fact, call_hidden, call_of, given
 from .operation import Done, Operation, Operator
 from .request_context import RequestContext
-from .wording import exactly, plural, since
+from .wording import exactly, since
 
 MOMENT = "%a %Y-%m-%d %H:%M:%S %Z"
 

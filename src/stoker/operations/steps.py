@@ -10,11 +10,11 @@ from django.db.models import Q
 from stoker.dead_letters.service import Fate, undo_requeue
 from stoker.models import DeadLetter, Requeue, Step
 from stoker.values.ids import parse_job_id
+from stoker.values.text import plural
 from stoker.workflows.results import WorkflowResult, get_workflow
 
 from . import dead_letters
 from .operation import Done, Operation, Operator
-from .wording import plural
 
 
 def _retry(operator: Operator, step_id: str, workflow: str) -> Done:

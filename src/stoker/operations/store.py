@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from stoker.values.text import plural
+
 from .operation import Done, Operation, Operator
-from .wording import plural
 
 if TYPE_CHECKING:
     from stoker.inspect.doctor.examination import Report

@@ -9,8 +9,6 @@ from typing import Any
 
 from django.utils import timezone
 
-from stoker.values.text import plural as plural  # noqa: PLC0414 - part of this module
-
 MINUTE, HOUR, DAY = 60, 3600, 86400
 UNKNOWN = "\N{EN DASH}"
 STEPS = ((10**9, "bn"), (10**6, "m"), (10**3, "k"))

@@ -31,7 +31,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "cluster_stopped": (logging.INFO, "Cluster {name} stopped."),
     "drained_but_paused": (
         logging.WARNING,
-        "Drained, except paused queues: jobs of {queues} are still waiting.",
+        "Drained, except paused queues: {queues}.",
     ),
     "cluster_reloading": (logging.INFO, "Reloading the code: {why}."),
     "reload_refused": (
@@ -131,7 +131,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "callback_failed": (logging.ERROR, "The {what} raised {error!r}."),
     "callbacks_left_out": (
         logging.ERROR,
-        "{count:call|calls} of receivers and hooks dropped: earlier calls do not return.",
+        (
+            "{count:call of a receiver or hook was|calls of receivers and hooks were} dropped: "
+            "earlier calls do not return."
+        ),
     ),
     "stale_outcome": (
         logging.WARNING,
@@ -144,7 +147,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "Jobs that were just committed wait in the outbox until the broker is reachable: {error}",
     ),
-    "relayed": (logging.INFO, "{count:job that was|jobs that were} left in an outbox relayed."),
+    "relayed": (logging.INFO, "{count:job was|jobs were} relayed late from an outbox."),
     "clock_set_ahead": (
         logging.WARNING,
         (
@@ -162,7 +165,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "places_freed": (
         logging.WARNING,
-        "{count:place of a guard|places of guards} freed: no running job holds them any more.",
+        "{count:place of a guard was|places of guards were} freed that no running job held.",
     ),
     "guards_put_off": (
         logging.WARNING,
@@ -170,7 +173,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "steps_gone_on": (
         logging.WARNING,
-        "{count:step of a workflow|steps of workflows} advanced after unnoticed ends of jobs.",
+        (
+            "{count:step of a workflow was|steps of workflows were} advanced late: the end of a "
+            "job had not been noticed."
+        ),
     ),
     "pruned": (logging.INFO, "{count:old result was|old results were} removed."),
     "upkeep_failed": (logging.ERROR, "Upkeep: {step} failed and will be retried: {error}"),

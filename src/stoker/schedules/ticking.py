@@ -41,8 +41,9 @@ from .declare import Declaring, find_declared
 from .fire import Firing
 from .rows import ITSELF
 
-LOOK_SECONDS = 0.5
-"""How soon a new or changed schedule is noticed."""
+LOOK_SECONDS = 1.0
+"""How soon a new or changed schedule is noticed. Known ones are fired in time, however long this
+is."""
 OVERDUE_US = 100_000
 """After this delay any cluster fires a schedule, because the cluster responsible is slow or
 gone."""
@@ -111,7 +112,8 @@ class Ticks:
         self._troubles: dict[UUID, Trouble] = {}
 
     def run_once(self) -> None:
-        """Fire the ticks of the next half second, each at its time."""
+        """Fire the ticks of the next second, each at its time, and release held ticks whose
+        previous job has ended."""
         self._declare_if_due()
         looked_at = time.monotonic()
         answer = self._patience.call(self._look)

@@ -39,22 +39,29 @@ def is_conflict(error: BaseException | None) -> bool:
     return _has_code(error, POSTGRES, MYSQL)
 
 
-def repeat_if_aborted(alias: str, call: Callable[[], T]) -> T:
+def repeat_if_aborted(
+    alias: str, call: Callable[[], T], may_succeed: Callable[[Exception], bool] = is_conflict
+) -> T:
     """Call a function that makes one transaction. Repeat it if the database aborted the transaction
-    because of a conflict, unless the function was called in an open transaction."""
+    because of a conflict, unless a transaction was open before.
+
+    Args:
+        may_succeed: return whether to repeat after this error.
+    """
     is_ours = not connections[alias].in_atomic_block
     for tries_left in reversed(range(TRIES)):
         try:
             return call()
         except (BrokerUnavailable, OperationalError) as error:
-            if not (tries_left and is_ours and is_conflict(error)):
+            if not (tries_left and is_ours and may_succeed(error)):
                 raise
         pause_before_retry()
     raise AssertionError("the loop returns or raises")
 
 
 def pause_before_retry() -> None:
-    """Wait for a random time, so that transactions that conflicted are not repeated at once."""
+    """Wait for a random time, so that transactions that conflicted are not repeated at the same
+    time."""
     time.sleep(RETRY_SECONDS * random.random())  # noqa: S311 - no secret
 
 

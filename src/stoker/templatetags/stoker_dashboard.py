@@ -18,6 +18,7 @@ from stoker.operations.details import Fact
 from stoker.operations.request_context import DASHBOARD
 from stoker.operations.table import OPERATIONS
 from stoker.operations.tracebacks import trace_parts
+from stoker.values import text
 
 register = template.Library()
 
@@ -49,7 +50,7 @@ def plural(count: int, names: str) -> str:
     """Format a count with its noun: ``{{ 2|plural:"job" }}``, ``{{ 2|plural:"entry,entries"
     }}``."""
     one, _, many = names.partition(",")
-    return words.plural(count, one, many)
+    return text.plural(count, one, many)
 
 
 @register.filter

@@ -243,11 +243,11 @@ class WorkflowResult:
         """Wait for the end of the workflow, and return its value.
 
         Args:
-            timeout: seconds or a timedelta, of which 0 or less means a single look; None = no
-                limit.
+            timeout: seconds or a timedelta; 0 or less = look once; None = no limit.
             poll_seconds: the longest pause between two queries.
 
         Raises:
+            TypeError: ``timeout`` is neither a number nor a timedelta.
             ResultTimeout: the workflow had not ended by then. It continues.
             JobFailed, JobCancelled: the workflow failed or was cancelled.
             WorkflowNotFound: the workflow does not exist (any more).

@@ -81,7 +81,7 @@ def test_claim_that_sees_pauses_is_followed_by_one_read(
     requests: Requests, patience: Patience, table: Table, clock: Clock
 ) -> None:
     for _ in range(100):
-        requests.look_after_claim()
+        requests.note_claim()
         requests.look_if_due(patience)
         clock.turn(LOOK_SECONDS / 10)
     assert table.looks == 10

@@ -84,7 +84,7 @@ class RedisBroker(Broker):
         self._scripts: dict[str, Any] = {}
         self._next_due_at: float | None = None
         """Monotonic time in seconds of the next deferred job, as the last claim has read it.
-        Infinity: there is none. None: that claim found jobs, and did not read it."""
+        Infinity: there is none. None: unknown."""
 
     @cached_property
     def client(self) -> Any:
@@ -408,7 +408,8 @@ def _waiting(message: Message) -> tuple[str, int, int | str]:
 
 
 def due_after(wait_us: int) -> float:
-    """Return the monotonic time at the end of a wait. -1: nothing waits, which is infinity."""
+    """Return the monotonic time in ``wait_us`` microseconds; infinity for -1, if no job is
+    deferred."""
     return due_in(None if wait_us < 0 else wait_us / MICROSECONDS, time.monotonic())
 
 

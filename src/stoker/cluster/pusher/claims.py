@@ -1,4 +1,4 @@
-"""The pusher's calls to the store and the broker: claim jobs, and release them."""
+"""Claim jobs, release those that were not started, and choose the time of the next claim."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Claims:
                 self._are_in_doubt, self._most = True, max(1, limit // 2)
             return
         self._are_in_doubt = self._are_in_doubt or self._broker.leaves_doubt
-        self._requests.look_after_claim()
+        self._requests.note_claim()
         deliveries = answer.value
         self.found_nothing = not deliveries and not len(self._flights)
         if deliveries:

@@ -36,8 +36,8 @@ class Flight:
     report: Report | None = None
     is_open = True
     """False once the flight is recorded, released or lost."""
-    is_locked = False
-    """Whether the fence leaves its lease out: another transaction locked it, or it is ending."""
+    is_unfenced = False
+    """Whether the fence leaves its lease out, because that is locked or about to end."""
     cancelled_as = 0
     """The flight's number in the last request to cancel the job; 0 = there was none."""
 
@@ -296,9 +296,9 @@ class Flights:
         self._hand_in(Flight(0, one, leased_at) for one in deliveries)
 
     def oldest_lease(self) -> float | None:
-        """Return when the oldest lease was last extended, on the lease clock. Leases locked by
-        another transaction are left out, because each of those jobs is stopped separately."""
-        return min((flight.leased_at for flight in self if not flight.is_locked), default=None)
+        """Return when the oldest lease was last extended, on the lease clock, without unfenced
+        leases: each of those jobs is stopped separately."""
+        return min((flight.leased_at for flight in self if not flight.is_unfenced), default=None)
 
     def _release_late(self, flight: Flight) -> None:
         if flight.asked_seconds:

@@ -57,7 +57,8 @@ class HeldLeases:
 
     def extend_due(self, patience: Patience, of_store: Patience | None = None) -> list[Flight]:
         """Extend the leases that need it. Return the flights whose lease is lost, or is about to
-        end because another transaction has locked it.
+        end because another transaction has locked it, or because the store or broker that granted
+        it does not answer.
 
         Args:
             of_store: makes the calls to the store, if a broker outside it has granted some of the
@@ -91,9 +92,9 @@ class HeldLeases:
         A reported job counts as kept: the monitor may just have recorded it."""
         lost: list[Flight] = []
         for flight in old:
-            flight.is_locked = flight.delivery.lease in extension.locked
+            flight.is_unfenced = flight.delivery.lease in extension.locked
             is_lost = flight.delivery.lease in extension.stale
-            if flight.is_locked:
+            if flight.is_unfenced:
                 is_lost = self._left_seconds(flight, now) <= self._margin_seconds
             else:
                 flight.leased_at = now
@@ -102,11 +103,12 @@ class HeldLeases:
         return lost
 
     def _about_to_end(self, flights: Sequence[Flight], now: float) -> list[Flight]:
-        """Return the flights whose lease is about to end because its place does not answer. Only
-        these leave the fence: it has to stop the others if this process hangs in a call."""
+        """Return the flights whose lease is about to end because the store or broker that granted
+        it does not answer. The fence leaves out only these: it has to stop the others if this
+        process hangs in a call."""
         ending = [one for one in flights if self._left_seconds(one, now) <= self._margin_seconds]
         for flight in ending:
-            flight.is_locked = True
+            flight.is_unfenced = True
         return [flight for flight in ending if flight.report is None]
 
     def _left_seconds(self, flight: Flight, now: float) -> float:
@@ -124,7 +126,8 @@ class HeldLeases:
 def _by_lessor(
     flights: Sequence[Flight], patience: Patience, of_store: Patience | None
 ) -> Iterator[tuple[Sequence[Flight], Patience]]:
-    """Yield the flights whose leases the same place has granted, and who makes the calls to it."""
+    """Group the flights by the ``Patience`` that makes the calls to the store or broker that
+    granted their leases."""
     if of_store is None:
         of_store = patience
     parts: dict[Patience, list[Flight]] = {}

@@ -23,10 +23,10 @@ from stoker.store.prepared import Compiled
 from stoker.store.written import as_uuid
 
 LOOK_SECONDS = 0.5
-"""How often requests are read while this cluster has jobs."""
+"""How often requests are read while this cluster has jobs or a queue is paused."""
 IDLE_LOOK_SECONDS = 1.1
-"""How often requests are read while it has none. Each claim is followed by a read, so this is more
-than the usual ``POLL_SECONDS``: an idle cluster then wakes up once for both."""
+"""How often requests are read at other times. Each claim is followed by a read, so this is more
+than the default of ``POLL_SECONDS``: an idle cluster then wakes up once for both."""
 
 
 class Requests:
@@ -65,8 +65,9 @@ class Requests:
         if time.monotonic() >= self.next_look():
             self._look(patience)
 
-    def look_after_claim(self) -> None:
-        """Read the requests soon after a claim, if the last read is too old."""
+    def note_claim(self) -> None:
+        """Note a claim. If the last read is too old, the next ``look_if_due`` reads the
+        requests."""
         self._has_claimed = time.monotonic() >= self._look_at
 
     def allow_claims(self, patience: Patience) -> bool:
@@ -264,7 +265,7 @@ class Pauses:
             self._flights.release_paused()
             self._recall.recall_paused()
 
-    def tell_who_stays(self, served: Collection[str]) -> None:
-        """At the end of a drain, log the paused queues that still have jobs."""
+    def log_paused(self, served: Collection[str]) -> None:
+        """At the end of a drain, log the paused queues that this cluster serves."""
         if left := sorted(name for name in self.queues if not served or name in served):
             tell("drained_but_paused", queues=", ".join(left))

@@ -18,7 +18,7 @@ from stoker.cluster.channel import is_readable
 from stoker.cluster.process import Child
 from stoker.conf import Settings
 from stoker.jobs.relay import relay_from
-from stoker.schedules.ticking import LOOK_SECONDS, Ticks
+from stoker.schedules.ticking import Ticks
 from stoker.signals import call_project_with, tell
 from stoker.store.engines import engine_for
 from stoker.store.statements import set_deadlines
@@ -27,7 +27,10 @@ from .upkeep import Upkeep
 
 FAREWELL_SECONDS = 5.0
 SHORT_FAREWELL_SECONDS = 1.0
+REST_SECONDS = 1.0
+"""Pause between two looks at the work of a scheduler that fires no schedules."""
 OUTBOX_SECONDS = 0.5
+"""Pause between two reads of an outbox."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
 """First and longest pause between two reads of an outbox while its database or the broker
 fails."""
@@ -67,7 +70,7 @@ class Scheduler:
             if self.settings.scheduler:
                 self.ticks.run_once()
             else:
-                self._listen(LOOK_SECONDS)
+                self._listen(REST_SECONDS)
         thread.join(FAREWELL_SECONDS)
         self.relays.stop(SHORT_FAREWELL_SECONDS)
         self.callbacks.close(SHORT_FAREWELL_SECONDS)
@@ -85,7 +88,7 @@ class Scheduler:
                 if relay_pause.is_over:
                     relay_pause.note(has_failed=not self.upkeep.relay())
                 self.upkeep.go_on_in_bulk()
-                self._is_over.wait(LOOK_SECONDS)
+                self._is_over.wait(OUTBOX_SECONDS)
             self.upkeep.leave()
         finally:
             connections.close_all()  # those of this thread

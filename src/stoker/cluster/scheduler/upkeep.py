@@ -186,8 +186,8 @@ class Upkeep:
             self._step("relayed", self.leftovers.forget_relayed)
             self._step("begun", self.leftovers.forget_begun)
             self._step("notes", self.leftovers.forget_notes)
-            are_kept = self._settings.logs is not None
-            self._step("logs", lambda: self.leftovers.forget_logs(often=are_kept))
+            keeps_logs = self._settings.logs is not None
+            self._step("logs", lambda: self.leftovers.forget_logs(often=keeps_logs))
             self._step("backlogs", self._history.note_backlogs)
             self._now_and_then("metrics", self._history.tidy)
             self._now_and_then("old bulk operations", lambda: forget_old(self._settings))

@@ -50,7 +50,7 @@ class Kind(TextChoices):
     and worker and pid if it was handed to a worker that has not started it."""
     CLUSTER_SILENT = "cluster_silent"
     """Its cluster sends no heartbeats. Facts: cluster, host, silent_seconds, lease_seconds,
-    is_cluster_alive (whether another cluster is)."""
+    is_cluster_alive (whether another cluster is alive)."""
     RUN_AFTER = "run_after"
     """It is deferred. Facts: due_at, seconds."""
     RETRY = "retry"
@@ -83,9 +83,9 @@ class Kind(TextChoices):
     """It is still in an outbox, not at its broker. Facts: database, enqueued_at,
     is_cluster_alive."""
     AT_BROKER = "at_broker"
-    """It is at a broker that gives no further information. Facts: broker, due_at,
-    is_cluster_alive; or, if the broker does not answer, is_known (whether the database knows the
-    job)."""
+    """It is deferred at a broker outside the database, or waits at one that cannot look up jobs.
+    Facts: broker, due_at, is_cluster_alive. If the broker does not answer, it may have the job.
+    Facts: is_known (whether the database knows the job)."""
     LOST = "lost"
     """The job has a row, but is in no hot table. Facts: none."""
     UNKNOWN = "unknown"

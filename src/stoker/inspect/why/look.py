@@ -374,7 +374,7 @@ def _nowhere(asked: Asked) -> Answer:
         return answer_step(asked, step)
     broker = broker_for(asked.settings)
     is_blind = not broker.capabilities.transactional and not broker.capabilities.look_up
-    name = broker.info()["broker"] if is_blind else ""  # this shows whether it answers
+    name = broker.info()["broker"] if is_blind else ""  # asks it; see outage_error()
     if outage_error() is not None:
         if asked.job is None:
             return asked.answer(Kind.AT_BROKER, ONLY_BROKER_MAY_KNOW, is_known=False)

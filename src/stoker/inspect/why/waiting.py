@@ -198,11 +198,7 @@ def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answ
 
 
 def _turn(before: int) -> str:
-    return f"{_are(before)} before it." if before else "It is next."
-
-
-def _are(count: int) -> str:
-    return f"{plural(count, 'job')} {'is' if count == 1 else 'are'}"
+    return f"{plural(before, 'job is', 'jobs are')} before it." if before else "It is next."
 
 
 def _shown(asked: Asked, job_ids: set[Any]) -> list[dict[str, Any]]:
@@ -324,9 +320,8 @@ def _in_line(asked: Asked, row: Ready | None) -> Answer:
     waited = _waited_seconds(asked)
     expected = before.number / pace if pace else None
     about = "" if before.is_exact else "about "
-    line = (
-        f"{about}{_are(before.number)} before it" if before.number else "no other job is before it"
-    )
+    count = plural(before.number, "job is", "jobs are")
+    line = f"{about}{count} before it" if before.number else "no other job is before it"
     if row is None:
         line = "it waits at its broker"
     sentence = f"It may start, in the queue {asked.queue or 'of its broker'}: {line}"
