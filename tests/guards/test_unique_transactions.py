@@ -21,6 +21,7 @@ from stoker.jobs.intake import Newcomers
 from stoker.jobs.results import Result
 from stoker.models import Deferred, Job, UniqueKey
 from stoker.models.unique_key import KeySeen, UniqueKeyQuerySet
+from stoker.store.transactions import TRIES, repeat_if_aborted
 
 from tests.app.tasks import add, echo
 from tests.guards.sessions import PATIENCE_SECONDS, Session, session, wait_until_waiting
@@ -462,6 +463,23 @@ def test_cancel_is_repeated_if_it_is_the_victim_of_a_deadlock_of_others(
 def run_sql(statement: str) -> None:
     with connection.cursor() as cursor:
         cursor.execute(statement)
+
+
+def test_transaction_without_autocommit_belongs_to_the_caller() -> None:
+    tries: list[int] = []
+
+    def conflict() -> None:
+        tries.append(1)
+        raise BrokerUnavailable("no") from told_by_the_database()
+
+    for is_ours in (True, False):
+        connection.set_autocommit(is_ours)
+        with pytest.raises(BrokerUnavailable):
+            repeat_if_aborted("default", conflict)
+        assert len(tries) == (TRIES if is_ours else 1)
+        tries.clear()
+    connection.rollback()
+    connection.set_autocommit(True)
 
 
 def fail_at_first(times: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:

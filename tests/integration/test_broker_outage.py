@@ -18,7 +18,8 @@ from django.utils import timezone
 from stoker import Lock
 from stoker.brokers.outage import do_without_broker
 from stoker.conf import settings_for
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, RowsLocked
+from stoker.jobs import cancel as cancelling
 from stoker.jobs import relay as outbox
 from stoker.jobs.cancel import sweep_requests
 from stoker.logs.lines import StoredLine, has_ended, pack_lines
@@ -227,6 +228,42 @@ def test_job_that_is_cancelled_in_an_outbox_is_withdrawn_if_the_broker_has_it(
         assert outside(broker) == 0
         assert Job.objects.get().status == Job.Status.CANCELLED
         assert not Cancellation.objects.exists()
+
+
+def test_request_is_kept_for_a_cancelled_job_that_a_cluster_claims_during_the_sweep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its pusher may not have seen the request yet."""
+    with fronted_broker() as broker:
+        monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
+        with transaction.atomic():
+            result = add.enqueue(1, 2)
+        broker.enqueue([message(job_id=UUID(result.id))])
+        with monkeypatch.context() as patch:
+            for name in ("jobs", "states", "withdraw"):
+                patch.setattr(broker.broker, name, MethodType(unavailable, broker.broker))
+            result.cancel()
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.broker, "withdraw", lambda _: set())
+            assert sweep_requests(settings_for()) == 0
+        assert Cancellation.objects.exists()
+        assert sweep_requests(settings_for()) == 1
+
+
+def test_cancel_does_not_search_outboxes_if_the_store_has_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On MariaDB a deadlock ends the caller's whole transaction, so every query would fail."""
+
+    def lock(*_: object) -> None:
+        raise RowsLocked("deadlock")
+
+    with fronted_broker():
+        result = add.enqueue(1, 2)
+        monkeypatch.setattr(cancelling, "_cancel_anywhere", lock)
+        monkeypatch.setattr(cancelling, "_cancel_outgoing", unavailable)
+        with pytest.raises(RowsLocked):
+            result.cancel()
 
 
 def unavailable(*_: object) -> None:

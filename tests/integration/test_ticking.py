@@ -25,7 +25,7 @@ def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
     """Ticks of one of two clusters. The spans are long, because a test may take longer than the
     usual ones."""
     monkeypatch.setattr(ticking, "OVERDUE_US", microseconds(HOUR_SECONDS))
-    monkeypatch.setattr(ticking, "LOOK_SECONDS", HOUR_SECONDS)
+    monkeypatch.setattr(ticking, "IDLE_LOOK_SECONDS", HOUR_SECONDS)
     settings = settings_for()
     Cluster.objects.create(
         id=uuid4(), name=settings.cluster, host="elsewhere", pid=7, started_at=timezone.now(),

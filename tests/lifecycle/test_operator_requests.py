@@ -26,6 +26,7 @@ REASON = "wrong customer, sorry ☃"
 
 
 def test_one_read_finds_all_requests(tmp_path: Path) -> None:
+    """On MariaDB the tables have another collation than the connection."""
     settings = settings_for()
     plan = Plan(overrides=(("workers", 1), ("concurrency", 1)))
     broker, flights = broker_for(settings), Flights(last_number=0)

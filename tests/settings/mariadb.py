@@ -8,4 +8,5 @@ from tests.settings.base import from_url
 _url = os.environ.get("STOKER_TEST_MARIADB_URL", "mysql://root@127.0.0.1:3306/mysql")
 
 DATABASES = {"default": from_url(_url, "django.db.backends.mysql", charset="utf8mb4")}
-DATABASES["default"]["TEST"]["CHARSET"] = "utf8mb4"
+# The collation is not the connection's, as in many databases of users.
+DATABASES["default"]["TEST"] |= {"CHARSET": "utf8mb4", "COLLATION": "utf8mb4_unicode_ci"}

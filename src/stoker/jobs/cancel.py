@@ -22,7 +22,7 @@ from django.utils import timezone
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, RowsLocked
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import lock_by_key
@@ -56,6 +56,8 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
         return _finish_request(settings, unstored.pk) or _cancel_anywhere(
             settings, unstored, reason
         )
+    except RowsLocked:
+        raise  # the store has answered
     except BrokerUnavailable:
         # If it was relayed from the outbox nevertheless, upkeep withdraws it at the broker.
         if _cancel_outgoing(settings, unstored, reason, keeps_request=True):
@@ -73,7 +75,8 @@ def _cancel_anywhere(settings: Settings, unstored: Job, reason: str) -> bool:
         has_requested = _request(settings, unstored, reason)
         if has_requested and is_in_transaction(alias):
             return True
-        if cancel_waiting(settings, unstored, reason):
+        may_withdraw = has_requested or not _forgets_withdrawn(broker)
+        if may_withdraw and cancel_waiting(settings, unstored, reason):
             return True
         with explained(alias):
             place = broker.states([unstored.pk]).get(unstored.pk)
@@ -84,7 +87,7 @@ def _cancel_anywhere(settings: Settings, unstored: Job, reason: str) -> bool:
                 _forget_request_rows(settings, [unstored.pk])
                 Cancellation.objects.using(alias).ask(unstored.pk, reason)
                 # Its cluster may have released it just before it could see the request.
-                after_commit(alias, partial(cancel_waiting, settings, unstored, reason))
+                after_commit(alias, partial(_cancel_released, settings, unstored, reason))
                 return True
             if place is None and (has_asked_outboxes or _is_stored(settings, unstored)):
                 return False
@@ -156,6 +159,12 @@ def _request(settings: Settings, unstored: Job, reason: str) -> bool:
     return True
 
 
+def _cancel_released(settings: Settings, unstored: Job, reason: str) -> None:
+    """Cancel a job that waits again. The request is stored first, see ``_request``."""
+    if _request(settings, unstored, reason) or not _forgets_withdrawn(broker_for(settings)):
+        cancel_waiting(settings, unstored, reason)
+
+
 def _ask_with_rows(alias: str, unstored: Sequence[Job], reason: str) -> None:
     """Store requests for waiting jobs, together with their rows."""
     for job in unstored:
@@ -188,19 +197,21 @@ def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
     places = broker.states(list(reasons))
     waiting = [job_id for job_id in reasons if places.get(job_id, "running") != "running"]
     steps = _full_rows(settings, _steps(alias, waiting))
-    for job in [*Job.objects.using(alias).filter(pk__in=waiting), *steps]:
-        cancel_waiting(settings, job, reasons[job.pk])
+    jobs = [*Job.objects.using(alias).filter(pk__in=waiting), *steps]
+    withdrawn = {job.pk for job in jobs if cancel_waiting(settings, job, reasons[job.pk])}
     absent = set(reasons) - set(places) - outgoing
     if _forgets_withdrawn(broker):
         succeeded = broker.results(list(absent))  # before their clusters saw the request
         _forget_request_rows(settings, succeeded)
-        withdrawn = sorted(absent - succeeded.keys())
-        _record_withdrawn(settings, {job_id: reasons[job_id] for job_id in withdrawn})
+        unrecorded = sorted(absent - succeeded.keys())
+        _record_withdrawn(settings, {job_id: reasons[job_id] for job_id in unrecorded})
     settled = Job.objects.using(alias).filter(pk__in=reasons).exclude(status=None)
     ended = set(settled.values_list("pk", flat=True))
     # These were cancelled in an outbox, although the broker already had them.
-    broker.withdraw([job_id for job_id in waiting if job_id in ended])
-    gone = absent | {job_id for job_id in ended if places.get(job_id) != "running"}
+    withdrawn |= broker.withdraw([one for one in waiting if one in ended and one not in withdrawn])
+    # A cluster may have claimed the others meanwhile, and not have seen the request.
+    at_rest = {job_id for job_id in ended if job_id not in places or job_id in withdrawn}
+    gone = absent | (at_rest - outgoing)
     Cancellation.objects.using(alias).filter(pk__in=gone).delete()
     return len(gone)
 
@@ -251,7 +262,10 @@ def cancel_waiting(settings: Settings, unstored: Job, reason: str) -> bool:
     """
     alias, cancel_once = settings.database, partial(_cancel_waiting, settings, unstored, reason)
     with suppress(_NotWaitingError), explained(alias):
-        repeat_if_aborted(alias, cancel_once)
+        if _forgets_withdrawn(broker_for(settings)):  # a second try would not find the job
+            cancel_once()
+        else:
+            repeat_if_aborted(alias, cancel_once)
         return True
     return False
 

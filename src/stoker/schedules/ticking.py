@@ -41,9 +41,10 @@ from .declare import Declaring, find_declared
 from .fire import Firing
 from .rows import ITSELF
 
-LOOK_SECONDS = 1.0
-"""How soon a new or changed schedule is noticed. Known ones are fired in time, however long this
-is."""
+LOOK_SECONDS = 0.5
+"""How often due schedules are looked for."""
+IDLE_LOOK_SECONDS = 1.0
+"""The same while none is due within this time. So soon a new or changed schedule is noticed."""
 OVERDUE_US = 100_000
 """After this delay any cluster fires a schedule, because the cluster responsible is slow or
 gone."""
@@ -112,7 +113,7 @@ class Ticks:
         self._troubles: dict[UUID, Trouble] = {}
 
     def run_once(self) -> None:
-        """Fire the ticks of the next second, each at its time, and release held ticks whose
+        """Fire the ticks of the next half second, each at its time, and release held ticks whose
         previous job has ended."""
         self._declare_if_due()
         looked_at = time.monotonic()
@@ -124,8 +125,10 @@ class Ticks:
         for schedule_id in released:
             self._beat()
             self._within_bounds(schedule_id, partial(self._firing.release, schedule_id))
-        healthy = [one for one in found if one[1] not in self._troubles]
-        troubled = [one for one in found if one[1] in self._troubles]
+        pause_seconds = LOOK_SECONDS if found else IDLE_LOOK_SECONDS
+        soon = [one for one in found if one[0] - one[2] <= LOOK_SECONDS * 1e6]
+        healthy = [one for one in soon if one[1] not in self._troubles]
+        troubled = [one for one in soon if one[1] in self._troubles]
         batch = [*healthy[: AT_ONCE - 1], *troubled[:1]]  # each call may wait for a lock
         while batch:
             self._beat()
@@ -139,7 +142,7 @@ class Ticks:
         if len(healthy) + len(troubled) > AT_ONCE:
             self._listen(self._breath_seconds)
         else:
-            self._listen(max(0.0, looked_at + LOOK_SECONDS - time.monotonic()))
+            self._listen(max(0.0, looked_at + pause_seconds - time.monotonic()))
 
     def _fire_all(self, schedule_ids: Sequence[UUID]) -> None:
         """Fire due schedules. Schedules that only need an enqueue share one transaction. If one
@@ -282,7 +285,7 @@ class Ticks:
 def _query(schedules: ScheduleQuerySet, *, with_held: bool) -> Compiled:
     """Return the query for the schedules that are due soon, and for those with a held tick to
     release if ``with_held``."""
-    due = schedules.due_within(LOOK_SECONDS, MOST_LOOKED_AT)
+    due = schedules.due_within(IDLE_LOOK_SECONDS, MOST_LOOKED_AT)
     return Compiled(due, schedules.releasable(MOST_LOOKED_AT)) if with_held else Compiled(due)
 
 

@@ -48,7 +48,8 @@ def repeat_if_aborted(
     Args:
         may_succeed: return whether to repeat after this error.
     """
-    is_ours = not connections[alias].in_atomic_block
+    connection = connections[alias]
+    is_ours = not connection.in_atomic_block and connection.get_autocommit()
     for tries_left in reversed(range(TRIES)):
         try:
             return call()

@@ -98,18 +98,24 @@ columns are a text, a number and a text."""
 
 
 def _queries(plan: Plan) -> list[QuerySet[Any, Any]]:
-    """Return the queries for the requests to this cluster. All have the same columns."""
+    """Return the queries for the requests to this cluster. All have the same columns.
+
+    Each text is cast, because MariaDB refuses a UNION of texts with different collations: those of
+    the tables and that of the connection.
+    """
     alias = plan.settings.database
     own_row = Cluster.objects.using(alias).filter(pk=plan.cluster_id)
     cancellations = Cancellation.objects.using(alias)
     paused = PausedQueue.objects.using(alias)
     return [
-        own_row.values_list(Value(CLUSTER), "request", "workers", "recycle"),
-        cancellations.values_list(
-            Value(CANCELLATION), Cast("job_id", TextField()), Value(0), "reason"
-        ),
-        paused.values_list(Value(PAUSE), "queue", Value(0), Value("")),
+        own_row.values_list(Value(CLUSTER), _text("request"), "workers", _text("recycle")),
+        cancellations.values_list(Value(CANCELLATION), _text("job_id"), Value(0), _text("reason")),
+        paused.values_list(Value(PAUSE), _text("queue"), Value(0), _text(Value(""))),
     ]
+
+
+def _text(column: str | Value) -> Cast:
+    return Cast(column, TextField())
 
 
 class ClusterRequests:
