@@ -42,9 +42,10 @@ from .fire import Firing
 from .rows import ITSELF
 
 LOOK_SECONDS = 0.5
-"""How often due schedules are looked for."""
+"""Pause between two queries for due schedules."""
 IDLE_LOOK_SECONDS = 1.0
-"""The same while none is due within this time. So soon a new or changed schedule is noticed."""
+"""Pause between two queries if no schedule is due within this time. A new or changed schedule is
+noticed after at most this time."""
 OVERDUE_US = 100_000
 """After this delay any cluster fires a schedule, because the cluster responsible is slow or
 gone."""
