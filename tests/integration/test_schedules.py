@@ -25,6 +25,8 @@ from stoker.store.written import database_now_us
 from stoker.testing import drain, enqueued
 
 from tests.app.tasks import add, echo, nothing, tell_moment
+from tests.integration.fronted import fronted_broker, outside
+from tests.integration.work import work_off
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -146,6 +148,19 @@ def test_overlap_allow_fires_while_a_job_runs() -> None:
 def test_overlap_skip_skips_while_a_job_runs() -> None:
     assert overlapping("skip") == ["fired", "skipped"]
     assert len(enqueued()) == 1
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize(("policy", "second"), [("skip", "skipped"), ("queue", "held")])
+def test_overlap_is_noticed_with_a_broker_outside_the_database(policy: str, second: str) -> None:
+    """Its jobs have no row before their first attempt ends, so these jobs wait in the store."""
+    with fronted_broker() as broker:
+        assert overlapping(policy) == ["fired", second]
+        assert outside(broker) == 0
+        assert work_off() == 1
+        schedules.delete("overlaps")
+        assert overlapping("allow") == ["fired", "fired"]
+        assert outside(broker) == 2
 
 
 def test_overlap_skip_ignores_runs_by_hand() -> None:

@@ -154,8 +154,7 @@ def _request(settings: Settings, unstored: Job, reason: str) -> bool:
             return False
         _ask_with_rows(alias, [unstored], reason)
         if is_in_transaction(alias):
-            withdraw = partial(cancel_waiting, settings, unstored, reason)
-            transaction.on_commit(withdraw, using=alias, robust=True)
+            after_commit(alias, partial(cancel_waiting, settings, unstored, reason))
     return True
 
 

@@ -220,18 +220,21 @@ MOST_KNOWN = 500
 _known: dict[tuple[int, int, int], tuple[Any, Any, Settings, TaskOptions]] = {}
 """Cache of tasks that were checked, with their options. There may be many: using() creates new
 tasks, and each thread has its own backend."""
+_in_store: ContextVar[bool] = ContextVar("in_store", default=False)
 WORKFLOW = "stoker.workflow"
 """Metadata key of a step: the id of its workflow."""
 
 
 @contextmanager
-def carrying(more: Mapping[str, str]) -> Iterator[None]:
-    """Let the jobs that are enqueued here carry this as metadata, too."""
-    token = carried.set({**carried.get(), **more})
+def carrying(more: Mapping[str, str], *, in_store: bool = False) -> Iterator[None]:
+    """Let the jobs that are enqueued here carry this as metadata, too, and wait in the store if
+    ``in_store``."""
+    token, store_token = carried.set({**carried.get(), **more}), _in_store.set(in_store)
     try:
         yield
     finally:
         carried.reset(token)
+        _in_store.reset(store_token)
 
 
 @dataclass(slots=True)
@@ -264,9 +267,10 @@ class Sealing:
         self._options = _checked(settings, task, backend)
         self._hooks = hooks_of(settings, task)
         is_unique = getattr(task, "unique", None) is not None
-        self.stays_in_store = is_unique or bool(getattr(task, "atomic", False))
-        """Whether the jobs must wait in the store: because of their unique key, or because atomic
-        tasks need the store's transaction."""
+        is_atomic = bool(getattr(task, "atomic", False))
+        self.stays_in_store = is_unique or is_atomic or _in_store.get()
+        """Whether the jobs must wait in the store, for example because atomic tasks need the
+        store's transaction."""
 
     def seal(self, calls: Sequence[Call], like: JobOptions | None = None) -> list[Newcomer]:
         """Check and seal calls.

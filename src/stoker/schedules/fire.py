@@ -363,7 +363,7 @@ class Firing:
         kwargs = dict(package.kwargs)
         if row.moment_as:
             kwargs[row.moment_as] = moment
-        return task, package.args, kwargs, marked(row.name, moment, row.zone)
+        return task, package.args, kwargs, marked(row, moment)
 
     def _advance(self, row: Schedule, changes: dict[str, Any]) -> None:
         if not self._schedules.advance(row, **changes):
@@ -423,7 +423,11 @@ def scheduled_moment() -> datetime | None:
     return moment.astimezone(zone_named(running.metadata.get(ZONE, "UTC")))
 
 
-def marked(name: str, moment: datetime, zone: str) -> AbstractContextManager[None]:
-    """Add the schedule and its moment to the metadata of jobs that are enqueued inside the
-    block."""
-    return carrying({NAME: name, MOMENT: moment.isoformat(), ZONE: zone})
+def marked(row: Schedule, moment: datetime) -> AbstractContextManager[None]:
+    """Add the schedule and its moment to the metadata of jobs that are enqueued inside the block.
+
+    If the next tick depends on their end, they wait in the store: a broker outside it does not tell
+    whether a job has ended.
+    """
+    more = {NAME: row.name, MOMENT: moment.isoformat(), ZONE: row.zone}
+    return carrying(more, in_store=row.overlap != Schedule.Overlap.ALLOW)

@@ -197,7 +197,7 @@ def _check_call(settings: Settings, task: Any, when: Scheduled) -> None:
                 f"moment_as={when.moment_as!r} is in the kwargs already: remove it there."
             )
         kwargs[when.moment_as] = None
-    if when.overlap != "allow" and not broker_for(settings).capabilities.transactional:
+    if when.overlap != "allow" and broker_for(settings).store is None:
         raise InvalidSchedule(
             f"overlap={when.overlap!r}: {settings.broker} cannot tell whether a job has ended. "
             'Write overlap="allow", and give the task a lock, or set BROKER to a database.'

@@ -198,7 +198,7 @@ def record_taken_back(settings: Settings, jobs: Mapping[UUID, UUID], reason: str
     reassign(alias, ours)
     if stopped:
         withdraw = partial(end_waiting, settings, stopped[:AT_ONCE], REASON)
-        transaction.on_commit(withdraw, using=alias, robust=True)
+        after_commit(alias, withdraw)
 
 
 def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> JobColumns:
