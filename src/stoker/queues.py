@@ -53,6 +53,9 @@ class Cleared:
     not_kept: int = 0
     """Number of those that were deleted at a message server (Amazon SQS, Disque, IronMQ) before
     they were received. No record of them is kept."""
+    left_at_server: int = 0
+    """Number of those that were left at a message server, because it would have deleted more jobs
+    than the limit allows. It may be an estimate."""
 
 
 def list(*, backend: str = "default") -> tuple[QueueDepth, ...]:  # noqa: A001 - read as queues.list
@@ -129,8 +132,8 @@ def clear(
 
     Args:
         limit: maximum number, above 0; None = all. A message server (Amazon SQS, Disque, IronMQ)
-            cannot list its jobs. If the limit is not reached before, it deletes all of them, and
-            no record is kept.
+            cannot list its jobs. It deletes all of them, without a record, or none if they are
+            more than the limit allows.
         dry_run: count only.
 
     Raises: as ``pause``.
@@ -154,6 +157,9 @@ def clear(
             return Cleared(matched, done)
     if broker.arrivals is None:
         return Cleared(matched, done)
+    at_server = broker.arrivals.sizes().get(queue, {}).get("ready", 0)
+    if limit is not None and at_server > limit - done:
+        return Cleared(matched, done, left_at_server=at_server)
     purged = _purge(settings, broker.arrivals, queue)
     return Cleared(max(matched, done + purged), done + purged, purged)
 

@@ -101,6 +101,18 @@ class TestOfProject:
         assert job.reason == "the queue was cleared by alice: old"
         assert (broker.sizes(), claim()) == ({}, [])
 
+    def test_clear_deletes_no_messages_if_they_are_more_than_the_limit(self) -> None:
+        for _ in range(3):
+            add.enqueue(1, 2)
+        done = CLEAR.perform(Operator(settings_for(), "alice"), "default", limit=2)
+        assert done.value == queues.Cleared(2, 0, left_at_server=3)
+        assert done.sentence == (
+            "0 jobs of the queue default cancelled. About 3 more wait at the broker, which can "
+            "only delete all of them: `manage.py stoker clear default` without --limit does so."
+        )
+        assert broker_for(settings_for()).sizes()["default"]["ready"] == 3
+        assert queues.clear("default", limit=3) == queues.Cleared(3, 3, not_kept=3)
+
     def test_clear_in_a_transaction_deletes_messages_when_it_commits(self) -> None:
         add.enqueue(1, 2)
         broker = broker_for(settings_for())

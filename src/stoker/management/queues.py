@@ -76,7 +76,8 @@ class ClearQueue(Subcommand):
     meanwhile may be cancelled, too: pause the queue first.
 
     Amazon SQS, Disque and IronMQ cannot list the jobs that no cluster has received. They delete
-    all of them, and no record is kept; the answer says how many.
+    all of them, without a record, and the answer says how many. With --limit they delete none if
+    there are more.
 
     --json writes one object: queue, matched, done, not_kept, dry_run.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 
 from stoker import queues
 from stoker.queues import Pause, QueueDepth
@@ -54,6 +55,11 @@ def _clear(
     gone = more = ""
     if cleared.not_kept:
         gone = f" {cleared.not_kept:,} of them were deleted at the broker, and are not kept."
+    elif cleared.left_at_server:
+        more = (
+            f" About {cleared.left_at_server:,} more wait at the broker, which can only delete all "
+            f"of them: `manage.py stoker clear {quote(queue)}` without --limit does so."
+        )
     elif cleared.matched == limit:
         more = " There may be more: clear the queue again."
     return Done(
