@@ -14,7 +14,7 @@ from django.db import OperationalError, transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from stoker import Lock, chain, group, queues
+from stoker import Lock, Unique, chain, group, queues
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import settings_for
@@ -29,7 +29,7 @@ from stoker.operations import jobs as job_operations
 from stoker.operations.jobs import details_of
 from stoker.operations.operation import Operator
 
-from tests.app.tasks import add
+from tests.app.tasks import add, echo
 from tests.conformance.stands import message
 from tests.integration.fronted import fronted_broker, outside
 from tests.integration.work import claim, outside_the_database, work_off
@@ -315,6 +315,20 @@ class TestCancel:
             sweep_requests(settings_for())
             assert add.get_result(result.id).state is JobState.SUCCESSFUL
             assert (Job.objects.count(), Cancellation.objects.count()) == (0, 0)
+
+    @pytest.mark.slow
+    @pytest.mark.redis
+    @pytest.mark.parametrize("mode", ["keep", "replace"])
+    def test_many_large_packages_need_no_large_statement(self, mode: str) -> None:
+        """MariaDB refuses statements of more than 16 MiB, and closes the connection."""
+        calls = [((str(number) + "x" * 600_000,), {}) for number in range(30)]
+        with fronted_broker() as broker:
+            task = echo if mode == "keep" else echo.using(unique=Unique(on_conflict="replace"))
+            for _ in range(2):
+                with transaction.atomic():
+                    task.enqueue_many(calls)
+            assert outside(broker) == (60 if mode == "keep" else 0)
+            assert clear().done == (60 if mode == "keep" else 30)
 
     def test_doctor_finds_a_step_whose_job_is_nowhere(self, broker: Dispatch) -> None:
         chain(add.si(1, 2), add.si(3, 4)).enqueue()

@@ -26,7 +26,7 @@ from stoker.models import Job
 from stoker.models.job import JobColumns, Message
 from stoker.models.outbox import Outgoing, find_outgoing, possible_outboxes
 from stoker.signals import tell
-from stoker.store.statements import delete_by_key, with_keys
+from stoker.store.statements import delete_by_key, insert_with_packages, with_keys
 from stoker.store.transactions import after_commit
 from stoker.store.wake import EitherWake, Wake
 
@@ -142,7 +142,7 @@ class Dispatch:
         if outside:
             rows = [Outgoing.of_message(self.settings.alias, message) for message in outside]
             outgoing = Outgoing.objects.using(alias)
-            outgoing.bulk_create(rows, batch_size=AT_ONCE, ignore_conflicts=True)
+            insert_with_packages(outgoing, rows, ignore_conflicts=True)
             after_commit(alias, partial(self.relay_outbox, [message.job_id for message in outside]))
 
     def relay_outbox(self, job_ids: Sequence[UUID]) -> None:

@@ -25,7 +25,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, RowsLocked
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.engines.sessions import explained
-from stoker.store.statements import lock_by_key
+from stoker.store.statements import insert_with_packages, lock_by_key
 from stoker.store.transactions import after_commit, is_in_transaction, repeat_if_aborted
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
@@ -170,7 +170,7 @@ def _ask_with_rows(alias: str, unstored: Sequence[Job], reason: str) -> None:
         job.reason = REQUESTED
     with transaction.atomic(using=alias):
         Cancellation.objects.using(alias).ask_all([job.pk for job in unstored], reason)
-        Job.objects.using(alias).bulk_create(unstored, ignore_conflicts=True)
+        insert_with_packages(Job.objects.using(alias), unstored, ignore_conflicts=True)
 
 
 def _forget_request_rows(settings: Settings, job_ids: Collection[UUID]) -> None:
@@ -351,7 +351,7 @@ def _cancel_asked(settings: Settings, jobs: Sequence[Job], reason: str) -> int:
     asked = Cancellation.objects.using(alias).filter(pk__in=job_ids)
     with explained(alias), transaction_for(alias, job_ids):
         if not _forgets_withdrawn(broker):
-            Job.objects.using(alias).bulk_create(jobs, ignore_conflicts=True)
+            insert_with_packages(Job.objects.using(alias), jobs, ignore_conflicts=True)
         rows = lock_by_key(Job.objects.using(alias), job_ids, "id", "status", "reason")
         gone = broker.withdraw([row.id for row in rows if row.status is None])
         record_cancelled(settings, gone, reason)

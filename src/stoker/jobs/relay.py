@@ -36,7 +36,7 @@ from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.store.prepared import Compiled, any_of
-from stoker.store.statements import deciding
+from stoker.store.statements import deciding, insert_with_packages
 from stoker.tasks.registry import task_of
 
 from .intake import Newcomers
@@ -70,7 +70,7 @@ def put(
         Outgoing.of_message(settings.alias, message, claim)
         for message, claim in zip_longest(messages, claims)
     ]
-    Outgoing.objects.using(alias).bulk_create(rows, batch_size=AT_ONCE)
+    insert_with_packages(Outgoing.objects.using(alias), rows)
 
 
 def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict[UUID, Result[Any]]:

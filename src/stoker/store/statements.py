@@ -15,6 +15,9 @@ from stoker.conf import Settings
 from .engines import engine_of
 from .engines.base import BLOCKED
 
+INSERTED_AT_ONCE, INSERT_BYTES = 500, 1 << 20
+"""Maximum number of rows with packages in one INSERT, and of bytes of their packages."""
+
 
 def with_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
     """Restrict the query to the given primary keys."""
@@ -43,6 +46,21 @@ def insert_rows(
 ) -> None:
     """Insert rows into the table of this query set. See ``Engine.insert_rows``."""
     engine_of(rows.db).insert_rows(rows.model._meta.db_table, names, values)
+
+
+def insert_with_packages(rows: models.QuerySet[Any], new: Sequence[Any], **options: Any) -> None:
+    """Insert rows that have packages, see ``bulk_create``. Use several statements if there are many
+    rows, or if the packages are large: MariaDB refuses statements of 16 MiB."""
+    part: list[Any] = []
+    part_bytes = 0
+    for one in new:
+        if part and (len(part) >= INSERTED_AT_ONCE or part_bytes + len(one.package) > INSERT_BYTES):
+            rows.bulk_create(part, **options)
+            part, part_bytes = [], 0
+        part.append(one)
+        part_bytes += len(one.package)
+    if part:
+        rows.bulk_create(part, **options)
 
 
 def delete_returning_guards(

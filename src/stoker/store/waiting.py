@@ -20,7 +20,7 @@ from stoker.models.ready import Place, Ready
 
 from .engines import engine_of
 from .engines.base import PLACE
-from .statements import delete_by_key, update_by_key
+from .statements import delete_by_key, insert_with_packages, update_by_key
 from .written import as_uuid, microseconds, moment
 
 TABLES: Mapping[str, type[Ready | Deferred | Blocked]] = {
@@ -100,10 +100,11 @@ def lines_of(alias: str, held: Collection[Held]) -> set[UUID]:
 
 
 def _write_jobs(alias: str, jobs: Iterable[Message]) -> None:
-    """Write the jobs' new values. The rows exist and are locked, so this acts as an UPDATE in one
-    statement on every database."""
+    """Write the jobs' new values. The rows exist and are locked, so this acts as an UPDATE of many
+    rows on every database."""
     features = connections[alias].features
-    Job.objects.using(alias).bulk_create(
+    insert_with_packages(
+        Job.objects.using(alias),
         [
             Job(
                 id=job.job_id,
