@@ -31,6 +31,7 @@ from stoker.operations.operation import Operator
 
 from tests.app.tasks import add, echo
 from tests.conformance.stands import message
+from tests.guards.sessions import PATIENCE_SECONDS, session, wait_until_waiting
 from tests.integration.fronted import fronted_broker, outside
 from tests.integration.work import claim, outside_the_database, work_off
 
@@ -315,6 +316,27 @@ class TestCancel:
             sweep_requests(settings_for())
             assert add.get_result(result.id).state is JobState.SUCCESSFUL
             assert (Job.objects.count(), Cancellation.objects.count()) == (0, 0)
+
+    @pytest.mark.redis
+    @pytest.mark.postgres
+    @pytest.mark.mariadb
+    def test_outcome_is_recorded_though_its_request_row_is_deleted_meanwhile(self) -> None:
+        """The queue is cleared while the job runs. Its outcome waits for the lock on the row."""
+        with fronted_broker(), session() as clearing, session() as recording:
+            result = add.enqueue(1, 2)
+            row = Job(
+                pk=UUID(result.id), task="", queue="", package=b"", enqueued_at=timezone.now()
+            )
+            cancelling._ask_with_rows("default", [row], "no")
+            rows = Job.objects.filter(pk=result.id)
+            clearing.begin()
+            clearing.do(lambda: list(rows.select_for_update()))
+            work = recording.start(work_off)
+            wait_until_waiting()
+            clearing.do(rows.delete)
+            clearing.commit()
+            assert work.result(PATIENCE_SECONDS) == 1
+            assert add.get_result(result.id).return_value == 3
 
     @pytest.mark.slow
     @pytest.mark.redis

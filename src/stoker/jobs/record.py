@@ -305,23 +305,25 @@ class Recorder:
         needed = {job_id for job_id in batch.job_ids if job_id not in rowless}
         needed.update(batch.job_ids[place] for place in batch.marked)
         with self._transaction(batch):
-            rows = batch.among(needed)
-            if len(rows):
-                self._engine.ensure_jobs(rows)
-            known = self._known(batch)
+            known = self._known(batch, batch.among(needed))
             batch = batch.without(set[Lease]().union(*known))
             entries = self._carry_on(batch, rowless)
             self._finishing(batch, rowless)()
         self._tell(batch, entries)
         return known
 
-    def _known(self, batch: Batch) -> tuple[set[Lease], set[Lease]]:
+    def _known(self, batch: Batch, rows: Batch) -> tuple[set[Lease], set[Lease]]:
         """Return the leases of jobs that have ended, and of attempts that have failed, according to
-        the store. A process recorded them and died before it acked the leases, or this process was
-        suspended until another cluster took over the jobs. The rows stay locked until the batch is
-        written, because a broker's lease does not protect them."""
+        the store: a process recorded them and died before it acked the leases, or this one was
+        suspended. Insert ``rows``, those of the jobs that need one. All rows stay locked until the
+        batch is written, because a broker's lease does not protect them."""
         job_ids = batch.ids()
+        if len(rows):
+            self._engine.ensure_jobs(rows)
         jobs = lock_by_key(Job.objects.using(self._alias), job_ids, "id", "status")
+        rows = rows.among({*rows.job_ids} - {job.id.hex for job in jobs})
+        if len(rows):  # a cancellation deleted them before they were locked
+            return self._known(batch, rows)
         ended = {job.id for job in jobs if job.status is not None}
         attempts = Attempt.objects.using(self._alias).filter(job_id__in=job_ids)
         lost = set(attempts.values_list("job_id", "number"))
