@@ -20,7 +20,7 @@ stoker.W003 A lease may end before a live cluster has extended it.
 stoker.W004 A call to the database may take longer than a lease.
 stoker.W005 Packages are pickled.
 stoker.W006 SQLite is not tuned, neither by Stoker nor by ``DATABASES``.
-stoker.W007 The transaction isolation level is stricter than "read committed".
+stoker.W007 The transaction isolation level is not "read committed".
 stoker.W008 Modules of tasks cannot be imported, so their schedules are unknown.
 stoker.W009 The server of ``BROKER`` may lose jobs as configured, or does not answer.
 stoker.W010 A cache is in the Redis database of ``BROKER``: clearing it would delete all jobs.
@@ -296,11 +296,15 @@ def _isolation(alias: str) -> Iterator[CheckMessage]:
         return
     level = options["isolation_level"]
     name = str(getattr(level, "name", level)).lower().replace("_", " ")
-    if name not in ("read committed", "read uncommitted"):
+    if name != "read committed":
+        what = (
+            "clusters would often have to repeat transactions, and result.wait() inside a "
+            "transaction would not see the end of the job."
+        )
+        if name == "read uncommitted":
+            what = "a unique job may be left out because of another job that is never committed."
         yield Warning(
-            f'DATABASES["{alias}"] isolates transactions as {name!r}: clusters would often have to '
-            "repeat transactions, and result.wait() inside a transaction would not see the end of "
-            "the job.",
+            f'DATABASES["{alias}"] isolates transactions as {name!r}: {what}',
             hint="Remove 'isolation_level' from its OPTIONS, or give Stoker its own alias.",
             id="stoker.W007",
         )

@@ -272,7 +272,12 @@ def test_w006_reports_untuned_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("level", "expected"),
-    [("repeatable read", ["stoker.W007"]), (None, ["stoker.W007"]), ("read committed", [])],
+    [
+        ("repeatable read", ["stoker.W007"]),
+        ("read uncommitted", ["stoker.W007"]),
+        (None, ["stoker.W007"]),
+        ("read committed", []),
+    ],
 )
 def test_w007_reports_mysql_isolation_levels(
     monkeypatch: pytest.MonkeyPatch, level: Any, expected: list[str]
