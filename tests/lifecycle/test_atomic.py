@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ from stoker.testing import drain
 
 from tests.app import atomic, tasks
 from tests.app.models import Account
+from tests.guards.sessions import session
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -36,6 +38,31 @@ def broker() -> Broker:
 @pytest.fixture
 def account() -> Account:
     return Account.objects.create()
+
+
+@pytest.mark.mariadb
+def test_task_on_mariadb_reads_what_others_commit_though_the_project_reads_repeatably(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would miss the jobs that its lock blocks, and they would stay blocked."""
+    options = {**connection.settings_dict["OPTIONS"], "isolation_level": "repeatable read"}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    connection.close()
+    seen: list[int] = []
+
+    def read_and_enqueue(*_: object) -> None:
+        seen.append(Job.objects.count())
+        with session() as other:
+            other.do(tasks.nothing.enqueue)
+        seen.append(Job.objects.count())
+
+    monkeypatch.setattr(atomic, "time", SimpleNamespace(sleep=read_and_enqueue))
+    atomic.add.enqueue(1)
+    (delivery,) = broker.claim(ClaimRequest(1, uuid4(), 60))
+    attempted = Executor(settings_for(), worker_id="w").run(delivery)
+    assert isinstance(attempted.outcome, Succeeded)
+    assert seen == [1, 2, 2, 3]
+    connection.close()
 
 
 @pytest.fixture

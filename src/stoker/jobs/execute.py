@@ -15,7 +15,7 @@ from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import connections, transaction
+from django.db import connections
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Delivery
@@ -134,7 +134,7 @@ def run_and_record(
         )
     is_committed: list[bool] = []
     try:
-        with autocommit(alias), transaction.atomic(using=alias):
+        with autocommit(alias), engine_of(alias).atomic_task():
             # Registered before the task's own callbacks, which may raise after the commit.
             after_commit(alias, lambda: is_committed.append(True))
             with _inner_blocks_closed(alias):

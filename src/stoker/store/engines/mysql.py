@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -66,6 +67,13 @@ class MySQL(Engine):
 
     def call_limits(self, seconds: int) -> dict[str, Any]:
         return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
+
+    def atomic_task(self) -> AbstractContextManager[Any]:
+        """Open the transaction of an atomic task. It reads committed, because these servers do not
+        refuse a commit that rests on old rows: a job that the task's lock blocks could be
+        missed."""
+        is_ours = not self.connection.in_atomic_block
+        return self.deciding() if is_ours else super().atomic_task()
 
     def limit_sessions(
         self, settings: Settings, *, keeps_statements: bool, is_cluster: bool

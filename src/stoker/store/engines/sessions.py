@@ -125,6 +125,11 @@ class Sessions:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             yield
 
+    def atomic_task(self) -> AbstractContextManager[Any]:
+        """Open the transaction of an atomic task. It has the project's isolation level. If that is
+        strict, the server refuses a commit that rests on old rows."""
+        return transaction.atomic(using=self.alias)
+
     def deciding_at_once(self) -> AbstractContextManager[None]:
         """Let a single statement read committed. Open a transaction only if the session's isolation
         level is stricter: processes of a cluster save its round trips."""
