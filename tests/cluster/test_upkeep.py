@@ -191,27 +191,6 @@ def test_upkeep_without_work_sends_one_short_statement_for_each_kind_of_work() -
     assert len(sent) == len(looks) + lease_clock_and_rescue, sent
 
 
-@pytest.mark.parametrize("error", [None, BrokerUnavailable("away")])
-def test_relay_returns_whether_the_outbox_could_be_read(
-    error: Exception | None,
-    monkeypatch: pytest.MonkeyPatch,
-    told: list[tuple[str, dict[str, Any]]],
-) -> None:
-    """The scheduler waits longer after each failure."""
-    upkeep = upkeep_with()
-
-    def relay(*_: Any) -> int:
-        if error is not None:
-            raise error
-        return 0
-
-    monkeypatch.setattr(upkeep._broker, "outboxes", lambda: ["default"])
-    monkeypatch.setattr(upkeep_module, "relay_from", relay)
-    monkeypatch.setattr(connections["default"], "close", lambda: None)
-    assert upkeep.relay() is (error is None)
-    assert len([name for name, _ in told if name == "upkeep_failed"]) == (error is not None)
-
-
 def test_clean_up_that_failed_is_repeated_with_the_board_of_the_dead_cluster(
     broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

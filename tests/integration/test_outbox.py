@@ -13,7 +13,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs import relay as outbox
-from stoker.jobs.relay import relay_from
+from stoker.jobs.relay import RelayRefused, relay_from
 from stoker.jobs.states import JobState
 from stoker.models import Job, Outgoing
 
@@ -184,7 +184,7 @@ class TestRefusals:
         return given
 
     def test_refused_jobs_stay_in_the_outbox_and_raise(self, given: list[int]) -> None:
-        with pytest.raises(BrokerUnavailable, match="Not these"):
+        with pytest.raises(RelayRefused, match="Not these"):
             relay()
         assert (waiting(), Outgoing.objects.count()) == (8, 2)
         assert set(Outgoing.objects.values_list("priority", flat=True)) == {9}
@@ -199,3 +199,15 @@ class TestRefusals:
         with pytest.raises(BrokerUnavailable, match="away"):
             relay()
         assert (given, Outgoing.objects.count()) == ([3], 10)
+
+    def test_refusal_of_a_single_job_raises_the_error_of_an_unreachable_broker(
+        self, given: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def ping() -> None:
+            raise BrokerUnavailable("It is away.")
+
+        Outgoing.objects.filter(priority=0).delete()
+        Outgoing.objects.first().delete()  # type: ignore[union-attr] # one of two
+        monkeypatch.setattr(broker_for(settings_for()), "ping", ping)
+        with pytest.raises(BrokerUnavailable, match="away"):
+            relay()

@@ -96,6 +96,11 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
     return told
 
 
+class RelayRefused(BrokerUnavailable):
+    """The broker and the database answered, but some jobs of an outbox could not be relayed. All
+    others were."""
+
+
 def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
     """Relay the jobs that other processes have left in the outbox of this database. Return their
     number.
@@ -106,20 +111,21 @@ def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
         beat: called often, as a heartbeat.
 
     Raises:
-        BrokerUnavailable: the broker is unreachable or refused some jobs; the others were relayed.
+        RelayRefused: some jobs were refused; the others were relayed.
+        BrokerUnavailable: the broker or the store is unreachable.
     """
     if not has_outbox(alias):
         return 0
     sweep = _Sweep(settings, alias, beat)
     count = sweep.relay()
     if sweep.refusal is not None:
-        raise sweep.refusal
+        raise RelayRefused(str(sweep.refusal)) from sweep.refusal
     return count
 
 
 class _Sweep:
-    """Relays all rows of one outbox, oldest first. Rows that the broker refuses, for example
-    because their queue is missing, are skipped, so that they do not block later ones."""
+    """Relays all rows of one outbox, oldest first. Rows that cannot be relayed, for example because
+    their queue is missing at the broker, are skipped, so that they do not block later ones."""
 
     def __init__(self, settings: Settings, alias: str, beat: Callable[[], None]) -> None:
         self._backend = settings.alias
@@ -154,12 +160,13 @@ class _Sweep:
 
     def _one_by_one(self, error: BrokerUnavailable) -> int:
         count = 0
-        self.refusal = self.refusal or error
         for row in self._page if len(self._page) > 1 else ():
             self._broker.ping()  # raises if the broker is unreachable for all jobs
             with suppress(BrokerUnavailable):
                 count += self._relay.relay(partial(self._outgoing.lock_these, [row.pk])).jobs
             self._beat()
+        self._broker.ping()  # also for a single row
+        self.refusal = self.refusal or error
         self._after = self._page[-1].pk
         return count
 

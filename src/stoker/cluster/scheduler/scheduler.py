@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from copy import deepcopy
 
-from django.db import connections
+from django.db import Error, connections
 
 from stoker.brokers.adapters import broker_for
 from stoker.cluster import board as place
@@ -17,7 +19,7 @@ from stoker.cluster.callbacks import Callbacks
 from stoker.cluster.channel import is_readable
 from stoker.cluster.process import Child
 from stoker.conf import Settings
-from stoker.jobs.relay import relay_from
+from stoker.jobs.relay import RelayRefused, relay_from
 from stoker.schedules.ticking import Ticks
 from stoker.signals import call_project_with, tell
 from stoker.store.engines import engine_for
@@ -32,8 +34,8 @@ REST_SECONDS = 1.0
 OUTBOX_SECONDS = 0.5
 """Pause between two reads of an outbox."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
-"""First and longest pause between two reads of an outbox while its database or the broker
-fails."""
+"""First and longest pause between two reads of an outbox while its database or the broker fails,
+and between two log lines about jobs that cannot be relayed."""
 
 
 def main(child: Child) -> None:
@@ -78,15 +80,17 @@ class Scheduler:
     def _do_upkeep(self) -> None:
         try:
             self.upkeep.clean_up_at_start()
-            due_at, relay_pause = 0.0, GrowingPause()
+            due_at, alias = 0.0, self.settings.database
+            outbox = OutboxRelay(self.settings, alias, self._beat_of_upkeep)
+            has_outbox = alias in self.broker.outboxes()
             while not self._is_over.is_set():
                 self._beat_of_upkeep()
                 if time.monotonic() >= due_at:
                     self.upkeep.run()
                     due_at = time.monotonic() + self.settings.upkeep_seconds
                 self.upkeep.vacuum_if_due()
-                if relay_pause.is_over:
-                    relay_pause.note(has_failed=not self.upkeep.relay())
+                if has_outbox:
+                    outbox.relay_if_due()
                 self.upkeep.go_on_in_bulk()
                 self._is_over.wait(OUTBOX_SECONDS)
             self.upkeep.leave()
@@ -132,6 +136,48 @@ class GrowingPause:
         self._ends_at = time.monotonic() + self.seconds
 
 
+class OutboxRelay:
+    """Relays the outbox of one database, for this thread. Every cluster does so, without the upkeep
+    lease.
+
+    While the database or the broker fails, the outbox is read after growing pauses. A job that
+    cannot be relayed delays no others; only the log lines about it have growing pauses.
+
+    Args:
+        settings: the backend's.
+        alias: of the database.
+        beat: called often, as a heartbeat.
+    """
+
+    def __init__(self, settings: Settings, alias: str, beat: Callable[[], None]) -> None:
+        self._settings = settings
+        self._alias = alias
+        self._beat = beat
+        self._pause, self._log_pause = GrowingPause(), GrowingPause()
+
+    def relay_if_due(self) -> None:
+        if not self._pause.is_over:
+            return
+        self._beat()
+        try:
+            relay_from(self._settings, self._alias, self._beat)
+            self._log_pause.note(has_failed=False)
+        except RelayRefused as error:
+            if self._log_pause.is_over:
+                self._tell(error)
+                self._log_pause.note(has_failed=True)
+        except Exception as error:  # noqa: BLE001 - a failure here must not stop the cluster
+            self._tell(error)
+            self._pause.note(has_failed=True)
+            with suppress(Error):
+                connections.close_all()  # those of this thread
+            return
+        self._pause.note(has_failed=False)
+
+    def _tell(self, error: Exception) -> None:
+        tell("upkeep_failed", step=f"outbox of {self._alias!r}", error=error)
+
+
 class Relays:
     """One thread for each other database that may have an outbox of this backend.
 
@@ -164,13 +210,7 @@ class Relays:
         connection = connections[alias]  # belongs to this thread alone
         connection.settings_dict = deepcopy(connection.settings_dict)
         engine_for(connection).limit_calls(connection, self._settings.database_seconds)
-        pause = GrowingPause()
-        while not self._is_over.wait(pause.seconds or OUTBOX_SECONDS):
-            try:
-                relay_from(self._settings, alias, lambda: None)
-                pause.note(has_failed=False)
-            except Exception as error:  # noqa: BLE001 - a failure here must not stop the cluster
-                tell("upkeep_failed", step=f"outbox of {alias!r}", error=error)
-                pause.note(has_failed=True)
-                connections.close_all()  # those of this thread
-        connections.close_all()
+        outbox = OutboxRelay(self._settings, alias, lambda: None)
+        while not self._is_over.wait(OUTBOX_SECONDS):
+            outbox.relay_if_due()
+        connections.close_all()  # those of this thread

@@ -33,7 +33,6 @@ from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Cancelled, Outcome, Sn
 from stoker.jobs.package import JobOptions, sealer_for
 from stoker.jobs.pruning import Pruning
 from stoker.jobs.record import finish
-from stoker.jobs.relay import relay_from
 from stoker.jobs.retries import is_out_of_attempts
 from stoker.locks.sweep import Leftovers
 from stoker.models import (
@@ -207,16 +206,6 @@ class Upkeep:
         self._step("vacuum", self._vacuum)
         seconds = VACUUM_SHARE * (time.monotonic() - now)
         self._vacuum_at = now + max(VACUUM_SECONDS, min(seconds, LONGEST_VACUUM_SECONDS))
-
-    def relay(self) -> bool:
-        """Relay the outbox of the store's own database, if it has one. Return False after an error.
-
-        Every cluster does so, without the upkeep lease. For other databases see ``Relays``.
-        """
-        if self._alias not in self._broker.outboxes():
-            return True
-        read = self._step("outbox", lambda: relay_from(self._settings, self._alias, self._beat))
-        return read is not None
 
     def go_on_in_bulk(self) -> None:
         """Continue bulk operations for a short time, so that other steps are not delayed."""
