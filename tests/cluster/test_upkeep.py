@@ -206,7 +206,7 @@ def test_clean_up_that_failed_is_repeated_with_the_board_of_the_dead_cluster(
     broker.claim(ClaimRequest(1, holder=dead.pk, lease_seconds=600))
     board.close()
     with monkeypatch.context() as patch:
-        patch.setattr(broker, "held_by", _away)
+        patch.setattr(upkeep._broker.lessors[0], "held_by", _away)
         for bury in (upkeep.bury_clusters_of_this_host, upkeep.bury_silent_clusters):
             with pytest.raises(BrokerUnavailable):
                 bury()

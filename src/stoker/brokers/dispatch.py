@@ -75,7 +75,7 @@ class Dispatch:
         self.broker = None if isinstance(broker, Arrivals) else broker
         self.arrivals = broker if isinstance(broker, Arrivals) else None
         self._outside = broker
-        self._lessors: list[Broker] = [one for one in (store, self.broker) if one is not None]
+        self.lessors: list[Broker] = [one for one in (store, self.broker) if one is not None]
         """The store and the broker, if they exist: both grant leases."""
         self._places: list[Broker | Arrivals] = [
             one for one in (store, self._outside) if one is not None
@@ -117,7 +117,7 @@ class Dispatch:
             BrokerError: the store could not record a queue of that name.
         """
         if len(self._places) == 1:
-            self._lessors[0].enqueue(messages)
+            self.lessors[0].enqueue(messages)
             return
         for message in messages:
             _refuse_name(message.queue)
@@ -234,8 +234,8 @@ class Dispatch:
         """
         if self.arrivals is not None:
             return self.arrivals.claim(request)
-        if len(self._lessors) == 1:
-            return self._lessors[0].claim(request)
+        if len(self.lessors) == 1:
+            return self.lessors[0].claim(request)
         found: list[Delivery] = []
         if is_stores_turn := self._is_stores_turn:
             found = self._from_store(request)
@@ -288,19 +288,22 @@ class Dispatch:
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         """Take over jobs whose lease has ended, see ``Broker.claim_expired``."""
         found: list[Delivery] = []
-        for place in self._lessors:
-            while room := request.limit - len(found):
-                over = place.claim_expired(request._replace(limit=room))
-                done = self._done(over) if over and place is not self.store else set()
-                found += [one for one in over if one.job_id not in done]
-                if not done:
-                    break
+        try:
+            for place in self.lessors:
+                while room := request.limit - len(found):
+                    over = place.claim_expired(request._replace(limit=room))
+                    done = self._done(over) if over and place is not self.store else set()
+                    found += [one for one in over if one.job_id not in done]
+                    if not done:
+                        break
+        except BrokerUnavailable:
+            if not found:  # otherwise the leases that the store has granted would be lost
+                raise
         return found
 
     @property
     def leaves_doubt(self) -> bool:
-        """Return whether the last claim may have leased more jobs than it returned, because the
-        answer to a statement was lost."""
+        """Return whether a lost answer may have leased more jobs than the last claim returned."""
         return self.store is not None and self.store.leaves_doubt
 
     # -- leases -----------------------------------------------------------------------------------
@@ -314,11 +317,8 @@ class Dispatch:
         return stale
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        """Extend leases. Skip those whose rows another transaction has locked.
-
-        Returns:
-            The stale leases, and the skipped ones.
-        """
+        """Extend leases. Skip those whose rows another transaction has locked. Return the stale
+        leases, and the skipped ones."""
         stale: set[Lease] = set()
         locked: set[Lease] = set()
         for place, theirs in self._by_lessor(leases):
@@ -334,9 +334,10 @@ class Dispatch:
         for place, theirs in self._by_lessor(leases):
             place.note_handed_out(theirs)
 
-    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Return the leased jobs in their last attempt that no worker has received."""
-        return {job_id for place in self._lessors for job_id in place.kept(job_ids)}
+    def kept(self, leases: Sequence[Lease]) -> set[UUID]:
+        """Return the jobs in their last attempt that no worker has received: see ``Broker``."""
+        parts = self._by_lessor(leases)
+        return {one for place, part in parts for one in place.kept([held.job_id for held in part])}
 
     def settle(
         self,
@@ -345,12 +346,11 @@ class Dispatch:
         *,
         failed: Collection[UUID] = (),
     ) -> set[Lease]:
-        """End leases, see ``Broker.settle``. Takes one step for the leases of the store, and one
-        for those of the broker."""
-        if len(self._lessors) == 1:
-            return self._lessors[0].settle(over, again, failed=failed)
+        """End leases, first those of the store, then those of the broker, see ``Broker.settle``."""
+        if len(self.lessors) == 1:
+            return self.lessors[0].settle(over, again, failed=failed)
         stale: set[Lease] = set()
-        for place in self._lessors:
+        for place in self.lessors:
             is_inside = place is self.store
             ended = [one for one in over if self.is_inside(one.lease_id) is is_inside]
             returned = [one for one in again if self.is_inside(one.lease.lease_id) is is_inside]
@@ -384,20 +384,20 @@ class Dispatch:
 
     def expire_holder(self, holder: UUID) -> int:
         """End all leases of a holder that is known to be dead. Return their number."""
-        return sum(place.expire_holder(holder) for place in self._lessors)
+        return sum(place.expire_holder(holder) for place in self.lessors)
 
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
         """Return the deliveries that a holder has leased, see ``Broker.held_by``."""
-        return [one for place in self._lessors for one in place.held_by(holder, packages=packages)]
+        return [one for place in self.lessors for one in place.held_by(holder, packages=packages)]
 
     def _by_lessor(self, leases: Sequence[Lease]) -> list[tuple[Broker, Sequence[Lease]]]:
         """Return the leases of the store and those of the broker, without empty parts."""
-        if len(self._lessors) == 1:
-            return [(self._lessors[0], leases)]
+        if len(self.lessors) == 1:
+            return [(self.lessors[0], leases)]
         parts: list[list[Lease]] = [[], []]
         for lease in leases:
             parts[not self.is_inside(lease.lease_id)].append(lease)
-        return [(place, part) for place, part in zip(self._lessors, parts, strict=True) if part]
+        return [(place, part) for place, part in zip(self.lessors, parts, strict=True) if part]
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -417,7 +417,7 @@ class Dispatch:
         """Return job id -> "ready", "deferred", "blocked" or "running", for the jobs that wait or
         run. Leave out jobs in an outbox, and messages that have not arrived."""
         found: dict[UUID, str] = {}
-        for place in self._lessors:
+        for place in self.lessors:
             if rest := [job_id for job_id in job_ids if job_id not in found]:
                 found |= read_or_default(place.states, {}, rest)
         return found
@@ -464,7 +464,7 @@ class Dispatch:
                 itself.
         """
         if inside or self.store is None:
-            self._lessors[0].wake_up(queues)
+            self.lessors[0].wake_up(queues)
 
     def look_at_store(self) -> None:
         """Let the next claim start with the store, because the store has a new job."""
@@ -482,7 +482,7 @@ class Dispatch:
         Args:
             rated: whether jobs that wait for their rate count, too.
         """
-        due = [place.next_due_seconds(rated=rated) for place in self._lessors]
+        due = [place.next_due_seconds(rated=rated) for place in self.lessors]
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def close(self) -> None:

@@ -27,7 +27,7 @@ MISTAKES = (
         "an unstarted job of a dead cluster that was to be cancelled is released",
         [
             Change(
-                "cluster.scheduler.upkeep:Upkeep._free",
+                "cluster.scheduler.upkeep:Upkeep._free_at",
                 replace("self._without_cancelled(unstarted)", "unstarted"),
             )
         ],

@@ -8,7 +8,7 @@ neither the other steps nor the cluster.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 
 from django.db import Error, InterfaceError, OperationalError, connections
 
-from stoker.brokers.contract import ClaimRequest, Delivery, Return
+from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster.board import Board, board_path, job_lease
 from stoker.cluster.plan import Plan
@@ -25,7 +25,7 @@ from stoker.cluster.pusher.estimates import outline
 from stoker.cluster.reload import code_digest
 from stoker.conf import Settings
 from stoker.dead_letters.sweep import DeadLetterSweep
-from stoker.exceptions import StokerError
+from stoker.exceptions import BrokerUnavailable, StokerError
 from stoker.guards.sweeping import GuardSweep
 from stoker.inspect.queue_depths import queues
 from stoker.jobs.cancel import sweep_requests
@@ -222,12 +222,9 @@ class Upkeep:
 
     def bury_clusters_of_this_host(self) -> int:
         """Remove clusters on this host that have no process left, as their board shows."""
-        freed = 0
-        for cluster in self._others.filter(host=self._plan.host):
-            board = self._board_of(cluster)
-            if board is not None:
-                freed += self._bury(Grave(cluster, board))
-        return freed
+        here = self._others.filter(host=self._plan.host)
+        graves = (Grave(cluster, self._board_of(cluster)) for cluster in here)
+        return self._bury_all(grave for grave in graves if grave.board is not None)
 
     def _board_of(self, cluster: Cluster) -> Board | None:
         """Return the board of a cluster on this host if none of its processes is alive."""
@@ -253,13 +250,24 @@ class Upkeep:
         if not self._clock.can_be_trusted():
             return 0
         silent = self._others.silent_for(self._settings.lease_seconds)
-        return sum(self._bury(Grave(cluster, self._board_of(cluster))) for cluster in silent)
+        return self._bury_all(Grave(cluster, self._board_of(cluster)) for cluster in silent)
+
+    def _bury_all(self, graves: Iterable[Grave]) -> int:
+        """Bury these clusters. If a broker is unavailable, go on, and raise the error last."""
+        count, error = 0, None
+        for grave in graves:
+            try:
+                count += self._bury(grave)
+            except BrokerUnavailable as one:
+                error = error or one
+            self._beat()
+        if error is not None:
+            raise error
+        return count
 
     def _bury(self, grave: Grave) -> int:
-        """Free the jobs of a dead cluster, and delete its row and board.
-
-        If that fails, the board is left unlocked for the next attempt.
-        """
+        """Free the jobs of a dead cluster, and delete its row and board. If that fails, the board
+        is left unlocked for the next attempt."""
         with nullcontext() if grave.board is None else closing(grave.board):
             count = self._free(grave)
             if grave.board is not None:
@@ -267,35 +275,39 @@ class Upkeep:
         return count
 
     def _free(self, grave: Grave) -> int:
-        """Free the jobs of a dead cluster, and delete its row last.
-
-        Jobs that had not started are released without counting the attempt. Jobs that ran, or were
-        finished but not recorded, are left to ``rescue``.
-        """
+        """Free the jobs of a dead cluster, and delete its row last. The jobs of the store go first,
+        so that they do not wait for a broker that is unavailable."""
         cluster, count = grave.cluster, 0
         if grave.board is not None:
-            running, finished = grave.board.pids_of_running_jobs(), grave.board.finished()
-            held = self._broker.held_by(cluster.pk)
-            unstarted = [one for one in held if one.job_id not in running]
-            unstarted = [one for one in unstarted if job_lease(one) not in finished]
-            unstarted = self._without_cancelled(unstarted)
-            for start in range(0, len(unstarted), BATCH):
-                batch = unstarted[start : start + BATCH]
-                returns = [
-                    Return(one.lease, attempts=one.attempt - 1, crashes=one.crashes)
-                    for one in batch
-                ]
-                count += len(batch) - len(self._broker.settle(again=returns))
-                self._beat()
-            for job_id, pid in running.items():
-                how = f"the worker process {pid} on {cluster.host} died with its whole cluster"
-                self._died[job_id] = replace(CLUSTER_GONE, detail=how)
-            count += self._broker.expire_holder(cluster.pk)
+            for place in self._broker.lessors:
+                count += self._free_at(place, cluster, grave.board)
         tell("cluster_buried", name=cluster.name, host=cluster.host, count=count)
         Cluster.objects.using(self._alias).filter(
             pk=cluster.pk, heartbeat_us=cluster.heartbeat_us
         ).delete()
         return count
+
+    def _free_at(self, place: Broker, cluster: Cluster, board: Board) -> int:
+        """Free the jobs that a dead cluster has leased there. Jobs that had not started are
+        released without counting the attempt. Jobs that ran, or were finished but not recorded, are
+        left to ``rescue``."""
+        running, finished = board.pids_of_running_jobs(), board.finished()
+        held, count = place.held_by(cluster.pk), 0
+        unstarted = [one for one in held if one.job_id not in running]
+        unstarted = [one for one in unstarted if job_lease(one) not in finished]
+        unstarted = self._without_cancelled(unstarted)
+        for start in range(0, len(unstarted), BATCH):
+            batch = unstarted[start : start + BATCH]
+            returns = [
+                Return(one.lease, attempts=one.attempt - 1, crashes=one.crashes) for one in batch
+            ]
+            count += len(batch) - len(place.settle(again=returns))
+            self._beat()
+        for one in held:
+            if (pid := running.get(one.job_id)) is not None:
+                how = f"the worker process {pid} on {cluster.host} died with its whole cluster"
+                self._died[one.job_id] = replace(CLUSTER_GONE, detail=how)
+        return count + place.expire_holder(cluster.pk)
 
     def _without_cancelled(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
         """End the jobs whose cancellation was requested, and return the others."""
@@ -319,7 +331,7 @@ class Upkeep:
         request = ClaimRequest(BATCH, self._rescuer, self._settings.lease_seconds)
         while deliveries := self._broker.claim_expired(request):
             now = time.time()
-            kept = self._broker.kept([one.job_id for one in deliveries])
+            kept = self._broker.kept([one.lease for one in deliveries])
             lost = [(one, self._lost(one, one.job_id in kept)) for one in deliveries]
             self._finish([Attempted(one, outcome, "", None, now) for one, outcome in lost])
             rescued += len(deliveries)

@@ -1,0 +1,124 @@
+"""Upkeep of the jobs in the database while the broker outside it does not answer."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from uuid import UUID, uuid4
+
+import pytest
+from django.utils import timezone
+
+from stoker import Lock
+from stoker.brokers.contract import ClaimRequest, Delivery
+from stoker.brokers.dispatch import Dispatch
+from stoker.cluster.board import PID, Board, lease_mark
+from stoker.cluster.plan import Plan
+from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.exceptions import BrokerUnavailable
+from stoker.models import Attempt, Claimed, Cluster, Ready
+
+from tests.app.tasks import add
+from tests.integration.fronted import fronted_broker, outside
+
+pytestmark = [pytest.mark.redis, pytest.mark.django_db(transaction=True)]
+
+
+@pytest.fixture
+def broker() -> Iterator[Dispatch]:
+    with fronted_broker() as made:
+        yield made
+
+
+@pytest.fixture
+def upkeep(broker: Dispatch) -> Upkeep:
+    plan = Plan()
+    return Upkeep(plan, plan.settings, broker, lambda: None)
+
+
+@contextmanager
+def outage(broker: Dispatch) -> Iterator[None]:
+    def fail(*_: object, **__: object) -> None:
+        raise BrokerUnavailable("Redis does not answer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("claim_expired", "kept", "held_by", "settle", "expire_holder"):
+            patch.setattr(broker.broker, name, fail)
+        yield
+
+
+def claim(broker: Dispatch, holder: UUID, count: int) -> list[Delivery]:
+    """Lease jobs, some of which are in the store and some in Redis."""
+    found: list[Delivery] = []
+    request = ClaimRequest(count, holder=holder, lease_seconds=600)
+    while len(found) < count:
+        found += broker.claim(request._replace(limit=count - len(found)))
+    return found
+
+
+def dead_cluster(upkeep: Upkeep, path: Path) -> tuple[Cluster, Board]:
+    board = Board.create(path, workers=1, slots=2)
+    board.set_worker(0, PID, 4711)
+    row = Cluster.objects.create(
+        id=uuid4(), name="dead", host=upkeep._plan.host, pid=7, heartbeat_us=0,
+        started_at=timezone.now(), info={"board": str(path)},
+    )  # fmt: skip
+    return row, board
+
+
+def test_expired_lease_in_the_store_is_rescued(broker: Dispatch, upkeep: Upkeep) -> None:
+    guarded = UUID(add.using(lock=Lock("one")).enqueue(1, 2).id)
+    plain = UUID(add.enqueue(1, 2).id)
+    holder = uuid4()
+    claim(broker, holder, 2)
+    broker.expire_holder(holder)
+    with outage(broker), pytest.raises(BrokerUnavailable):
+        upkeep.rescue()
+    assert not Claimed.objects.exists()
+    assert set(Attempt.objects.values_list("job_id", flat=True)) == {guarded}
+    assert upkeep.rescue() == 1
+    assert set(Attempt.objects.values_list("job_id", flat=True)) == {guarded, plain}
+
+
+@pytest.mark.parametrize("word", ["bury_clusters_of_this_host", "bury_silent_clusters"])
+def test_jobs_of_dead_clusters_in_the_store_are_released(
+    word: str, broker: Dispatch, upkeep: Upkeep, tmp_path: Path
+) -> None:
+    """The clusters are not forgotten before their jobs in Redis are released, too."""
+    paths = [tmp_path / "1.board", tmp_path / "2.board"]
+    for path in paths:
+        add.using(lock=Lock(path.name)).enqueue(1, 2)
+        add.enqueue(1, 2)
+        row, board = dead_cluster(upkeep, path)
+        claim(broker, row.pk, 2)
+        board.close()
+    bury = getattr(upkeep, word)
+    with outage(broker), pytest.raises(BrokerUnavailable):
+        bury()
+    assert (Claimed.objects.count(), Ready.objects.count(), outside(broker)) == (0, 2, 0)
+    assert Cluster.objects.count() == 2
+    assert all(path.exists() for path in paths)
+    assert bury() == 2
+    assert (Ready.objects.count(), outside(broker)) == (2, 2)
+    assert not Cluster.objects.exists()
+    assert not any(path.exists() for path in paths)
+    assert {one.attempt for one in claim(broker, uuid4(), 4)} == {1}
+
+
+def test_running_jobs_of_a_dead_cluster_are_rescued_one_place_after_the_other(
+    broker: Dispatch, upkeep: Upkeep, tmp_path: Path
+) -> None:
+    """Each lost attempt names the worker process that ran it."""
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    add.enqueue(1, 2)
+    row, board = dead_cluster(upkeep, tmp_path / "cluster.board")
+    for number, delivery in enumerate(claim(broker, row.pk, 2)):
+        lease = lease_mark(delivery.lease_id)
+        board.slot(0, number).occupy(number + 1, delivery.job_id.bytes, 1, 1, 0, lease)
+    board.close()
+    with outage(broker):
+        upkeep.clean_up_at_start()
+    assert Attempt.objects.count() == 1
+    upkeep.clean_up_at_start()
+    assert Attempt.objects.count() == 2
+    messages = set(Attempt.objects.values_list("message", flat=True))
+    assert messages == {f"the worker process 4711 on {row.host} died with its whole cluster"}
