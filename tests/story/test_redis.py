@@ -128,6 +128,30 @@ def test_jobs_of_the_store_and_heartbeats_go_on_while_redis_is_down(
     assert Job.objects.get(pk=of_redis.id).status == "SUCCESSFUL"
 
 
+def test_outcomes_of_the_store_are_recorded_while_redis_cannot_record_others(
+    durable_redis: PrivateRedis, tmp_path: Path
+) -> None:
+    """Redis goes away while a job runs whose success it records."""
+    options: dict[str, Any] = {"RESULTS": "redis"}
+    with (
+        broker_at(durable_redis.url, **options),
+        running_cluster(tmp_path, **options) as cluster,
+    ):
+        cluster.wait_for_crew()
+        of_redis = write_ledger.using(**TRIES).enqueue(4.0, "redis")
+        of_store = write_ledger.using(lock=Lock("one")).enqueue(6.0, "store")
+        wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
+        durable_redis.stop("immediate")
+        job = Job.objects.filter(pk=of_store.id, status="SUCCESSFUL", attempts=1)
+        wait_for(job.exists, cluster.tail)
+        assert Ledger.objects.get(note="redis").finished_ns is not None
+        durable_redis.start()
+        wait_for(is_over, cluster.tail)
+        assert cluster.stop() == 0
+        assert of_redis.wait(5) is not None
+        assert Ledger.objects.count() == 2
+
+
 def test_every_job_runs_though_a_replica_takes_over(
     durable_redis: PrivateRedis, seed: int, tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
 from stoker.jobs.failures import tell_failure
 from stoker.jobs.faults import fault_of
 from stoker.jobs.outcomes import Failed, Succeeded, Tallies
-from stoker.jobs.record import Recorder
+from stoker.jobs.record import LeftOut, Recorder
 from stoker.logs.writer import LogWriter
 from stoker.signals import call_project_with, tell
 from stoker.store.engines.sessions import Patience
@@ -37,7 +37,7 @@ from .board import lease_clock_ns
 from .callbacks import Callbacks
 from .channel import Closed, Stream
 from .process import Child
-from .wire import Reported, as_failed, id_bytes_of, open_batch, open_report
+from .wire import Reported, as_failed, id_bytes_of, lease_id_of, open_batch, open_report
 
 BATCH = 400
 LINGER_SECONDS = 0.004
@@ -67,8 +67,9 @@ class Aside(NamedTuple):
     due: float
     pause_seconds: float
     reported: Reported
-    is_locked: bool = False
-    """Whether the outcome could not be recorded because other transactions have locked its rows."""
+    is_held_up: bool = False
+    """Whether the outcome is not itself the reason: other transactions have locked its rows, or a
+    broker outside the store does not answer."""
 
 
 def main(child: Child) -> None:
@@ -86,6 +87,10 @@ class Monitor:
         set_deadlines(self.settings, keeps_statements=True)
         self.broker = broker_for(self.settings)
         self.patience = Patience(self.settings, self.broker)
+        """Makes the calls to the store."""
+        has_two = self.broker.broker is not None and self.broker.store is not None
+        self.of_broker = Patience(self.settings, self.broker) if has_two else self.patience
+        """Makes the calls to a broker outside the store."""
         self.tallies = Tallies(self.settings)
         self.unsettled = Unsettled(self.broker)
         self.recorder = Recorder(
@@ -209,17 +214,17 @@ class Monitor:
             self._finish(free)
 
     def _record_aside(self) -> None:
-        """Retry the outcomes that were put aside: refused ones one by one, locked ones together."""
+        """Retry the outcomes that were put aside: refused ones one by one, the others together."""
         now = time.monotonic()
         due = [one for one in self.aside if one.due <= now]
         if not due:
             return
         self.aside = [one for one in self.aside if one.due > now]
-        locked = [one for one in due if one.is_locked]
-        for start in range(0, len(locked), BATCH):
-            self._record_unlocked(locked[start : start + BATCH])
+        held_up = [one for one in due if one.is_held_up]
+        for start in range(0, len(held_up), BATCH):
+            self._record_unlocked(held_up[start : start + BATCH])
         for one in due:
-            if not one.is_locked:
+            if not one.is_held_up:
                 pause_seconds = min(2 * one.pause_seconds, LONGEST_PAUSE)
                 self._finish([one.reported], pause_seconds)
 
@@ -237,9 +242,12 @@ class Monitor:
         *,
         asks_for_locks: bool = True,
     ) -> None:
-        """Record a batch, and put aside the outcomes whose rows are locked or that the store
-        refuses. Refused outcomes are found by halving the batch."""
+        """Record a batch, and put aside the outcomes whose rows are locked, that need a broker that
+        does not answer, or that the store refuses. Refused outcomes are found by halving the
+        batch."""
         error = self._try(batch)
+        if isinstance(error, Unanswered):
+            batch, error = self._without_unanswered(batch, error, pause_seconds), None
         if error is not None and len(batch) > 1:
             if asks_for_locks and is_locked_out(error):
                 free, locked = self._parted_by_locks(batch)
@@ -262,7 +270,7 @@ class Monitor:
                 due = time.monotonic() + pause_seconds
                 self.aside.append(Aside(due, pause_seconds, one))
                 return
-        self._confirm([report[0] for report, _ in batch])
+        self._confirm(batch)
 
     def _parted_by_locks(
         self, batch: Sequence[Reported]
@@ -284,13 +292,32 @@ class Monitor:
             tell("records_wait", count=len(locked))
             now = time.monotonic()
             self._careful_until = now + CAREFUL_SECONDS
-            due = now + pause_seconds
-            self.aside += [Aside(due, pause_seconds, one, is_locked=True) for one in locked]
+            self._hold_up(locked, pause_seconds)
+
+    def _hold_up(self, waiting: Sequence[Reported], pause_seconds: float) -> None:
+        due = time.monotonic() + pause_seconds
+        self.aside += [Aside(due, pause_seconds, one, is_held_up=True) for one in waiting]
+
+    def _without_unanswered(
+        self, batch: Sequence[Reported], error: Unanswered, pause_seconds: float
+    ) -> Sequence[Reported]:
+        """Put aside the outcomes that need the broker, or record them separately if it is
+        reachable. Return those that are recorded already."""
+        _tell_stale(error.left_out.stale)
+        sides: tuple[list[Reported], list[Reported]] = ([], [])
+        for reported, lease in zip(batch, open_batch(batch).leases, strict=True):
+            sides[lease in error.left_out.leases].append(reported)
+        if error.is_away:
+            self._hold_up(sides[True], pause_seconds)
+        else:
+            self._finish(sides[True], pause_seconds)
+        return sides[False]
 
     def _try(self, batch: Sequence[Reported]) -> Exception | None:
         """Record a batch and return None, or the error if the store works but refuses it. An error
         that may pass is retried a few times only, as the batch itself may cause it. A locked row is
-        not retried here; a deadlock is."""
+        not retried here; a deadlock is. Only the store has to answer: a batch that also needs a
+        broker outside it returns Unanswered."""
         failures, record = 0, partial(self._record_or_refuse, batch)
         if self.patience.is_waiting:
             self.patience.sleep(self._beat)
@@ -300,8 +327,7 @@ class Monitor:
             except Exception as error:  # noqa: BLE001 - one bad outcome must not hold up the others
                 return error
             if answer is not None:
-                for lease in answer.value:
-                    tell("stale_outcome", job_id=lease.job_id)
+                _tell_stale(answer.value)
                 return None
             failure, has_met_a_lock = self.patience.last_error, self.patience.has_met_a_lock
             self.patience.sleep(self._beat)
@@ -309,13 +335,19 @@ class Monitor:
                 return failure
             if not has_met_a_lock:
                 record = partial(self._record_or_refuse, batch, is_again=True)
-            failures += self.patience.call(self.broker.ping) is not None
+            failures += self.patience.call((self.broker.store or self.broker).ping) is not None
         return self.patience.last_error
 
     def _record_or_refuse(self, batch: Sequence[Reported], *, is_again: bool = False) -> set[Lease]:
-        """Record a batch. An error that a retry cannot cure is raised as Refused."""
+        """Record a batch. An error that a retry cannot cure is raised as Refused, and one that is
+        not the store's as Unanswered."""
         try:
             return self.recorder.record(open_batch(batch), is_again=is_again)
+        except LeftOut as error:
+            is_away = self.of_broker.call((self.broker.broker or self.broker).ping) is None
+            if is_away or len(error.leases) < len(batch):
+                raise Unanswered(error, is_away=is_away) from error
+            raise
         except (BrokerError, NotMigrated, OperationalError, InterfaceError):
             raise
         except DatabaseError as error:
@@ -332,7 +364,9 @@ class Monitor:
         may_pass = isinstance(error, BrokerError | NotMigrated | OperationalError | InterfaceError)
         if may_pass and value_bytes < LARGE_BYTES:
             return False
-        cause = error.__cause__ if isinstance(error, Refused) and error.__cause__ else error
+        cause = (
+            error.__cause__ if isinstance(error, Refused | LeftOut) and error.__cause__ else error
+        )
         failed = Failed(fault_of(cause))
         if self._try([as_failed(reported, failed)]) is not None:
             return False
@@ -349,7 +383,7 @@ class Monitor:
                 more outcomes may follow, which are recorded before the answer is awaited.
         """
         if len(self.unsettled) >= at_least and self._end_settling():
-            self.patience.call(self.unsettled.begin)
+            self.of_broker.call(self.unsettled.begin)
         if at_least == 1:
             self._end_settling()
 
@@ -358,17 +392,22 @@ class Monitor:
         broker did not answer."""
         if not self.unsettled.has_begun:
             return True
-        settled = self.patience.call(self.unsettled.end)
+        settled = self.of_broker.call(self.unsettled.end)
         if settled is not None:
             self._tell_pusher(settled.value)
         return settled is not None
 
-    def _confirm(self, numbers: list[int]) -> None:
-        """Tell the pusher that these outcomes are recorded, as soon as their leases are settled."""
+    def _confirm(self, batch: Sequence[Reported]) -> None:
+        """Tell the pusher that these outcomes are recorded, as soon as their leases are settled.
+        Those of leases in the store are already."""
         if len(self.unsettled):
-            self.unsettled.numbers += numbers
+            sides: tuple[list[int], list[int]] = ([], [])
+            for report, job in batch:
+                sides[self.broker.is_inside(lease_id_of(job))].append(report[0])
+            self.unsettled.numbers += sides[False]
+            self._tell_pusher(sides[True])
         else:
-            self._tell_pusher(numbers)
+            self._tell_pusher([report[0] for report, _ in batch])
 
     def _tell_pusher(self, numbers: Sequence[int]) -> None:
         if self.pusher is None or not numbers:
@@ -439,3 +478,22 @@ class Unsettled:
 
 class Refused(Exception):
     """The store refuses this batch, and would refuse it again."""
+
+
+class Unanswered(Exception):
+    """A broker outside the store has not recorded a part of a batch, or is unreachable.
+
+    Args:
+        left_out: names the outcomes that are not recorded.
+        is_away: whether the broker is unreachable for all outcomes.
+    """
+
+    def __init__(self, left_out: LeftOut, *, is_away: bool) -> None:
+        super().__init__(str(left_out))
+        self.left_out = left_out
+        self.is_away = is_away
+
+
+def _tell_stale(leases: Collection[Lease]) -> None:
+    for lease in leases:
+        tell("stale_outcome", job_id=lease.job_id)

@@ -1,5 +1,5 @@
-"""Tell the log, signals and reporters about recorded outcomes. Each failed attempt is reported
-once, by the process that has the most details.
+"""Tell the log, signals and reporters about recorded outcomes, and make the rows of attempts that
+did not succeed. Each failed attempt is reported once, by the process that has the most details.
 
 ::
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import partial
 from uuid import UUID
 
@@ -25,9 +26,10 @@ from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import Attempted, Batch, Failed, Retried, Verdict
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.received import result_about
-from stoker.models import DeadLetter, Job
+from stoker.models import Attempt, DeadLetter, Job
 from stoker.signals import attempt_failed, call_project, dead_lettered, post_execute, tell
 from stoker.store.transactions import after_commit
+from stoker.store.written import moment
 from stoker.workflows.hooks import About
 
 LEASE_LOST = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
@@ -255,3 +257,43 @@ def _about(settings: Settings, verdict: Verdict) -> About:
 def _task_of(settings: Settings, verdict: Verdict) -> str:
     jobs = Job.objects.using(settings.database).filter(pk=verdict.lease.job_id)
     return jobs.values_list("task", flat=True).first() or ""
+
+
+def as_attempt(verdict: Verdict) -> Attempt:
+    """Return the row to store for an attempt that did not succeed."""
+    attempted, outcome, kind = verdict.attempted, verdict.outcome, Attempt.Kind.FAILED
+    started_at = attempted.started_at
+    if isinstance(outcome, outcomes.Cancelled) and isinstance(outcome.instead_of, Retried):
+        outcome = outcome.instead_of
+    fault = outcome.fault if isinstance(outcome, Failed | Retried) else Fault("", "", "")
+    seen = attempted.outcome
+    if isinstance(outcome, outcomes.Cancelled):
+        kind, fault = Attempt.Kind.CANCELLED, Fault("", outcome.reason, "")
+    elif isinstance(seen, outcomes.Crashed):
+        kind = Attempt.Kind.CRASHED
+    elif isinstance(outcome, Failed | Retried) and outcome.reason == "timeout":
+        kind = Attempt.Kind.TIMED_OUT
+    return Attempt(
+        job_id=verdict.lease.job_id,
+        number=attempted.delivery.attempt,
+        kind=kind,
+        worker_id=attempted.worker_id,
+        started_at=None if started_at is None else moment(started_at),
+        finished_at=moment(attempted.finished_at),
+        retry_at=_retry_at(verdict),
+        exception_class=fault.exception_class,
+        message=fault.message,
+        traceback=fault.traceback,
+        exit_code=seen.exit_code if isinstance(seen, outcomes.Crashed) else None,
+        signal=seen.signal if isinstance(seen, outcomes.Crashed | outcomes.TimedOut) else None,
+    )
+
+
+def _retry_at(verdict: Verdict) -> datetime | None:
+    """Return when the next attempt is due; None if there is none."""
+    if not isinstance(verdict.outcome, Retried):
+        return None
+    try:
+        return moment(verdict.attempted.finished_at + verdict.outcome.delay_seconds)
+    except (OverflowError, ValueError):  # later than a datetime can say
+        return None

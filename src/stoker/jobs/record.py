@@ -18,9 +18,8 @@ Then the workflows and hooks of the ended jobs continue (stoker.workflows.follow
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from datetime import datetime
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -31,21 +30,21 @@ from stoker.brokers.contract import Lease, Leases, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
-from stoker.exceptions import LeaseLost, PackageError
+from stoker.exceptions import BrokerUnavailable, LeaseLost, PackageError
 from stoker.models import Attempt, Cancellation, DeadLetter, Job, Step
 from stoker.models.wait import NewWait, Wait
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key, with_keys
-from stoker.store.written import microseconds, moment
+from stoker.store.written import microseconds
 from stoker.values.ids import is_step
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
 
 from . import outcomes
 from .cached_results import keep
-from .failures import announce
-from .faults import Fault, plain_fault
+from .failures import announce, as_attempt
+from .faults import plain_fault
 from .once import has_not_begun
 from .outcomes import Attempted, Batch, Failed, Outcome, Retried, Snoozed, Tallies, Verdict
 from .package import Package, sealer_for
@@ -69,6 +68,21 @@ class TaskKilled(Exception):
     raised."""
 
 
+class LeftOut(BrokerUnavailable):
+    """A broker outside the store did not answer, so the outcomes that need it are not recorded. All
+    others of the batch are.
+
+    Args:
+        errors: lease -> error, for the outcomes that are not recorded.
+        stale: the stale leases, as the result of ``finish``.
+    """
+
+    def __init__(self, errors: Mapping[Lease, BrokerUnavailable], stale: set[Lease]) -> None:
+        super().__init__(str(next(iter(errors.values()))))
+        self.leases = frozenset(errors)
+        self.stale = stale
+
+
 def finish(
     settings: Settings,
     broker: Dispatch,
@@ -89,6 +103,9 @@ def finish(
 
     Returns:
         The stale leases. Another cluster has these jobs, and nothing was recorded for them.
+
+    Raises:
+        LeftOut: a broker outside the store did not answer. All other outcomes are recorded.
     """
     recorder = Recorder(settings, broker, tallies)
     return recorder.record(Batch.of(attempted), is_again=is_again)
@@ -123,7 +140,7 @@ class Recorder:
         self._clock_ns = clock_ns
 
     def record(self, batch: Batch, *, is_again: bool = False) -> set[Lease]:
-        """Record a batch. Arguments and result: as ``finish``."""
+        """Record a batch. Arguments, result and errors: as ``finish``."""
         self._decide(batch)
         recorded = self._recorded(batch) if is_again else set()
         is_inside = {one: self._broker.is_inside(one) for one in set(batch.lease_ids)}
@@ -132,7 +149,11 @@ class Recorder:
         inside = batch.where(lambda place: is_inside[batch.lease_ids[place]])
         outside = batch.where(lambda place: not is_inside[batch.lease_ids[place]])
         stale = self._record_inside(inside, recorded) if len(inside) else set()
-        return (stale | self._record_outside(outside, recorded)) - recorded
+        gone, errors = self._record_outside(outside, recorded)
+        stale = (stale | gone) - recorded
+        if errors:
+            raise LeftOut(errors, stale) from next(iter(errors.values()))
+        return stale
 
     def record_in_task(self, attempted: Attempted) -> bool:
         """Record a success in the open transaction of its atomic task.
@@ -151,7 +172,8 @@ class Recorder:
             stale = self._record_inside(batch, ())
         else:
             self._describe(batch)
-            stale = self._check(batch) or set[Lease]().union(*self._record_rest(batch, ()))
+            doubtful = self._doubtful(batch)
+            stale = self._check(doubtful) or set[Lease]().union(*self._record_rest(batch, ()))
         if stale:
             raise LeaseLost("The lease was lost before the job could be recorded as done.")
         return is_inside
@@ -225,16 +247,33 @@ class Recorder:
 
     # -- leases of a broker outside the store -----------------------------------------------------
 
-    def _record_outside(self, batch: Batch, recorded: Collection[Lease]) -> set[Lease]:
-        """Record the outcomes in the store, then settle the leases at the broker."""
+    def _record_outside(
+        self, batch: Batch, recorded: Collection[Lease]
+    ) -> tuple[set[Lease], dict[Lease, BrokerUnavailable]]:
+        """Record the outcomes in the store, then settle the leases at the broker. Return the stale
+        leases, and lease -> error for the outcomes that are left out."""
         stale: set[Lease] = set()
+        errors: dict[Lease, BrokerUnavailable] = {}
         if self._broker.finishes:
-            stale, batch = self._finish_at_broker(batch)
-            if not len(batch):
-                return stale
-        gone = self._check(batch)
-        stale |= gone
+            plain = self._at_once(batch)
+            try:
+                stale, batch = self._finish_at_broker(plain, batch)
+            except BrokerUnavailable as error:
+                errors = dict.fromkeys(plain.leases, error)
+                batch = batch.without(errors)
+        doubtful = self._doubtful(batch)
+        try:
+            stale |= (gone := self._check(doubtful))
+        except BrokerUnavailable as error:
+            gone = set(doubtful.leases)
+            errors |= dict.fromkeys(gone, error)
         batch = batch.without(gone)
+        if len(batch):
+            self._record_valid(batch, recorded)
+        return stale, errors
+
+    def _record_valid(self, batch: Batch, recorded: Collection[Lease]) -> None:
+        """Record outcomes in the store, then settle their leases at the broker."""
         todo = batch.without(recorded)
         self._describe(todo)
         rowless = self._rowless(todo)
@@ -246,12 +285,10 @@ class Recorder:
             done = rest.succeeded()
             self._count(done.where(lambda at: done.leases[at] in ended))  # by atomic tasks
         self._settle_outside(*_leases_of(batch))
-        return stale
 
-    def _finish_at_broker(self, batch: Batch) -> tuple[set[Lease], Batch]:
-        """Let the broker record what succeeded at once. Return the stale leases, and the outcomes
-        that are left to be recorded in the store."""
-        plain = self._at_once(batch)
+    def _finish_at_broker(self, plain: Batch, batch: Batch) -> tuple[set[Lease], Batch]:
+        """Let the broker record what succeeded at once (``plain``). Return the stale leases, and
+        the outcomes that are left to be recorded in the store."""
         if not len(plain):
             return set(), batch
         finished = self._broker.finish(plain, plain.leases)
@@ -260,14 +297,19 @@ class Recorder:
         job_ids = set(plain.without(finished.returned).job_ids)
         return finished.stale, batch.where(lambda place: batch.job_ids[place] not in job_ids)
 
-    def _check(self, batch: Batch) -> set[Lease]:
+    def _doubtful(self, batch: Batch) -> Batch:
+        """Return the outcomes whose leases end soon."""
+        soon_ns = self._clock_ns() + round(CHECKED_SHARE * self._settings.lease_seconds * 1e9)
+        if min(batch.valid_until_ns, default=soon_ns) >= soon_ns:  # nearly always
+            return batch.take([])
+        return batch.where(lambda place: batch.valid_until_ns[place] < soon_ns)
+
+    def _check(self, doubtful: Batch) -> set[Lease]:
         """Extend the leases that end soon, so that no other cluster takes over these jobs while
         they are recorded, unless this process is suspended. Return the stale leases."""
-        seconds = self._settings.lease_seconds
-        soon_ns = self._clock_ns() + round(CHECKED_SHARE * seconds * 1e9)
-        if min(batch.valid_until_ns) >= soon_ns:  # nearly always
+        if not len(doubtful):
             return set()
-        doubtful = batch.where(lambda place: batch.valid_until_ns[place] < soon_ns)
+        seconds = self._settings.lease_seconds
         return self._broker.extend(doubtful.leases, lease_seconds=seconds)
 
     def _describe(self, batch: Batch) -> None:
@@ -444,46 +486,6 @@ def as_ended(verdict: Verdict) -> Ended:
             told = (fault.exception_class, fault.message)
             return Ended(job_id, Job.Status.FAILED, attempt, None, *told)
     raise AssertionError("the outcome does not end the job")
-
-
-def as_attempt(verdict: Verdict) -> Attempt:
-    """Return the row to store for an attempt that did not succeed."""
-    attempted, outcome, kind = verdict.attempted, verdict.outcome, Attempt.Kind.FAILED
-    started_at = attempted.started_at
-    if isinstance(outcome, outcomes.Cancelled) and isinstance(outcome.instead_of, Retried):
-        outcome = outcome.instead_of
-    fault = outcome.fault if isinstance(outcome, Failed | Retried) else Fault("", "", "")
-    seen = attempted.outcome
-    if isinstance(outcome, outcomes.Cancelled):
-        kind, fault = Attempt.Kind.CANCELLED, Fault("", outcome.reason, "")
-    elif isinstance(seen, outcomes.Crashed):
-        kind = Attempt.Kind.CRASHED
-    elif isinstance(outcome, Failed | Retried) and outcome.reason == "timeout":
-        kind = Attempt.Kind.TIMED_OUT
-    return Attempt(
-        job_id=verdict.lease.job_id,
-        number=attempted.delivery.attempt,
-        kind=kind,
-        worker_id=attempted.worker_id,
-        started_at=None if started_at is None else moment(started_at),
-        finished_at=moment(attempted.finished_at),
-        retry_at=_retry_at(verdict),
-        exception_class=fault.exception_class,
-        message=fault.message,
-        traceback=fault.traceback,
-        exit_code=seen.exit_code if isinstance(seen, outcomes.Crashed) else None,
-        signal=seen.signal if isinstance(seen, outcomes.Crashed | outcomes.TimedOut) else None,
-    )
-
-
-def _retry_at(verdict: Verdict) -> datetime | None:
-    """Return when the next attempt is due; None if there is none."""
-    if not isinstance(verdict.outcome, Retried):
-        return None
-    try:
-        return moment(verdict.attempted.finished_at + verdict.outcome.delay_seconds)
-    except (OverflowError, ValueError):  # later than a datetime can say
-        return None
 
 
 def _wait_of(verdict: Verdict) -> NewWait:

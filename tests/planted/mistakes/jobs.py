@@ -165,7 +165,7 @@ MISTAKES = (
         [
             Change(
                 "jobs.record:Recorder.record_in_task",
-                replace("self._check(batch) or _", "self._record_rest(batch, ()) and set()"),
+                replace("self._check(doubtful) or _", "self._record_rest(batch, ()) and set()"),
             )
         ],
         "tests/integration/test_made_atomic.py",
@@ -174,14 +174,14 @@ MISTAKES = (
     ),
     Mistake(
         "a job that has ended is released if its worker dies before the ack",
-        [Change("jobs.record:Recorder._record_outside", drop("batch.decide(again)"))],
+        [Change("jobs.record:Recorder._record_valid", drop("batch.decide(again)"))],
         "tests/integration/test_made_atomic.py",
         "dies_before_the_ack",
         needs_redis=True,
     ),
     Mistake(
         "the success of a job that waited outside before its task became atomic is not counted",
-        [Change("jobs.record:Recorder._record_outside", drop("self._count(_)"))],
+        [Change("jobs.record:Recorder._record_valid", drop("self._count(_)"))],
         "tests/integration/test_made_atomic.py",
         "counted",
         needs_redis=True,

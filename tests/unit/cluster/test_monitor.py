@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import DataError, OperationalError
 
-from stoker.brokers.contract import Delivery, Lease, Leases
+from stoker.brokers.contract import Delivery, Lease, LeaseId, Leases
 from stoker.cluster import monitor as monitor_module
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Control, Stream, socket_pair
@@ -24,6 +24,7 @@ from stoker.cluster.wire import (
 )
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.outcomes import Attempted, Batch, Failed, Outcome, Succeeded
+from stoker.jobs.record import LeftOut
 
 from tests.unit.cluster.parts import Clock
 
@@ -39,25 +40,40 @@ class Store:
         self.settled: list[list[str]] = []
         self.minds: Callable[[Attempted], Exception | None] = lambda _: None
         self.is_away = False
+        self.is_broker_away = False
+        self.needs_broker: Callable[[Attempted], bool] = lambda _: False
+        self.calls = 0
+        self.inside: set[LeaseId] = set()
+        """Leases that the store has granted."""
 
     def record(self, batch: Batch, **_: Any) -> set[Lease]:
+        self.calls += 1
         attempted = [batch.attempted(place) for place in range(len(batch))]
         if self.is_away:
             raise BrokerUnavailable("away")
         for error in filter(None, map(self.minds, attempted)):
             raise error
-        self.taken += attempted
+        left = [one for one in attempted if self.needs_broker(one)]
+        self.taken += [one for one in attempted if one not in left]
+        if left:
+            error = BrokerUnavailable("Redis is away")
+            raise LeftOut({one.delivery.lease: error for one in left}, set()) from error
         return set()
 
     def begin_settle(self, over: Leases, *_: Any) -> Callable[[], None]:
-        self.ping()
+        self.ping_both()
         self.sent.append(list(over.job_ids))
 
         def end() -> None:
-            self.ping()
+            self.ping_both()
             self.settled.append(list(over.job_ids))
 
         return end
+
+    def ping_both(self) -> None:
+        self.ping()
+        if self.is_broker_away:
+            raise BrokerUnavailable("Redis is away")
 
     def ping(self) -> None:
         if self.is_away:
@@ -100,7 +116,9 @@ def monitor(
     monkeypatch.setattr(monitor_module, "time", clock)
     monkeypatch.setattr(monitor_module, "set_deadlines", lambda _, **__: None)
     monkeypatch.setattr(monitor_module, "broker_for", lambda _: SimpleNamespace(
-        ping=store.ping, close=lambda: None, begin_settle=store.begin_settle
+        ping=store.ping_both, close=lambda: None, begin_settle=store.begin_settle,
+        broker=SimpleNamespace(ping=store.ping_both), store=SimpleNamespace(ping=store.ping),
+        is_inside=store.inside.__contains__,
     ))  # fmt: skip
     ours, theirs = socket.socketpair()
     ends += [ours, theirs]
@@ -309,7 +327,7 @@ def test_settlement_without_an_answer_is_ended_before_the_next_begins(
     monitor._settle(at_least=4)
     assert (len(store.sent), confirmed(pusher)) == (1, [])
     store.is_away = False
-    monitor.patience.try_at = 0.0
+    monitor.of_broker.try_at = 0.0
     monitor._settle()
     assert store.settled == store.sent == [one.job_ids for one in leases]
     assert confirmed(pusher) == list(range(1, 9))
@@ -340,6 +358,97 @@ def test_nothing_is_confirmed_before_the_broker_acked(
     monitor._settle()
     assert confirmed(pusher) == []
     store.is_away = False
-    monitor.patience.try_at = 0.0
+    monitor.of_broker.try_at = 0.0
     monitor._settle()
     assert (len(store.settled), confirmed(pusher)) == (1, list(range(1, 9)))
+
+
+def test_outcomes_that_need_an_unreachable_broker_are_put_aside_and_retried_together(
+    monitor: Monitor,
+    store: Store,
+    batch: list[Any],
+    pusher: tuple[Stream, Stream],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(monitor_module, "locked_jobs", lambda *_: set())
+    needing = [open_report(*one) for one in (batch[2], batch[5])]
+    store.is_broker_away, store.needs_broker = True, needing.__contains__
+    record(monitor, batch)
+    assert confirmed(pusher) == [1, 2, 4, 5, 7, 8]
+    assert (store.calls, len(store.taken)) == (1, 6)
+    for seconds in (1.1, 2.1, 4.1, 5.1, 5.1):
+        monitor._record_aside()
+        clock.turn(seconds)
+    store.is_broker_away, store.needs_broker = False, lambda _: False
+    monitor._record_aside()
+    assert confirmed(pusher) == [3, 6]
+    assert (store.calls, len(store.taken), monitor.aside) == (6, 8, [])
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_broker_that_answers_but_refuses_a_large_value_holds_up_no_other_outcome(
+    is_large: bool,
+    monitor: Monitor,
+    store: Store,
+    batch: list[Any],
+    pusher: tuple[Stream, Stream],
+) -> None:
+    value = b"x" * (LARGE_BYTES if is_large else 10)
+    bad = replace(open_report(*batch[3]), outcome=Succeeded(value))
+    batch[3] = reported(4, bad)
+    refusals = [True] * 3  # of an outcome that only needs another try
+    needing = open_report(*batch[5])
+    store.needs_broker = lambda one: (
+        one == bad or (one == needing and bool(refusals and refusals.pop()))
+    )
+    record(monitor, batch)
+    if is_large:
+        assert confirmed(pusher) == list(range(1, 9))
+        outcome = outcome_of(store, batch[3])
+        assert isinstance(outcome, Failed)
+        assert outcome.fault.message == "Redis is away"
+    else:
+        assert confirmed(pusher) == [1, 2, 3, 5, 6, 7, 8]
+        assert [one.reported for one in monitor.aside] == [batch[3]]
+    assert len(store.taken) == 7 + is_large
+
+
+def test_outcome_that_breaks_the_connection_is_put_aside_while_the_broker_is_unreachable(
+    monitor: Monitor,
+    store: Store,
+    batch: list[Any],
+    pusher: tuple[Stream, Stream],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bad, ends_at = open_report(*batch[3]), clock.now + 600
+    store.is_broker_away = True
+    store.minds = lambda one: OperationalError("server has gone away") if one == bad else None
+    sleep = clock.sleep
+
+    def sleep_for_a_while(seconds: float) -> None:
+        assert clock.now < ends_at, "the monitor waits for the broker"
+        sleep(seconds)
+
+    monkeypatch.setattr(clock, "sleep", sleep_for_a_while)
+    record(monitor, batch)
+    assert confirmed(pusher) == [1, 2, 3, 5, 6, 7, 8]
+    assert [one.reported for one in monitor.aside] == [batch[3]]
+
+
+def test_outcomes_of_leases_in_the_store_are_confirmed_while_the_broker_is_unreachable(
+    monitor: Monitor, store: Store, batch: list[Any], pusher: tuple[Stream, Stream]
+) -> None:
+    leases = open_batch(batch).leases
+    store.inside.update(leases.lease_ids[:4])
+    store.is_broker_away = True
+    monitor.unsettled.put(leases[4:], [], set())
+    record(monitor, batch)
+    monitor._settle()
+    assert confirmed(pusher) == [1, 2, 3, 4]
+    assert not monitor.patience.is_waiting, "the store can be used at once"
+    store.is_broker_away = False
+    monitor.of_broker.try_at = 0.0
+    monitor._settle()
+    assert confirmed(pusher) == [5, 6, 7, 8]
