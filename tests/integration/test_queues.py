@@ -6,7 +6,7 @@ from uuid import uuid4
 
 import pytest
 from django.core.management import call_command
-from django.db import transaction
+from django.db import connection, transaction
 
 from stoker import queues
 from stoker.brokers.adapters import broker_for
@@ -15,15 +15,20 @@ from stoker.brokers.orm import broker as orm
 from stoker.conf import settings_for
 from stoker.exceptions import QueueNotFound
 from stoker.jobs.states import JobState
-from stoker.models import Job, PausedQueue
+from stoker.models import Job, PausedQueue, Ready
+from stoker.store.engines import engine_of
+from stoker.store.written import Written
 from stoker.testing import drain
 from stoker.values.progress import told_to
 
 from tests.app import guarded, tasks
+from tests.conformance.stands import message
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 _ID = uuid4()
+MANY = [f"queue {number:04}" for number in range(1_500)]
+"""By default MariaDB and MySQL end a recursive statement after 1,000 steps."""
 
 
 def say(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -164,3 +169,21 @@ def test_commands_pause_clear_and_resume_a_queue(capsys: pytest.CaptureFixture[s
     assert say("resume", "mail", capsys=capsys) == "The queue mail is resumed."
     assert say("resume", "mail", capsys=capsys) == "The queue mail was not paused."
     assert json.loads(say("resume", "mail", "--json", capsys=capsys))["was_paused"] is False
+
+
+def test_all_of_many_queues_are_claimed_and_listed() -> None:
+    engine_of("default").insert_jobs([message(queue=name) for name in MANY])
+    assert sorted(Ready.objects.queues()) == MANY
+    assert [one.name for one in queues.list() if one.oldest_ready_seconds is not None] == MANY
+
+
+def test_all_of_many_queues_with_jobs_that_one_key_blocks_are_found() -> None:
+    engine, (key, *job_ids) = engine_of("default"), [uuid4() for _ in range(1 + len(MANY))]
+    names = ("since_us", "key_id", "job_id", "queue", "rank", "attempts", "crashes", "guards")
+    write = Written(connection).id
+    rows = [
+        (0, write(key), write(job_id), name, 0, 0, 0, 1)
+        for job_id, name in zip(job_ids, MANY, strict=True)
+    ]
+    engine.insert_rows("stoker_blocked", names, rows)
+    assert sorted(engine.lines_of([key])) == [(key, name) for name in MANY]

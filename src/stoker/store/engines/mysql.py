@@ -51,6 +51,8 @@ LISTS = {
     "line_index": "FORCE INDEX (stoker_blocked_line)",
 }
 """Placeholder -> text, for guard_state.sql."""
+NO_LIMIT_ON_MARIADB = "SET STATEMENT max_recursive_iterations = 4294967295 FOR "
+NO_LIMIT_ON_MYSQL = "/*+ SET_VAR(cte_max_recursion_depth = 4294967295) */ "
 
 
 class MySQL(Engine):
@@ -142,6 +144,17 @@ class MySQL(Engine):
             )
 
     # -- statements -------------------------------------------------------------------------------
+
+    def fetch(self, name: str, parameters: Any, **words: str) -> list[tuple[Any, ...]]:
+        """Let a recursive statement return any number of rows. By default MariaDB ends it after
+        1,000 steps without an error, and MySQL with one."""
+        text = statement(name, **words)
+        if text.startswith("WITH RECURSIVE"):
+            if self._is_mariadb:
+                text = NO_LIMIT_ON_MARIADB + text
+            else:
+                text = text.replace("\nSELECT ", f"\nSELECT {NO_LIMIT_ON_MYSQL}", 1)
+        return self._read(text, parameters)
 
     def lock_by_key(
         self, rows: models.QuerySet[Any], keys: Collection[UUID], *names: str, waits: bool = True
