@@ -8,9 +8,11 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
+from django.db import OperationalError, connection, transaction
 
 from stoker.brokers.contract import Broker, ClaimRequest, Lease, Return
 from stoker.models import Claimed
+from stoker.store.transactions import is_locked_out, repeat_if_aborted
 from stoker.store.written import MICROSECONDS
 
 from tests.conformance.stands import LEASE_SECONDS, OrmStand, Stand, message
@@ -174,3 +176,29 @@ def test_locked_lease_is_extended_or_stale_after_the_other_transaction_ends(
     else:
         assert stale == set()
         assert Claimed.objects.get(pk=job_id).leased_until_us > before + MICROSECONDS
+
+
+@pytest.mark.mariadb
+@pytest.mark.django_db(transaction=True)
+def test_commit_that_group_replication_refuses_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Error 3101 comes only from a server of a group, so the test raises it."""
+    tries: list[int] = []
+    commit = connection._commit
+
+    def refuse_first() -> None:
+        if len(tries) > 1:
+            return commit()
+        with connection.wrap_database_errors:
+            raise connection.Database.OperationalError(3101, "Plugin instructed the server")
+
+    def write() -> None:
+        with transaction.atomic():
+            tries.append(1)
+
+    monkeypatch.setattr(connection, "_commit", refuse_first)
+    repeat_if_aborted("default", write)
+    assert len(tries) == 2
+    tries.clear()
+    with pytest.raises(OperationalError) as refused:
+        write()
+    assert is_locked_out(refused.value)

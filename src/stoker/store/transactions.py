@@ -21,13 +21,15 @@ RETRY_SECONDS = 0.05
 
 POSTGRES = {"40001", "40P01"}
 """Codes of conflicts: serialization_failure, deadlock_detected."""
-MYSQL = {1213, 1020}
-"""Codes of conflicts: ER_LOCK_DEADLOCK, ER_CHECKREAD."""
+MYSQL = {1213, 1020, 3101}
+"""Codes of conflicts: ER_LOCK_DEADLOCK, ER_CHECKREAD, and ER_TRANSACTION_ROLLBACK_DURING_COMMIT, by
+which Group Replication refuses a transaction that conflicts with one of another server."""
 
 POSTGRES_LOCKED = {"55P03", "40P01"}
 """Codes of locked rows: lock_not_available (also after ``lock_timeout``), deadlock_detected."""
-MYSQL_LOCKED = {1205, 1213}
-"""Codes of locked rows: ER_LOCK_WAIT_TIMEOUT, ER_LOCK_DEADLOCK."""
+MYSQL_LOCKED = {1205, 1213, 3101}
+"""Codes of locked rows: ER_LOCK_WAIT_TIMEOUT, ER_LOCK_DEADLOCK, and
+ER_TRANSACTION_ROLLBACK_DURING_COMMIT as above."""
 
 POSTGRES_ENDED = {"25P03", "25P04"}
 """Codes of ended sessions: idle_in_transaction_session_timeout, transaction_timeout."""
