@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
+import uuid
+from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
+from stoker.models import Deploy, Workflow
 from stoker.store.written import MICROSECONDS, NOW_ON_MYSQL, database_now_us
 
 from tests.servers.mariadb import PrivateMariadb
@@ -38,6 +44,40 @@ def test_time_zone_of_a_session_does_not_change_the_clock() -> None:
         cursor.execute("SET TIME ZONE 'Asia/Kathmandu'")
         assert abs(database_now_us("default") / MICROSECONDS - time.time()) < 60
         cursor.execute("SET TIME ZONE 'UTC'")
+
+
+@pytest.fixture
+def session_in_california() -> Iterator[None]:
+    """Give the session of MariaDB or MySQL a zone of its own. Django sets that of PostgreSQL."""
+    if connection.vendor != "mysql":
+        yield
+        return
+    with connection.cursor() as cursor:
+        cursor.execute("SET time_zone = '-08:00'")
+        yield
+        cursor.execute("SET time_zone = DEFAULT")
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("session_in_california")
+@pytest.mark.parametrize(
+    ("use_tz", "of_database"),
+    [(True, None), (True, "Asia/Kathmandu"), (False, None)],
+    ids=["aware", "aware, in the zone of the database", "naive"],
+)
+def test_moments_of_inserts_and_updates_are_right(
+    use_tz: bool, of_database: str | None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", of_database)
+    settings.USE_TZ, settings.TIME_ZONE = use_tz, "America/St_Johns"  # connections notice that
+    workflow = Workflow(pk=uuid.uuid4(), backend="default")
+    Workflow.objects.bulk_create([workflow])
+    Workflow.objects.end(workflow.pk, Workflow.State.SUCCESSFUL)
+    Deploy.objects.note("stoker", "host", "digest")
+    stored = Workflow.objects.get()
+    for moment in (stored.made_at, stored.finished_at, Deploy.objects.get().at):
+        assert moment is not None
+        assert abs(timezone.now() - moment) < timedelta(minutes=1)
 
 
 @pytest.fixture

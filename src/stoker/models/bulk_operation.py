@@ -6,6 +6,8 @@ from __future__ import annotations
 from django.db import models
 from django.db.models.functions import Now
 
+from stoker.store.written import InsertedAt
+
 
 class BulkOperation(models.Model):
     """One operation on all targets that match filters, or on selected targets. An operation on a
@@ -38,7 +40,7 @@ class BulkOperation(models.Model):
     """Whether ``matched`` is the number of all targets. False: there may be more."""
     done = models.IntegerField(default=0)
     refused = models.IntegerField(default=0)
-    started_at = models.DateTimeField(db_default=Now())
+    started_at = InsertedAt(db_default=Now())
     ended_at = models.DateTimeField(null=True)
     undoes = models.UUIDField(null=True, unique=True)
     """The bulk operation that this one undoes."""

@@ -22,7 +22,7 @@ from django.db.models.functions import Now
 
 from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key, with_keys
-from stoker.store.written import DatabaseNow, database_now_us
+from stoker.store.written import DatabaseNow, InsertedAt, MomentNow, database_now_us
 from stoker.values.text import stored_text
 
 from .requeue import Requeue
@@ -76,7 +76,7 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         with_keys(self, [one.pk for one in seen]).update(
             state=DeadLetter.State.REQUEUED,
             requeued_count=F("requeued_count") + 1,
-            last_requeued_at=Now(),
+            last_requeued_at=MomentNow(),
             last_requeued_by=stored_text(by, 150),
             last_requeued_because=stored_text(because, 255),
             requeue_due_us=None,
@@ -89,7 +89,7 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
         """Close the dead letter. Return False if the row has changed since it was read."""
         changed = self._as_seen(seen).update(
             state=state,
-            closed_at=Now(),
+            closed_at=MomentNow(),
             closed_by=stored_text(by, 150),
             closed_because=stored_text(because, 255),
             requeue_due_us=None,
@@ -201,8 +201,8 @@ class DeadLetter(models.Model):
     """Number of consecutive jobs that failed for good."""
     enqueued_at = models.DateTimeField(null=True)
     """Time of the last failed job's enqueue."""
-    first_failed_at = models.DateTimeField(db_default=Now())
-    failed_at = models.DateTimeField(db_default=Now())
+    first_failed_at = InsertedAt(db_default=Now())
+    failed_at = InsertedAt(db_default=Now())
     requeued_count = models.IntegerField(default=0, db_default=0)
     last_requeued_at = models.DateTimeField(null=True)
     last_requeued_by = models.CharField(max_length=150, default="", db_default="")

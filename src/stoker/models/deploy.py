@@ -7,6 +7,8 @@ from datetime import datetime
 from django.db import models
 from django.db.models.functions import Now
 
+from stoker.store.written import InsertedAt
+
 
 class DeployQuerySet(models.QuerySet["Deploy"]):
     def note(self, cluster: str, host: str, digest: str) -> None:
@@ -38,7 +40,7 @@ class Deploy(models.Model):
     host = models.CharField(max_length=255)
     digest = models.CharField(max_length=64)
     """Digest of the project's Python files."""
-    at = models.DateTimeField(db_default=Now())
+    at = InsertedAt(db_default=Now())
 
     objects = DeployQuerySet.as_manager()
 

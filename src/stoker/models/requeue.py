@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models.functions import Now
 
 from stoker.store.engines import engine_of
-from stoker.store.written import as_uuid
+from stoker.store.written import InsertedAt, as_uuid
 
 
 class RequeueQuerySet(models.QuerySet["Requeue"]):
@@ -40,7 +40,7 @@ class Requeue(models.Model):
     kind = models.CharField(max_length=9, choices=By.choices, default=By.PERSON)
     by = models.CharField(max_length=150, default="")
     because = models.CharField(max_length=255, default="")
-    requeued_at = models.DateTimeField(db_default=Now())
+    requeued_at = InsertedAt(db_default=Now())
 
     objects = RequeueQuerySet.as_manager()
 

@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 
 from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key
-from stoker.store.written import DatabaseNow, Written, microseconds, statement
+from stoker.store.written import DatabaseNow, InsertedAt, Written, microseconds, statement
 from stoker.tasks.schedules import as_sentence
 from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule, in_words, zone_named
 from stoker.values.ticks import Course, Misfire, as_moment
@@ -200,7 +200,7 @@ class Schedule(models.Model):
     last_job_id = models.UUIDField(null=True, blank=True)
     fired_count = models.BigIntegerField(default=0)
     missed_count = models.BigIntegerField(default=0)
-    created_at = models.DateTimeField(db_default=Now(), editable=False)
+    created_at = InsertedAt(db_default=Now(), editable=False)
 
     objects = ScheduleQuerySet.as_manager()
 

@@ -14,6 +14,7 @@ from django.db.models import F
 from django.db.models.functions import Now
 
 from stoker.store.statements import lock_by_key, update_by_key
+from stoker.store.written import InsertedAt, MomentNow
 
 
 class WorkflowQuerySet(models.QuerySet["Workflow"]):
@@ -24,7 +25,7 @@ class WorkflowQuerySet(models.QuerySet["Workflow"]):
     def end(self, workflow_id: UUID, state: str, reason: str = "") -> None:
         """Record how a workflow ended."""
         one = self.filter(pk=workflow_id)
-        one.update(state=state, finished_at=Now(), reason=reason[:255])
+        one.update(state=state, finished_at=MomentNow(), reason=reason[:255])
 
     def reopen(self, ids: Collection[UUID]) -> None:
         """Set workflows to running again."""
@@ -53,7 +54,7 @@ class Workflow(models.Model):
     state = models.CharField(max_length=10, choices=State.choices, default=State.RUNNING)
     tasks = models.IntegerField(default=0)
     """Number of steps that are tasks."""
-    made_at = models.DateTimeField(db_default=Now())
+    made_at = InsertedAt(db_default=Now())
     finished_at = models.DateTimeField(null=True)
     reason = models.CharField(max_length=255, default="")
     """Reason of the cancellation."""

@@ -12,7 +12,6 @@ from uuid import UUID
 
 from django.db import IntegrityError, transaction
 from django.db.models import QuerySet
-from django.db.models.functions import Now
 from django.utils import timezone
 
 from stoker.conf import Settings
@@ -20,6 +19,7 @@ from stoker.exceptions import BulkOperationNotFound
 from stoker.inspect.jobs import JobFilter
 from stoker.models import BulkItem, BulkOperation
 from stoker.store.engines.sessions import explained
+from stoker.store.written import MomentNow
 from stoker.values.ids import new_job_id, parse_job_id
 from stoker.values.text import first_line_of, plural
 from stoker.workflows.control import why_not
@@ -295,7 +295,7 @@ def _set_state(
 ) -> Done:
     row = get(operator.settings, bulk_id)
     rows = BulkOperation.objects.using(operator.settings.database).filter(pk=row.pk)
-    ended = Now() if state == State.STOPPED else None
+    ended = MomentNow() if state == State.STOPPED else None
     if not rows.filter(state__in=states).update(state=state, ended_at=ended):
         return Done(f"The bulk operation is {row.state}.", is_good=False)
     return Done(sentence)

@@ -17,7 +17,6 @@ from uuid import UUID
 
 from django.db import OperationalError
 from django.db.models import F, QuerySet
-from django.db.models.functions import Now
 from django.utils import timezone
 
 from stoker.compat import InvalidTask
@@ -33,6 +32,7 @@ from stoker.store.counting import Number
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
 from stoker.store.transactions import repeat_if_aborted
+from stoker.store.written import MomentNow
 from stoker.tasks.arguments import HIDDEN, changed_call, names_hidden, shown_arguments
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.marks import project_moment
@@ -221,7 +221,7 @@ def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[
         moved = _rows(settings, row).update(cursor=rest)
         row.cursor = rest
     else:
-        moved = _rows(settings, row).update(state=State.DONE, ended_at=Now())
+        moved = _rows(settings, row).update(state=State.DONE, ended_at=MomentNow())
         row.state = State.DONE
         if moved:
             operator = Operator(settings, row.by, row.because)

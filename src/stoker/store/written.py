@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, tzinfo
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, cast
@@ -18,12 +18,18 @@ from uuid import UUID
 from django.conf import settings
 from django.db import connections, models
 from django.db.models import Func
+from django.db.models.expressions import DatabaseDefault
+from django.db.models.functions import Now
 from django.db.models.sql import Query
 from django.utils import timezone
 
 if TYPE_CHECKING:
     from stoker.models.job import JobColumns, Message
     from stoker.models.unique_key import Taking
+
+    DateTimeField = models.DateTimeField[datetime, datetime]
+else:  # Django's fields have no type parameters when they run
+    DateTimeField = models.DateTimeField
 
 MICROSECONDS = 1_000_000
 NOW_ON_POSTGRESQL = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
@@ -45,6 +51,49 @@ class DatabaseNow(Func):
 
     def as_sqlite(self, *_: Any, **__: Any) -> tuple[str, tuple[str | int, ...]]:
         return NOW_ON_SQLITE, ()
+
+
+class MomentNow(Now):
+    """An SQL expression: the server's time when the statement runs, as the value of a
+    DateTimeField.
+
+    ``Now`` is the local time of the session on MariaDB and MySQL, and UTC on SQLite. Django stores
+    moments of these databases in a zone that the settings choose.
+    """
+
+    def as_mysql(self, compiler: Any, connection: Any, **words: Any) -> tuple[str, Any]:
+        template = f"(UTC_TIMESTAMP(6) + INTERVAL {_offset_seconds(connection)} SECOND)"
+        return self.as_sql(compiler, connection, template=template, **words)
+
+    def as_sqlite(self, compiler: Any, connection: Any, **words: Any) -> tuple[str, Any]:
+        utc, end = super().as_sqlite(compiler, connection, **words)[0], "'NOW')"
+        seconds = _offset_seconds(connection)
+        return utc.replace(end, f"'NOW', '{seconds} seconds')"), ()
+
+
+class InsertedAt(DateTimeField):
+    """The moment of the INSERT. The value is always written, because the default of the column is
+    ``Now``: see ``MomentNow``. For migrations it is a DateTimeField."""
+
+    def deconstruct(self) -> tuple[str, str, Sequence[Any], dict[str, Any]]:
+        name, _, args, options = super().deconstruct()
+        return name, "django.db.models.DateTimeField", args, options
+
+    def pre_save(self, model_instance: models.Model, add: bool) -> Any:
+        value = super().pre_save(model_instance, add)
+        return MomentNow() if isinstance(value, DatabaseDefault) else value
+
+
+def _offset_seconds(connection: Any) -> int:
+    """Return the present difference to UTC of the moments that are stored in a database."""
+    offset = datetime.now(_zone(connection)).utcoffset()
+    return 0 if offset is None else round(offset.total_seconds())
+
+
+def _zone(connection: Any) -> tzinfo:
+    """Return the zone of the moments that are stored in a database without their zone."""
+    zone: tzinfo = connection.timezone if settings.USE_TZ else timezone.get_default_timezone()
+    return zone
 
 
 def database_now_us(alias: str) -> int:
@@ -137,8 +186,7 @@ class Written:
         texts = self._texts
         parted = [divmod(us, MICROSECONDS) for us in instants_us(seconds)]
         for whole in {whole for whole, _ in parted} - texts.keys():
-            zone = self._connection.timezone if settings.USE_TZ else timezone.get_default_timezone()
-            naive = datetime.fromtimestamp(whole, zone).replace(tzinfo=None)
+            naive = datetime.fromtimestamp(whole, _zone(self._connection)).replace(tzinfo=None)
             texts[whole] = str(self._connection.ops.adapt_datetimefield_value(naive))
         return [f"{texts[whole]}.{us:06d}" if us else texts[whole] for whole, us in parted]
 
