@@ -1,16 +1,23 @@
 """Dead letters on a running cluster."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import pytest
+from django.db import connection
 
 from stoker import dead_letters
-from stoker.models import DeadLetter
+from stoker.conf import settings_for
+from stoker.logs.lines import log_page
+from stoker.models import DeadLetter, Job, LogChunk
 
 from tests.app.frail import fail_and_wait_for, mend_in_a_transaction, mend_itself
 from tests.app.models import Account
-from tests.app.tasks import add
+from tests.app.tasks import add, fail
+from tests.app.wordy import log_and_print
 from tests.cluster.clusters import running_cluster, wait_for
+from tests.cluster.ends import end_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -51,3 +58,33 @@ def test_hook_that_does_not_return_delays_no_recording(tmp_path: Path) -> None:
         assert cluster.stop() == 0
         assert "receiver or hook was dropped" not in cluster.text()
     until.touch()
+
+
+@pytest.fixture
+def three_byte_characters() -> Iterator[None]:
+    """Give the tables the character set that was once usual on MariaDB and MySQL, and give the test
+    the same tables as before at the end."""
+    names = ["stoker_job", "stoker_attempt", "stoker_deadletter", "stoker_logchunk"]
+    with connection.cursor() as cursor:
+        for name in names:
+            cursor.execute(f"CREATE TABLE kept_{name} LIKE {name}")
+            cursor.execute(f"ALTER TABLE {name} CONVERT TO CHARACTER SET utf8mb3")
+        yield
+        for name in names:
+            cursor.execute(f"DROP TABLE {name}")
+            cursor.execute(f"RENAME TABLE kept_{name} TO {name}")
+
+
+@pytest.mark.mariadb
+@pytest.mark.usefixtures("three_byte_characters")
+def test_texts_that_tables_cannot_hold_are_recorded_with_escapes(tmp_path: Path) -> None:
+    with running_cluster(tmp_path, WORKERS=1, LOGS={"level": "INFO"}) as cluster:
+        end = end_of(fail.enqueue("no \N{FIRE}"), cluster)
+        wordy = log_and_print.enqueue("\N{FIRE}")
+        wait_for(LogChunk.objects.exists, cluster.tail)
+    assert end.job.status == Job.Status.FAILED
+    assert end.attempts[-1].message == "no \\U0001f525"
+    assert end.dead_letter is not None
+    assert end.dead_letter.exception_class == "builtins.ValueError"
+    lines = log_page(settings_for(), UUID(wordy.id)).lines
+    assert "printed \N{FIRE}" in [one.text for one in lines], "lines have escapes of JSON"

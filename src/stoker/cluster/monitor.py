@@ -29,7 +29,12 @@ from stoker.signals import call_project_with, tell
 from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs
 from stoker.store.statements import set_deadlines
-from stoker.store.transactions import is_conflict, is_locked_out, is_session_ended
+from stoker.store.transactions import (
+    is_conflict,
+    is_locked_out,
+    is_session_ended,
+    is_text_refused,
+)
 from stoker.values.ids import id_of
 
 from . import board as place
@@ -37,7 +42,15 @@ from .board import lease_clock_ns
 from .callbacks import Callbacks
 from .channel import Closed, Stream
 from .process import Child
-from .wire import Reported, as_failed, id_bytes_of, lease_id_of, open_batch, open_report
+from .wire import (
+    Reported,
+    as_failed,
+    id_bytes_of,
+    lease_id_of,
+    open_batch,
+    open_report,
+    outcome_in_ascii,
+)
 
 BATCH = 400
 LINGER_SECONDS = 0.004
@@ -348,7 +361,9 @@ class Monitor:
             if is_away or len(error.leases) < len(batch):
                 raise Unanswered(error, is_away=is_away) from error
             raise
-        except (BrokerError, NotMigrated, OperationalError, InterfaceError):
+        except (BrokerError, NotMigrated, OperationalError, InterfaceError) as error:
+            if is_text_refused(error):
+                raise Refused(error) from error
             raise
         except DatabaseError as error:
             if is_session_ended(error):  # the error is not caused by the batch
@@ -356,8 +371,11 @@ class Monitor:
             raise Refused(error) from error
 
     def _is_recorded_as_failure(self, reported: Reported, error: Exception) -> bool:
-        """Record a failure instead of an outcome that the store always refuses. Return whether
-        that worked."""
+        """Record a failure instead of an outcome that the store always refuses, or the outcome with
+        its texts in ASCII if the tables do not have one of their characters. Return whether that
+        worked."""
+        if is_text_refused(error) and self._try([outcome_in_ascii(reported)]) is None:
+            return True
         attempted = open_report(*reported)
         outcome = attempted.outcome
         value_bytes = len(outcome.value) if isinstance(outcome, Succeeded) else 0

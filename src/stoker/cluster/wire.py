@@ -134,3 +134,15 @@ def as_failed(reported: Reported, failed: Failed) -> Reported:
     """Return the report with this failure as its outcome."""
     report, job = reported
     return (*report[:4], pack_outcome(failed), *report[5:]), job
+
+
+def outcome_in_ascii(reported: Reported) -> Reported:
+    """Return the report with escapes for all other characters in the texts of its outcome."""
+    report, job = reported
+    return (*report[:4], _ascii(report[4]), *report[5:]), job
+
+
+def _ascii(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_ascii, value))
+    return value.encode("ascii", "backslashreplace").decode() if isinstance(value, str) else value

@@ -49,6 +49,12 @@ def pack_lines(lines: Sequence[StoredLine]) -> str:
     return json.dumps(lines, ensure_ascii=False, separators=(",", ":"))
 
 
+def chunk_in_ascii(chunk: Chunk) -> Chunk:
+    """Return the chunk in ASCII. Its lines are read as before."""
+    job_id, attempt, lines = chunk
+    return job_id, attempt, json.dumps(json.loads(lines), separators=(",", ":"))
+
+
 @dataclass(frozen=True, slots=True)
 class LogLine:
     """A line as interfaces show it, without control characters."""

@@ -14,8 +14,9 @@ from django.utils import timezone
 from stoker.conf import Settings
 from stoker.models import LogChunk
 from stoker.signals import tell
+from stoker.store.transactions import is_text_refused
 
-from .lines import Chunk
+from .lines import Chunk, chunk_in_ascii
 
 BATCH = 500
 BATCH_CHARACTERS = 1 << 20
@@ -94,11 +95,17 @@ class LogWriter:
         return batch
 
     def _note_failure(self, error: Exception, batch: list[Chunk]) -> None:
+        if is_text_refused(error) and not all(lines.isascii() for _, _, lines in batch):
+            self._put_back([chunk_in_ascii(chunk) for chunk in batch])
+            return
         self._due_at = self._try_at = time.monotonic() + PAUSE_SECONDS
-        if isinstance(error, OperationalError | InterfaceError):
-            self._chunks.extendleft(reversed(batch))
-            self._characters += sum(len(lines) for _, _, lines in batch)
+        if isinstance(error, OperationalError | InterfaceError) and not is_text_refused(error):
+            self._put_back(batch)
         else:  # they will never be taken
             self._dropped += len(batch)
         tell("logs_not_written", error=error, count=self._dropped)
         connections[self._alias].close_if_unusable_or_obsolete()
+
+    def _put_back(self, batch: Sequence[Chunk]) -> None:
+        self._chunks.extendleft(reversed(batch))
+        self._characters += sum(len(lines) for _, _, lines in batch)

@@ -34,6 +34,13 @@ ER_TRANSACTION_ROLLBACK_DURING_COMMIT as above."""
 POSTGRES_ENDED = {"25P03", "25P04"}
 """Codes of ended sessions: idle_in_transaction_session_timeout, transaction_timeout."""
 
+POSTGRES_TEXT = {"22P05"}
+"""Code of a text that the database cannot hold: untranslatable_character."""
+MYSQL_TEXT = {1267, 1271, 1366, 3988}
+"""Codes of texts that a table cannot hold: ER_CANT_AGGREGATE_2COLLATIONS,
+ER_CANT_AGGREGATE_NCOLLATIONS, ER_TRUNCATED_WRONG_VALUE_FOR_FIELD, ER_IMPOSSIBLE_STRING_CONVERSION.
+Drivers report them as OperationalError."""
+
 
 def is_conflict(error: BaseException | None) -> bool:
     """Return whether the error, or one of its causes, is a conflict between transactions. The
@@ -78,6 +85,12 @@ def is_session_ended(error: BaseException | None) -> bool:
     """Return whether the error, or one of its causes, says that the server ended the session
     because its transaction took too long. Drivers do not report this as a lost connection."""
     return _has_code(error, POSTGRES_ENDED, ())
+
+
+def is_text_refused(error: BaseException | None) -> bool:
+    """Return whether the error, or one of its causes, says that the character set of the database,
+    a table or a column does not have a character of a text. A retry would fail, too."""
+    return _has_code(error, POSTGRES_TEXT, MYSQL_TEXT)
 
 
 def _has_code(

@@ -23,6 +23,7 @@ from stoker.cluster.wire import (
     pack_report,
 )
 from stoker.exceptions import BrokerUnavailable
+from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import Attempted, Batch, Failed, Outcome, Succeeded
 from stoker.jobs.record import LeftOut
 
@@ -184,6 +185,24 @@ def test_refused_outcome_becomes_a_failure_with_the_error(
     assert isinstance(outcome, Failed)
     assert outcome.fault.message == "a NUL"
     assert len(store.taken) == 8
+
+
+def test_outcome_with_a_refused_text_is_recorded_in_ascii(
+    monitor: Monitor,
+    store: Store,
+    deliveries: Callable[[int], list[Delivery]],
+    pusher: tuple[Stream, Stream],
+) -> None:
+    (delivery,) = deliveries(1)
+    failed = Failed(Fault("ValueError", "no \N{FIRE}", ""))
+    store.minds = lambda one: (
+        None if str(one.outcome).isascii() else OperationalError(1366, "Incorrect string value")
+    )
+    record(monitor, [reported(1, Attempted(delivery, failed, "worker", 1.0, 2.0))])
+    assert confirmed(pusher) == [1]
+    assert [one.outcome for one in store.taken] == [
+        Failed(Fault("ValueError", r"no \U0001f525", ""))
+    ]
 
 
 def test_outcome_refused_even_as_a_failure_is_retried_and_not_confirmed_before(

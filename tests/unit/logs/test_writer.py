@@ -124,6 +124,17 @@ def test_refused_chunks_are_dropped(
     assert not writer.is_due
 
 
+def test_chunk_that_is_refused_in_ascii_too_is_dropped(
+    writer: LogWriter, table: Table, told: list[dict[str, Any]]
+) -> None:
+    table.error = OperationalError(1366, "Incorrect string value")
+    writer.add([(uuid4().bytes, 1, '["\N{FIRE}"]')])
+    writer.write()
+    assert not told, "it is written again in ASCII"
+    writer.write()
+    assert (told[-1]["count"], writer.has_waiting) == (1, False)
+
+
 def test_batches_and_backlog_are_bounded_by_characters(
     writer: LogWriter, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
