@@ -7,7 +7,7 @@ stoker.E001 An option under ``TASKS`` is unknown or has a wrong value.
 stoker.E002 ``BROKER`` names an unknown kind of broker, or one that cannot be used here.
 stoker.E003 ``BROKER`` or ``DATABASE`` names a database that is missing in ``DATABASES``.
 stoker.E004 ``stoker`` is not in ``INSTALLED_APPS``. Only if Django's tasks are imported.
-stoker.E005 Stoker does not support this kind of database, or this SQLite: 3.35 is the oldest.
+stoker.E005 Stoker does not support this kind of database, or its version is too old.
 stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``BROKER``.
 stoker.E007 Two backends share queues in one database but cannot open each other's packages.
 stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
@@ -186,7 +186,7 @@ def check_databases(
         alias = settings.database
         if alias in (databases or ()) and alias in connections and alias not in seen:
             seen.add(alias)
-            found += _migrated(alias)
+            found += _fit(alias)
         if alias in (databases or ()) and alias in connections:
             found += check_server(settings)
     return found
@@ -379,8 +379,11 @@ def _sqlite(settings: Settings) -> Iterator[CheckMessage]:
         )
 
 
-def _migrated(alias: str) -> Iterator[CheckMessage]:
+def _fit(alias: str) -> Iterator[CheckMessage]:
     try:
+        if reason := engine_of(alias).why_too_old():
+            yield Error(reason, hint="See docs/reference/versions.md.", id="stoker.E005")
+            return
         unapplied = unapplied_migrations(alias)
     except DatabaseError as error:
         yield _not_ready(alias, f"could not be queried for its tables ({error})")

@@ -137,7 +137,7 @@ def test_w009_reports_an_unreachable_broker_server(
 ) -> None:
     """The server is checked only together with databases."""
     away = {"BACKEND": BACKEND, "OPTIONS": {"BROKER": broker}}
-    monkeypatch.setattr(ours, "_migrated", lambda _alias: [])
+    monkeypatch.setattr(ours, "_fit", lambda _alias: [])
     with override_settings(TASKS={"default": away}):
         assert ours.check_databases(databases=None) == []
         (found,) = ours.check_databases(databases=["default"])
@@ -148,7 +148,7 @@ def test_w009_reports_an_unreachable_broker_server(
 def test_database_checks_leave_an_invalid_broker_to_e002(
     broker: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ours, "_migrated", lambda _alias: [])
+    monkeypatch.setattr(ours, "_fit", lambda _alias: [])
     assert "stoker.E002" in [one.id for one in messages(BROKER=broker)]
     options = {"BROKER": broker}
     with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):

@@ -110,11 +110,14 @@ def _found(plan: Plan) -> StoreCheck:
     from django.db import DatabaseError, InterfaceError
 
     from stoker.brokers.adapters import broker_for
+    from stoker.store.engines import engine_of
     from stoker.store.statements import set_deadlines
 
     try:
         broker = broker_for(plan.settings)  # report a wrong setting before missing tables
         set_deadlines(plan.settings)
+        if reason := engine_of(plan.settings.database).why_too_old():
+            return StoreCheck(is_fit=False, sentence=reason)
         _read_every_table(plan.settings.database)
         return StoreCheck(weaknesses=_ask(broker))
     except (NotMigrated, PoolerRefused) as error:

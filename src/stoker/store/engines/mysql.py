@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 
 PLAIN = frozenset({b"SELECT", b"INSERT", b"UPDATE", b"DELETE", b"REPLAC", b"SAVEPO", b"RELEAS"})
 """First six letters of the statements that never begin a transaction."""
+OLDEST_MARIADB = "MariaDB", (10, 6)
+"""The first version with ``SKIP LOCKED`` and ``JSON_TABLE``."""
+OLDEST_MYSQL = "MySQL", (8, 0, 13)
+"""The first version whose columns can have expressions as defaults."""
 REFUSED_INSIDE_TRANSACTION = 1568
 """Error code ER_CANT_CHANGE_TX_CHARACTERISTICS."""
 LOCKED_BY_ANOTHER = {1205, 3572}
@@ -56,7 +60,7 @@ NO_LIMIT_ON_MYSQL = "/*+ SET_VAR(cte_max_recursion_depth = 4294967295) */ "
 
 
 class MySQL(Engine):
-    """MariaDB 10.7 or later, or MySQL."""
+    """MariaDB or MySQL."""
 
     is_supported = True
     now_sql = NOW_ON_MYSQL
@@ -66,6 +70,14 @@ class MySQL(Engine):
         return bool(self.connection.mysql_is_mariadb)
 
     # -- connections ------------------------------------------------------------------------------
+
+    def why_too_old(self) -> str:
+        name, oldest = OLDEST_MARIADB if self._is_mariadb else OLDEST_MYSQL
+        version: tuple[int, ...] = self.connection.mysql_version
+        if version >= oldest:
+            return ""
+        found, needed = (".".join(map(str, one)) for one in (version, oldest))
+        return f"The database {self.alias!r} is {name} {found}, and Stoker needs {needed} or later."
 
     def call_limits(self, seconds: int) -> dict[str, Any]:
         return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)

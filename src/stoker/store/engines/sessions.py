@@ -54,6 +54,10 @@ class Sessions:
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
+    def why_too_old(self) -> str:
+        """Ask the server for its version. Return why Stoker cannot use it, or ""."""
+        return ""
+
     @property
     def connection(self) -> Any:
         """Return Django's connection of this thread."""
