@@ -20,7 +20,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Lease, LeaseId, Leases, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
-from stoker.jobs.failures import tell_failure
+from stoker.jobs.failures import tell_failure, tell_stale
 from stoker.jobs.faults import fault_of
 from stoker.jobs.outcomes import Failed, Succeeded, Tallies
 from stoker.jobs.record import LeftOut, Recorder
@@ -42,15 +42,7 @@ from .board import lease_clock_ns
 from .callbacks import Callbacks
 from .channel import Closed, Stream
 from .process import Child
-from .wire import (
-    Reported,
-    as_failed,
-    id_bytes_of,
-    lease_id_of,
-    open_batch,
-    open_report,
-    outcome_in_ascii,
-)
+from .wire import Reported, as_failed, id_bytes_of, in_ascii, lease_id_of, open_batch, open_report
 
 BATCH = 400
 LINGER_SECONDS = 0.004
@@ -316,7 +308,7 @@ class Monitor:
     ) -> Sequence[Reported]:
         """Put aside the outcomes that need the broker, or record them separately if it is
         reachable. Return those that are recorded already."""
-        _tell_stale(error.left_out.stale)
+        tell_stale(error.left_out.stale)
         sides: tuple[list[Reported], list[Reported]] = ([], [])
         for reported, lease in zip(batch, open_batch(batch).leases, strict=True):
             sides[lease in error.left_out.leases].append(reported)
@@ -340,7 +332,7 @@ class Monitor:
             except Exception as error:  # noqa: BLE001 - one bad outcome must not hold up the others
                 return error
             if answer is not None:
-                _tell_stale(answer.value)
+                tell_stale(answer.value)
                 return None
             failure, has_met_a_lock = self.patience.last_error, self.patience.has_met_a_lock
             self.patience.sleep(self._beat)
@@ -374,7 +366,7 @@ class Monitor:
         """Record a failure instead of an outcome that the store always refuses, or the outcome with
         its texts in ASCII if the tables do not have one of their characters. Return whether that
         worked."""
-        if is_text_refused(error) and self._try([outcome_in_ascii(reported)]) is None:
+        if is_text_refused(error) and self._try([in_ascii(reported)]) is None:
             return True
         attempted = open_report(*reported)
         outcome = attempted.outcome
@@ -382,9 +374,8 @@ class Monitor:
         may_pass = isinstance(error, BrokerError | NotMigrated | OperationalError | InterfaceError)
         if may_pass and value_bytes < LARGE_BYTES:
             return False
-        cause = (
-            error.__cause__ if isinstance(error, Refused | LeftOut) and error.__cause__ else error
-        )
+        is_wrapped = isinstance(error, Refused | LeftOut)
+        cause = error.__cause__ if is_wrapped and error.__cause__ else error
         failed = Failed(fault_of(cause))
         if self._try([as_failed(reported, failed)]) is not None:
             return False
@@ -499,19 +490,10 @@ class Refused(Exception):
 
 
 class Unanswered(Exception):
-    """A broker outside the store has not recorded a part of a batch, or is unreachable.
-
-    Args:
-        left_out: names the outcomes that are not recorded.
-        is_away: whether the broker is unreachable for all outcomes.
-    """
+    """A broker outside the store has not recorded a part of a batch (``left_out``). If ``is_away``,
+    it is unreachable, and otherwise it answers but refuses."""
 
     def __init__(self, left_out: LeftOut, *, is_away: bool) -> None:
         super().__init__(str(left_out))
         self.left_out = left_out
         self.is_away = is_away
-
-
-def _tell_stale(leases: Collection[Lease]) -> None:
-    for lease in leases:
-        tell("stale_outcome", job_id=lease.job_id)

@@ -136,7 +136,7 @@ def as_failed(reported: Reported, failed: Failed) -> Reported:
     return (*report[:4], pack_outcome(failed), *report[5:]), job
 
 
-def outcome_in_ascii(reported: Reported) -> Reported:
+def in_ascii(reported: Reported) -> Reported:
     """Return the report with escapes for all other characters in the texts of its outcome."""
     report, job = reported
     return (*report[:4], _ascii(report[4]), *report[5:]), job

@@ -11,12 +11,13 @@ did not succeed. Each failed attempt is reported once, by the process that has t
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from uuid import UUID
 
+from stoker.brokers.contract import Lease
 from stoker.compat import task_backends
 from stoker.conf import Settings
 from stoker.dead_letters.policy import tell_task
@@ -175,6 +176,12 @@ def _opened(settings: Settings, attempted: Attempted) -> Package | None:
         return None
     except Exception:  # noqa: BLE001 - a report must not undo the record
         return None
+
+
+def tell_stale(leases: Iterable[Lease]) -> None:
+    """Log that the outcomes of jobs with these leases came too late."""
+    for lease in leases:
+        tell("stale_outcome", job_id=lease.job_id)
 
 
 def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) -> None:

@@ -69,13 +69,8 @@ class TaskKilled(Exception):
 
 
 class LeftOut(BrokerUnavailable):
-    """A broker outside the store did not answer, so the outcomes that need it are not recorded. All
-    others of the batch are.
-
-    Args:
-        errors: lease -> error, for the outcomes that are not recorded.
-        stale: the stale leases, as the result of ``finish``.
-    """
+    """A broker outside the store did not answer, so the outcomes that need it (``leases``) are not
+    recorded. All others of the batch are, except those with ``stale`` leases."""
 
     def __init__(self, errors: Mapping[Lease, BrokerUnavailable], stale: set[Lease]) -> None:
         super().__init__(str(next(iter(errors.values()))))
