@@ -699,4 +699,66 @@ MISTAKES = (
         "tests/integration/test_dead_letters.py",
         "purge_keeps_attempts_of_jobs_that_are_kept",
     ),
+    Mistake(
+        "a cancellation ends because two other transactions block each other",
+        [
+            Change(
+                "jobs.cancel:cancel_waiting",
+                replace("repeat_if_aborted(alias, cancel_once)", "cancel_once()"),
+            )
+        ],
+        "tests/guards/test_unique_transactions.py",
+        "victim_of_a_deadlock_of_others",
+        database="postgres",
+    ),
+    Mistake(
+        "upkeep forgets the request for a cancelled job that a cluster has just claimed",
+        [
+            Change(
+                "jobs.cancel:_sweep",
+                replace("job_id not in places or job_id in withdrawn", "True"),
+            )
+        ],
+        "tests/integration/test_broker_outage.py",
+        "request_is_kept_for_a_cancelled_job",
+        needs_redis=True,
+    ),
+    Mistake(
+        "an outcome is lost if a cancellation deletes the row meanwhile",
+        [Change("jobs.record:Recorder._known", drop("return self._known(batch, rows)"))],
+        "tests/integration/test_clear_at_broker.py",
+        "outcome_is_recorded_though_its_request_row",
+        database="postgres",
+        needs_redis=True,
+    ),
+    Mistake(
+        "the job of a schedule without overlaps waits at a broker that does not know its end",
+        [
+            Change(
+                "schedules.fire:marked",
+                replace("row.overlap != Schedule.Overlap.ALLOW", "False"),
+            )
+        ],
+        "tests/integration/test_schedules.py",
+        "overlap_is_noticed_with_a_broker",
+        needs_redis=True,
+    ),
+    Mistake(
+        "requests cannot be read if tables and connection have different collations",
+        [Change("cluster.pusher.requests:_text", replace("Cast(column, TextField())", "column"))],
+        "tests/lifecycle/test_operator_requests.py",
+        database="mariadb",
+    ),
+    Mistake(
+        "an atomic task on MariaDB decides about guards by old rows",
+        [
+            Change(
+                "store.engines.mysql:MySQL.atomic_task",
+                replace("self.deciding()", "super().atomic_task()"),
+            )
+        ],
+        "tests/lifecycle/test_atomic.py",
+        "reads_repeatably",
+        database="mariadb",
+    ),
 )
