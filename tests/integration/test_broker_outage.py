@@ -16,6 +16,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from stoker import Lock
+from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.outage import do_without_broker
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable, RowsLocked
@@ -215,14 +216,7 @@ def test_job_that_is_cancelled_in_an_outbox_is_withdrawn_if_the_broker_has_it(
 ) -> None:
     """The answer to the relay was lost, so that the outbox still has the job."""
     with fronted_broker() as broker:
-        monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
-        with transaction.atomic():
-            result = add.enqueue(1, 2)
-        broker.enqueue([message(job_id=UUID(result.id))])
-        with monkeypatch.context() as patch:
-            for name in ("jobs", "states", "withdraw"):
-                patch.setattr(broker.broker, name, MethodType(unavailable, broker.broker))
-            call_command("stoker", "jobs", "cancel", result.id)
+        cancel_in_outbox(broker, monkeypatch)
         assert outside(broker) == 1
         assert sweep_requests(settings_for()) == 1
         assert outside(broker) == 0
@@ -235,14 +229,7 @@ def test_request_is_kept_for_a_cancelled_job_that_a_cluster_claims_during_the_sw
 ) -> None:
     """Its pusher may not have seen the request yet."""
     with fronted_broker() as broker:
-        monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
-        with transaction.atomic():
-            result = add.enqueue(1, 2)
-        broker.enqueue([message(job_id=UUID(result.id))])
-        with monkeypatch.context() as patch:
-            for name in ("jobs", "states", "withdraw"):
-                patch.setattr(broker.broker, name, MethodType(unavailable, broker.broker))
-            result.cancel()
+        cancel_in_outbox(broker, monkeypatch)
         with monkeypatch.context() as patch:
             patch.setattr(broker.broker, "withdraw", lambda _: set())
             assert sweep_requests(settings_for()) == 0
@@ -264,6 +251,18 @@ def test_cancel_does_not_search_outboxes_if_the_store_has_answered(
         monkeypatch.setattr(cancelling, "_cancel_outgoing", unavailable)
         with pytest.raises(RowsLocked):
             result.cancel()
+
+
+def cancel_in_outbox(broker: Dispatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancel a job that the outbox and the broker have, while the broker does not answer."""
+    monkeypatch.setattr(outbox, "relay_these", lambda *_: {})
+    with transaction.atomic():
+        result = add.enqueue(1, 2)
+    broker.enqueue([message(job_id=UUID(result.id))])
+    with monkeypatch.context() as patch:
+        for name in ("jobs", "states", "withdraw"):
+            patch.setattr(broker.broker, name, MethodType(unavailable, broker.broker))
+        call_command("stoker", "jobs", "cancel", result.id)
 
 
 def unavailable(*_: object) -> None:

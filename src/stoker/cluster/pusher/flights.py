@@ -494,7 +494,7 @@ class Turns:
 
     @property
     def moving_until(self) -> float:
-        """When ``moving`` decreases unless another turn begins, in monotonic seconds."""
+        """The time, in monotonic seconds, when ``moving`` decreases if no other turn begins."""
         now = time.monotonic()
         times = (line.held_up_at for line in self._followed.values())
         return min((one for one in times if one >= now), default=float("inf"))
