@@ -113,20 +113,31 @@ def show_summary(results: list[Result], wall: float, processor: float) -> None:
         print(f"{one.part:<26}{counts}{one.time.wall:>10.1f}{one.time.processor:>10.1f}")
     print(f"{'together':<56}{wall:>10.1f}{processor:>10.1f}")
     _show_slowest(results)
-    failures = [(one.part, *failure) for one in results for failure in one.failures]
     skips = [(one.part, *skip) for one in results for skip in one.skips]
+    _show_skips(skips)
+    failures = [(one.part, *failure) for one in results for failure in one.failures]
     # Failures come last, so that they are still there if only the end of the output is kept.
-    for title, lines in (("Skipped:", skips), ("Failed:", failures)):
-        if lines:
-            print(f"\n{title}")
-        for part, name, sentence in lines:
-            print(f"  {f'{part}: ' if part != name else ''}{name}: {sentence}")
+    if failures:
+        print("\nFailed:")
+    for part, name, sentence in failures:
+        print(f"  {f'{part}: ' if part != name else ''}{name}: {sentence}")
     passed = sum(one.passed for one in results)
     print(
         f"\n{passed} passed, {len(failures)} failed, {len(skips)} skipped in {wall:.0f} s"
         f" ({processor:.0f} s of processor time)",
         flush=True,
     )
+
+
+def _show_skips(skips: list[tuple[str, str, str]]) -> None:
+    """Show each reason once, with the number of tests. The reports have their names."""
+    by_reason: dict[str, list[str]] = defaultdict(list)
+    for part, _, sentence in skips:
+        by_reason[sentence].append(part)
+    if skips:
+        print("\nSkipped:")
+    for sentence, parts in by_reason.items():
+        print(f"{len(parts):>5}  {sentence} ({', '.join(dict.fromkeys(parts))})")
 
 
 def _show_slowest(results: list[Result]) -> None:

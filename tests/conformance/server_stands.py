@@ -59,7 +59,7 @@ class ArrivalsStand(OrmStand):
         self._lead += seconds
 
     def needs_leases_of_its_own(self) -> None:
-        pytest.skip("its leases are the store's, which the ORM stand tests")
+        pytest.skip("the store keeps its leases: tested with the ORM broker")
 
     needs_long_packages = needs_leases_of_its_own
 

@@ -74,7 +74,7 @@ class Stand(ABC):
     def needs(self, capability: str) -> None:
         """Skip the test if the broker lacks the capability."""
         if not getattr(self.capabilities, capability):
-            pytest.skip(f"{type(self.broker).__name__} does not claim {capability}")
+            pytest.skip(f"{type(self.broker).__name__} does not offer {capability}")
 
     def needs_leases_of_its_own(self) -> None:
         """Skip tests of concurrent leases if the leases are the store's."""
@@ -151,7 +151,7 @@ class MemoryStand(Stand):
         self._lead += seconds
 
     def needs_long_packages(self) -> None:
-        pytest.skip("its packages are in this process")
+        pytest.skip("packages in memory are not limited in bytes")
 
 
 class OrmStand(Stand):

@@ -41,7 +41,7 @@ def test_several_queues_are_claimed_by_priority_and_age(stand: Stand) -> None:
     """Priority and then age decide among all queues of a claim."""
     stand.needs("priority")
     if not stand.orders_queues:
-        pytest.skip("its queues are in several places")
+        pytest.skip("its queues are in several slots, and priorities order the jobs of one slot")
     (low,) = stand.put(queue="mail", priority=-1)
     (first,) = stand.put(queue="mail")
     (second,) = stand.put(queue="reports")
@@ -255,7 +255,7 @@ def test_crashes_are_kept_across_releases(stand: Stand) -> None:
 
 def test_broker_that_sees_pauses_claims_nothing_from_paused_queues(stand: Stand) -> None:
     if not getattr(stand.broker, "sees_pauses", False):
-        pytest.skip(f"{type(stand.broker).__name__} does not read pauses itself")
+        pytest.skip(f"{type(stand.broker).__name__} does not read pauses")
     mail, other = stand.put(queue="mail"), stand.put(queue="default", priority=-1)
     PausedQueue.objects.pause("mail", "", "")
     assert [one.job_id for one in stand.claim(1, "mail", "default")] == other

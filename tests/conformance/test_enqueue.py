@@ -71,7 +71,7 @@ def test_id_twice_in_one_call_is_added_once(stand: Stand, run_after: float | Non
 def test_packages_are_opaque_bytes(stand: Stand, package: bytes) -> None:
     most = stand.broker.capabilities.max_payload_bytes
     if most is not None and len(package) > most:
-        pytest.skip(f"more than {most} bytes")
+        pytest.skip(f"the broker takes at most {most} bytes")
     stand.broker.enqueue([message(package=package)])
     delivery = stand.claim_one()
     assert delivery.package == package

@@ -80,7 +80,7 @@ def test_ack_with_an_old_and_a_new_lease_accepts_only_the_new(
 
 def test_job_is_kept_from_its_claim_until_it_is_handed_out(stand: Stand) -> None:
     if isinstance(stand, MemoryStand):
-        pytest.skip("its jobs are lost with its process")
+        pytest.skip("jobs in memory are lost with their process")
     stand.put(3)
     first, second, third = stand.claim()
 

@@ -88,7 +88,7 @@ def test_sizes_counts_jobs_by_queue_and_state(stand: Stand) -> None:
 
 def test_sizes_without_look_up_counts_waiting_jobs(stand: Stand) -> None:
     if stand.capabilities.look_up:
-        pytest.skip(f"{type(stand.broker).__name__} can look what waits up")
+        pytest.skip(f"{type(stand.broker).__name__} can look up waiting jobs")
     stand.put(3)
     stand.claim(1)
     stand.put(2, run_after=stand.now() + 100)
@@ -101,7 +101,7 @@ def test_sizes_without_look_up_counts_waiting_jobs(stand: Stand) -> None:
 
 def test_job_that_the_server_has_not_delivered_can_be_withdrawn(stand: Stand) -> None:
     if stand.capabilities.look_up:
-        pytest.skip(f"{type(stand.broker).__name__} can look what waits up")
+        pytest.skip(f"{type(stand.broker).__name__} can look up waiting jobs")
     (ready,), (stays,) = stand.put(), stand.put()
     (deferred,) = stand.put(run_after=stand.now() + 100)
     assert stand.broker.not_arrived([ready, stays, deferred]) == {ready, stays, deferred}
