@@ -31,7 +31,6 @@ assert not {"ninja", "pydantic"} & set(sys.modules)
 """
 
 
-@pytest.mark.sqlite
 @pytest.mark.parametrize("code", [WITHOUT, WITH], ids=["not installed", "not asked for"])
 def test_other_modules_do_not_import_the_apis_libraries(code: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -108,6 +108,7 @@ def test_job_is_found_by_an_argument(keyboard: Keyboard, paused: None) -> None:
     assert keyboard.presses <= 20
 
 
+@pytest.mark.slow
 def test_dead_letter_is_opened_and_requeued(keyboard: Keyboard, cluster: ProcessCluster) -> None:
     from shop import tasks
 
@@ -131,6 +132,7 @@ def test_dead_letter_is_opened_and_requeued(keyboard: Keyboard, cluster: Process
     queues.resume("payments")
 
 
+@pytest.mark.slow
 def test_queue_is_paused_and_resumed(keyboard: Keyboard) -> None:
     page = keyboard.page
     keyboard.jump("photos", "**/queues/one/?name=photos")
@@ -148,6 +150,7 @@ def test_queue_is_paused_and_resumed(keyboard: Keyboard) -> None:
     assert not PausedQueue.objects.filter(queue="photos").exists()
 
 
+@pytest.mark.slow
 def test_schedule_is_run_now(keyboard: Keyboard, cluster: ProcessCluster) -> None:
     from shop import tasks
 
@@ -162,6 +165,7 @@ def test_schedule_is_run_now(keyboard: Keyboard, cluster: ProcessCluster) -> Non
     schedules.delete("count the boxes")
 
 
+@pytest.mark.slow
 def test_waiting_job_is_cancelled(keyboard: Keyboard, paused: None) -> None:
     from shop import tasks
 
@@ -176,6 +180,7 @@ def test_waiting_job_is_cancelled(keyboard: Keyboard, paused: None) -> None:
     assert Job.objects.get(pk=job.id).status == Job.Status.CANCELLED
 
 
+@pytest.mark.slow
 def test_log_of_a_job_is_read(keyboard: Keyboard, paused: None) -> None:
     from shop import tasks
 

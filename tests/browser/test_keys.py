@@ -55,6 +55,7 @@ def test_keys_lead_to_pages_and_to_the_search(alice: Window) -> None:
     page.wait_for_url("**/stoker/audit/")
 
 
+@pytest.mark.slow
 def test_help_shows_the_keys_and_turns_them_off(alice: Window) -> None:
     page = alice.page
     alice.go("/stoker/queues/")

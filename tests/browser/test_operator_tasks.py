@@ -70,6 +70,7 @@ def test_job_that_waits_is_explained_and_released(
     assert job.state == JobState.SUCCESSFUL
 
 
+@pytest.mark.slow
 def test_failures_of_the_last_hour_are_requeued_with_another_argument(
     alice: Window, cluster: ProcessCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,6 +94,7 @@ def test_failures_of_the_last_hour_are_requeued_with_another_argument(
     wait_for(lambda: letters.filter(state="resolved").count() == len(jobs), cluster.tail)
 
 
+@pytest.mark.slow
 def test_log_of_a_running_job_is_seen(
     alice: Window, cluster: ProcessCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -107,6 +109,7 @@ def test_log_of_a_running_job_is_seen(
     job.cancel()
 
 
+@pytest.mark.slow
 def test_fifty_waiting_jobs_are_moved_to_another_queue(
     alice: Window, capsys: pytest.CaptureFixture[str]
 ) -> None:

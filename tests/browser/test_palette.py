@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from playwright.sync_api import expect
 
 from stoker import queues
@@ -28,6 +29,7 @@ def test_palette_opens_the_typed_page_by_keyboard(alice: Window) -> None:
     job.cancel()
 
 
+@pytest.mark.slow
 def test_palette_is_a_dialog_with_a_list_of_options(alice: Window) -> None:
     page = alice.page
     alice.go("/stoker/queues/")
@@ -61,6 +63,7 @@ def test_palette_is_a_dialog_with_a_list_of_options(alice: Window) -> None:
         expect(button).to_be_focused()
 
 
+@pytest.mark.slow
 def test_palette_opens_by_touch_and_finds_what_the_user_may_see(window: Window) -> None:
     queues.pause("mail")
     window.come_as("bob")

@@ -103,6 +103,7 @@ def keys_of_rows(window: Window) -> list[str]:
     return [str(key) for key in rows.evaluate_all("rows => rows.map(row => row.dataset.key)")]
 
 
+@pytest.mark.slow
 def test_rows_of_a_list_stay_until_the_new_ones_are_asked_for(
     alice: Window, cluster: ProcessCluster
 ) -> None:
@@ -147,6 +148,7 @@ def test_open_page_transfers_at_most_50_kb_in_half_a_minute(
     assert 0 < sum(sizes) < 50_000
 
 
+@pytest.mark.slow
 def test_rows_that_leave_a_list_keep_their_places(alice: Window, cluster: ProcessCluster) -> None:
     page = alice.page
     queues.pause("parcels")
@@ -251,6 +253,7 @@ def wait_for_heartbeats(count: int) -> None:
         wait_for(lambda before=before: Cluster.objects.get().heartbeat_us > before)
 
 
+@pytest.mark.slow
 def test_requeue_of_a_fault_is_undone(alice: Window, cluster: ProcessCluster) -> None:
     """One click requeues all dead letters of the fault, another one undoes it before they run."""
     page = alice.page
