@@ -1,7 +1,7 @@
 """Deadlines that a cluster's own processes set on their database connections."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,7 @@ def cluster_of_a_project(
 ) -> Iterator[None]:
     """Make the connection that of a cluster's own process, with these values in DATABASES."""
     before, receivers = connection.settings_dict, connection_created.receivers.copy()
+    wrappers = connection.execute_wrappers.copy()
     connection.close()
     connection.settings_dict = deepcopy(before)
     options = {**before["OPTIONS"], **database.pop("OPTIONS", {})}
@@ -40,6 +41,7 @@ def cluster_of_a_project(
     finally:
         connection.close()
         connection.settings_dict = before
+        connection.execute_wrappers[:] = wrappers
         connection_created.receivers = receivers
         connection_created.sender_receivers_cache.clear()
 
@@ -116,6 +118,33 @@ def test_call_to_silent_server_raises_after_its_deadline(moment: str) -> None:
             with pytest.raises(OperationalError):
                 add_job(moment, lambda: proxy.silence(client_port))
             assert Job.objects.count() == 0
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_lost_connection_behind_a_pooler_raises_an_error_of_django(*, in_transaction: bool) -> None:
+    with cluster_of_a_project(DISABLE_SERVER_SIDE_CURSORS=True):
+        Job.objects.count()
+        end_session()
+        with pytest.raises(OperationalError), atomic_if(in_transaction):
+            Job.objects.count()
+        connection.close()
+        assert Job.objects.count() == 0
+
+
+def atomic_if(is_wanted: bool) -> AbstractContextManager[object]:
+    return transaction.atomic() if is_wanted else nullcontext()
+
+
+def end_session() -> None:
+    """Let the server end the session of Django's connection."""
+    pid = connection.connection.info.backend_pid
+    other = connection.copy()
+    try:
+        with other.cursor() as cursor:
+            cursor.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
+    finally:
+        other.close()
 
 
 def one_job() -> JobColumns:

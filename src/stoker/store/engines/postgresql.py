@@ -139,15 +139,15 @@ class PostgreSQL(Engine):
             if driver.info.transaction_status != IDLE or str(sql).startswith(ALONE):
                 return execute(sql, params, many, context)
             if not connection.get_autocommit():
-                _run(driver, wish)
+                _run(connection, wish)
                 return execute(sql, params, many, context)
-            _run(driver, f"BEGIN; {wish}")
+            _run(connection, f"BEGIN; {wish}")
             try:
                 result = execute(sql, params, many, context)
-                _run(driver, "COMMIT")
+                _run(connection, "COMMIT")
             except BaseException:
                 with suppress(Exception):  # the connection is lost
-                    _run(driver, "ROLLBACK")
+                    _run(connection, "ROLLBACK")
                 raise
             return result
 
@@ -487,8 +487,9 @@ def _in_json(row: tuple[Any, ...]) -> str:
     return str(row[1]) if len(row) == 2 else str(list(row[1:]))
 
 
-def _run(driver: Any, text: str) -> None:
-    with driver.cursor() as cursor:
+def _run(connection: Any, text: str) -> None:
+    """Send statements past Django's wrappers, and raise Django's errors."""
+    with connection.wrap_database_errors, connection.connection.cursor() as cursor:
         cursor.execute(text)
 
 
