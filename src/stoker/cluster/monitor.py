@@ -14,26 +14,28 @@ from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, OperationalError
+from django.db import DatabaseError
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Lease, LeaseId, Leases, Return
 from stoker.brokers.dispatch import Dispatch
-from stoker.exceptions import BrokerError, BrokerUnavailable, NotMigrated
+from stoker.exceptions import BrokerError, NotMigrated, PackageError
 from stoker.jobs.failures import tell_failure, tell_stale
 from stoker.jobs.faults import fault_of
-from stoker.jobs.outcomes import Failed, Succeeded, Tallies
+from stoker.jobs.outcomes import Failed, Tallies
 from stoker.jobs.record import LeftOut, Recorder
 from stoker.logs.writer import LogWriter
 from stoker.signals import call_project_with, tell
+from stoker.store.engines import LARGE_BYTES
 from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs
 from stoker.store.statements import set_deadlines
 from stoker.store.transactions import (
     is_conflict,
     is_locked_out,
-    is_session_ended,
     is_text_refused,
+    may_be_too_large,
+    may_pass,
 )
 from stoker.values.ids import id_of
 
@@ -57,8 +59,6 @@ FAREWELL_SECONDS = 3.0
 """How long queued calls of project code may take when the monitor ends."""
 
 TRIES = 5
-LARGE_BYTES = 1 << 20
-"""A value of at least this size may be the reason for a broken connection."""
 CAREFUL_SECONDS = 10.0
 LONGEST_LOCKED_PAUSE = 5.0
 """The longest pause before an outcome whose rows are locked is retried."""
@@ -353,26 +353,22 @@ class Monitor:
             if is_away or len(error.leases) < len(batch):
                 raise Unanswered(error, is_away=is_away) from error
             raise
-        except (BrokerError, NotMigrated, OperationalError, InterfaceError) as error:
-            if is_text_refused(error):
+        except (BrokerError, NotMigrated, DatabaseError) as error:
+            is_refused = isinstance(error, DatabaseError) and not may_pass(error)
+            if is_refused or is_text_refused(error):
                 raise Refused(error) from error
             raise
-        except DatabaseError as error:
-            if is_session_ended(error):  # the error is not caused by the batch
-                raise BrokerUnavailable(str(error)) from error
-            raise Refused(error) from error
 
     def _is_recorded_as_failure(self, reported: Reported, error: Exception) -> bool:
         """Record a failure instead of an outcome that the store always refuses, or the outcome with
         its texts in ASCII if the tables do not have one of their characters. Return whether that
-        worked."""
+        worked. An outcome that met any other error is not changed, because that error may pass."""
         if is_text_refused(error) and self._try([in_ascii(reported)]) is None:
             return True
         attempted = open_report(*reported)
-        outcome = attempted.outcome
-        value_bytes = len(outcome.value) if isinstance(outcome, Succeeded) else 0
-        may_pass = isinstance(error, BrokerError | NotMigrated | OperationalError | InterfaceError)
-        if may_pass and value_bytes < LARGE_BYTES:
+        is_large = len(getattr(attempted.outcome, "value", b"")) >= LARGE_BYTES
+        is_too_large = is_large and (isinstance(error, LeftOut) or may_be_too_large(error))
+        if not (is_too_large or isinstance(error, CAUSED_BY_OUTCOME)):
             return False
         is_wrapped = isinstance(error, Refused | LeftOut)
         cause = error.__cause__ if is_wrapped and error.__cause__ else error
@@ -487,6 +483,10 @@ class Unsettled:
 
 class Refused(Exception):
     """The store refuses this batch, and would refuse it again."""
+
+
+CAUSED_BY_OUTCOME = (Refused, PackageError, ValueError, TypeError, OverflowError)
+"""Errors by which the store, its driver or the codec refuse a value, whenever it is written."""
 
 
 class Unanswered(Exception):

@@ -15,13 +15,13 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-from django.db import IntegrityError, connections, transaction
+from django.db import DatabaseError, IntegrityError, connections, transaction
 from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.exceptions import AlreadyBegun, UnknownTask
 from stoker.models import Begun
-from stoker.store.transactions import autocommit
+from stoker.store.transactions import autocommit, is_session_unusable
 from stoker.tasks.registry import find_task
 
 from .package import Package
@@ -37,7 +37,7 @@ def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
 
     Raises:
         AlreadyBegun: the job has started before.
-        OperationalError, InterfaceError: the store cannot be reached.
+        DatabaseError, InterfaceError: the store cannot be reached, or only reads.
     """
     alias = settings.database
     row = Begun(job_id=package.job_id, worker_id=worker_id, begun_at=timezone.now())
@@ -50,6 +50,10 @@ def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
         except IntegrityError as error:
             before = Begun.objects.using(alias).filter(pk=package.job_id).first()
             raise AlreadyBegun(_refusal(before)) from error
+        except DatabaseError as error:
+            if is_session_unusable(error) and not is_inside:
+                connections[alias].close()
+            raise
 
 
 def has_not_begun(settings: Settings, package: Package | None) -> bool:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-from django.db import InterfaceError, OperationalError
-
 from stoker.brokers.contract import Delivery
 from stoker.conf import Settings
 from stoker.exceptions import (
@@ -19,6 +17,7 @@ from stoker.exceptions import (
     as_seconds,
 )
 from stoker.jobs.outcomes import Outcome
+from stoker.store.transactions import may_pass
 from stoker.tasks.backoff import exponential
 from stoker.tasks.options import TaskOptions
 from stoker.values.text import stored_text
@@ -137,8 +136,8 @@ def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outco
 
 def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
     """Return the outcome for an attempt that failed before its task was called."""
-    if isinstance(error, OperationalError | InterfaceError):
-        reason = "the result of the previous step could not be read"
+    if may_pass(error):
+        reason = "the database could not be used before its task was called"
         return outcomes.Snoozed(UNREACHABLE_DELAY_SECONDS, reason)
     fault = fault_of(error)
     if is_out_of_attempts(package.options, delivery.attempt):

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db import DatabaseError, InterfaceError, connections
 from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.models import LogChunk
 from stoker.signals import tell
-from stoker.store.transactions import is_text_refused
+from stoker.store.transactions import is_text_refused, may_pass
 
 from .lines import Chunk, chunk_in_ascii
 
@@ -99,7 +99,7 @@ class LogWriter:
             self._put_back([chunk_in_ascii(chunk) for chunk in batch])
             return
         self._due_at = self._try_at = time.monotonic() + PAUSE_SECONDS
-        if isinstance(error, OperationalError | InterfaceError) and not is_text_refused(error):
+        if may_pass(error) and not is_text_refused(error):
             self._put_back(batch)
         else:  # they will never be taken
             self._dropped += len(batch)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from django.db import OperationalError, connections, transaction
+from django.db import InterfaceError, OperationalError, connections, transaction
 
 from stoker.exceptions import BrokerUnavailable
 
@@ -31,8 +31,10 @@ MYSQL_LOCKED = {1205, 1213, 3101}
 """Codes of locked rows: ER_LOCK_WAIT_TIMEOUT, ER_LOCK_DEADLOCK, and
 ER_TRANSACTION_ROLLBACK_DURING_COMMIT as above."""
 
-POSTGRES_ENDED = {"25P03", "25P04"}
-"""Codes of ended sessions: idle_in_transaction_session_timeout, transaction_timeout."""
+POSTGRES_UNUSABLE = {"25006", "25P03", "25P04"}
+"""Codes of sessions that a new connection replaces: read_only_sql_transaction (the server has
+become a replica), idle_in_transaction_session_timeout, transaction_timeout. Drivers do not report
+them as a lost connection."""
 
 POSTGRES_TEXT = {"22P05"}
 """Code of a text that the database cannot hold: untranslatable_character."""
@@ -40,6 +42,10 @@ MYSQL_TEXT = {1267, 1271, 1366, 3988}
 """Codes of texts that a table cannot hold: ER_CANT_AGGREGATE_2COLLATIONS,
 ER_CANT_AGGREGATE_NCOLLATIONS, ER_TRUNCATED_WRONG_VALUE_FOR_FIELD, ER_IMPOSSIBLE_STRING_CONVERSION.
 Drivers report them as OperationalError."""
+
+MYSQL_PACKET = {1153, 2006, 2013}
+"""Codes of packets above ``max_allowed_packet``: ER_NET_PACKET_TOO_LARGE, CR_SERVER_GONE_ERROR,
+CR_SERVER_LOST. PostgreSQL and SQLite have no such limit."""
 
 
 def is_conflict(error: BaseException | None) -> bool:
@@ -81,16 +87,28 @@ def is_locked_out(error: BaseException | None) -> bool:
     return _has_code(error, POSTGRES_LOCKED, MYSQL_LOCKED)
 
 
-def is_session_ended(error: BaseException | None) -> bool:
+def is_session_unusable(error: BaseException | None) -> bool:
     """Return whether the error, or one of its causes, says that the server ended the session
-    because its transaction took too long. Drivers do not report this as a lost connection."""
-    return _has_code(error, POSTGRES_ENDED, ())
+    because its transaction took too long, or that the server only reads."""
+    return _has_code(error, POSTGRES_UNUSABLE, ())
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether the error is one of the connection or of the server, not of the statement. The
+    statement may succeed on a new connection."""
+    return isinstance(error, OperationalError | InterfaceError) or is_session_unusable(error)
 
 
 def is_text_refused(error: BaseException | None) -> bool:
     """Return whether the error, or one of its causes, says that the character set of the database,
     a table or a column does not have a character of a text. A retry would fail, too."""
     return _has_code(error, POSTGRES_TEXT, MYSQL_TEXT)
+
+
+def may_be_too_large(error: BaseException | None) -> bool:
+    """Return whether the reason for the error, or one of its causes, may be the size of the
+    statement."""
+    return _has_code(error, (), MYSQL_PACKET)
 
 
 def _has_code(

@@ -13,7 +13,7 @@ from stoker.brokers.contract import Delivery, Lease, LeaseId, Leases
 from stoker.cluster import monitor as monitor_module
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Control, Stream, socket_pair
-from stoker.cluster.monitor import BUSY_BATCH, LARGE_BYTES, Monitor
+from stoker.cluster.monitor import BUSY_BATCH, Monitor
 from stoker.cluster.plan import Plan
 from stoker.cluster.wire import (
     Reported,
@@ -26,6 +26,7 @@ from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import Attempted, Batch, Failed, Outcome, Succeeded
 from stoker.jobs.record import LeftOut
+from stoker.store.engines import LARGE_BYTES
 
 from tests.unit.cluster.parts import Clock
 
@@ -273,25 +274,52 @@ def test_transient_error_changes_no_outcome(
     assert all(isinstance(one.outcome, Succeeded) for one in store.taken)
 
 
-@pytest.mark.parametrize("is_large", [True, False])
-def test_large_value_that_breaks_the_connection_fails_and_a_small_one_is_kept(
-    is_large: bool,
+@pytest.mark.parametrize("error", [KeyError("a defect"), type("DriverError", (Exception,), {})()])
+def test_unknown_error_changes_no_outcome(
+    error: Exception,
     monitor: Monitor,
     store: Store,
     batch: list[Any],
     pusher: tuple[Stream, Stream],
+    clock: Clock,
 ) -> None:
-    """The server closes the connection each time, because the packet is too large."""
+    raises = [error]
+    store.minds = lambda _: raises.pop() if raises else None
+    record(monitor, batch[:1])
+    assert (confirmed(pusher), store.taken) == ([], [])
+    clock.turn(1.1)
+    monitor._record_aside()
+    assert confirmed(pusher) == [1]
+    assert isinstance(outcome_of(store, batch[0]), Succeeded)
+
+
+@pytest.mark.parametrize(
+    ("is_large", "error", "is_failure"),
+    [
+        (True, OperationalError(2006, "Server has gone away"), True),
+        (False, OperationalError(2006, "Server has gone away"), False),
+        (True, OperationalError("could not extend file: No space left on device"), False),
+    ],
+)
+def test_large_value_fails_only_by_an_error_that_its_size_may_have_caused(
+    monitor: Monitor,
+    store: Store,
+    batch: list[Any],
+    pusher: tuple[Stream, Stream],
+    *,
+    is_large: bool,
+    error: OperationalError,
+    is_failure: bool,
+) -> None:
+    """MariaDB and MySQL close the connection each time, because the packet is too large."""
     value = b"x" * (LARGE_BYTES if is_large else 10)
     bad = replace(open_report(*batch[3]), outcome=Succeeded(value))
     batch[3] = reported(4, bad)
     store.minds = lambda one: (
-        OperationalError("server has gone away")
-        if one.delivery == bad.delivery and isinstance(one.outcome, Succeeded)
-        else None
+        error if one.delivery == bad.delivery and isinstance(one.outcome, Succeeded) else None
     )
     record(monitor, batch)
-    if is_large:
+    if is_failure:
         assert confirmed(pusher) == list(range(1, 9))
         assert isinstance(outcome_of(store, batch[3]), Failed)
     else:

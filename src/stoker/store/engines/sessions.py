@@ -12,7 +12,6 @@ from typing import Any, Generic, Protocol, TypeVar
 from django.db import (
     DatabaseError,
     InterfaceError,
-    OperationalError,
     ProgrammingError,
     connections,
     transaction,
@@ -27,7 +26,7 @@ from stoker.exceptions import (
     RowsLocked,
 )
 from stoker.signals import tell
-from stoker.store.transactions import is_locked_out
+from stoker.store.transactions import is_locked_out, may_pass
 from stoker.store.wake import NoWake, Wake
 
 LONGEST_LOCK_SECONDS = 1.0
@@ -353,7 +352,9 @@ class explained:  # noqa: N801 - used as a word of the language, like contextlib
     def __exit__(
         self, kind: object, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, OperationalError | InterfaceError | ProgrammingError):
+        if isinstance(error, ProgrammingError) or (
+            isinstance(error, DatabaseError | InterfaceError) and may_pass(error)
+        ):
             told = explain(error, self._alias)
             if told is not error:
                 raise told from error
