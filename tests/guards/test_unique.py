@@ -263,6 +263,21 @@ def test_duplicate_of_a_running_job_runs_once_after_it(mode: str) -> None:
     assert [str(one.job_id) for one in claim()] == [follower.id]
 
 
+def test_job_released_before_its_start_has_its_key_unless_another_has_taken_it() -> None:
+    guarded = add.using(unique=unique(until="started"))
+    first = guarded.enqueue(1, 10)
+    broker = broker_for(settings_for())
+    (claimed,) = claim()
+    broker.settle(again=[Return(claimed.lease, delay_seconds=0.0, attempts=0)])
+    assert guarded.enqueue(1, 20).id == first.id
+    (claimed,) = claim()
+    second = guarded.enqueue(1, 30)
+    assert not second.was_duplicate
+    broker.settle(again=[Return(claimed.lease, delay_seconds=0.0, attempts=0)])
+    assert guarded.enqueue(1, 40).id == second.id
+    assert {str(one.job_id) for one in claim()} == {first.id, second.id}
+
+
 # -- postponed ----------------------------------------------------------------------------------
 
 

@@ -10,8 +10,10 @@ The outcome depends on the job that has the key and on the new job's ``on_confli
     is over, but within is not          kept    -                    kept     refused
     is over                             takes the key
 
-With ``until="started"`` a job is over once it has started. A waiting job is held until this
-transaction ends, so that it does not start before the data of the new job's caller is committed.
+With ``until="started"`` a job is over once a cluster has claimed it: the store does not know when
+the attempt begins, and a job that has begun may have read data older than the new job's. A waiting
+job is held until this transaction ends, so that it does not start before the data of the new job's
+caller is committed.
 
 After waiting for a lock, the key is always read again. Keys are taken by conditional statements,
 which change nothing if another transaction was faster.
