@@ -103,6 +103,18 @@ def test_command_waits_for_locks_as_long_as_for_answers() -> None:
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize("is_psycopg3", [True, False])
+def test_statements_are_prepared_only_with_psycopg_3(
+    monkeypatch: pytest.MonkeyPatch, *, is_psycopg3: bool
+) -> None:
+    """The connection of psycopg 2 has no attribute ``read_only`` and no ``pgconn``."""
+    monkeypatch.setattr("django.db.backends.postgresql.psycopg_any.is_psycopg3", is_psycopg3)
+    with cluster_of_a_project():
+        set_deadlines(settings_for(), keeps_statements=True)
+        assert prepared.are_kept(connection) is is_psycopg3
+
+
+@pytest.mark.postgres
 @pytest.mark.mariadb
 @pytest.mark.parametrize("moment", ["query", "commit", "prepared"])
 def test_call_to_silent_server_raises_after_its_deadline(moment: str) -> None:

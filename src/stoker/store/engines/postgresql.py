@@ -115,7 +115,7 @@ class PostgreSQL(Engine):
         options = self.connection.settings_dict["OPTIONS"]
         # after the project's own options, because the last one counts
         options["options"] = f"{options.get('options', '')} {READ_COMMITTED}".lstrip()
-        if keeps_statements:
+        if keeps_statements and _has_psycopg3():
             ours.append(prepared.PLANNING)
             prepared.keep_statements(self.connection)
         return ours
