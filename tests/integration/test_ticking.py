@@ -71,6 +71,39 @@ def test_schedules_due_soon_are_found_earliest_first(ticks: Ticks) -> None:
     assert moments[0] < 0 < moments[1] < moments[2] < HOUR_SECONDS
 
 
+class UnreadableError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize(
+    ("error", "problem"),
+    [
+        (ValueError("half \ud83d"), r"ValueError: half \ud83d"),
+        (ValueError("a \0"), r"ValueError: a \x00"),
+        (UnreadableError(), "UnreadableError: <the error's text could not be read: RuntimeError>"),
+    ],
+)
+def test_error_whose_text_no_database_accepts_is_shown(
+    ticks: Ticks, error: Exception, problem: str
+) -> None:
+    schedule_id = put(ticks, -1, is_ours=True)
+
+    def fail() -> None:
+        raise error
+
+    ticks._within_bounds(schedule_id, fail)
+    assert schedule_id in ticks._troubles
+    assert Schedule.objects.get(pk=schedule_id).problem == problem
+
+
+def test_pause_and_run_by_hand_accept_any_text() -> None:
+    schedules.create("any", nothing, every(hours=1))
+    schedules.run_now("any", by="half \ud83d")
+    assert schedules.pause("any", by="a \0", because="half \ud83d").paused_by == r"a \x00"
+    assert Schedule.objects.get().paused_because == r"half \ud83d"
+
+
 def test_failed_schedule_is_not_retried_before_its_pause_ends(ticks: Ticks) -> None:
     resting, ready = (put(ticks, -1, is_ours=True) for _ in range(2))
     never = ticking.time.monotonic() + HOUR_SECONDS

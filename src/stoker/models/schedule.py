@@ -18,6 +18,7 @@ from stoker.store.statements import lock_by_key
 from stoker.store.written import DatabaseNow, InsertedAt, Written, microseconds, statement
 from stoker.tasks.schedules import as_sentence
 from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule, in_words, zone_named
+from stoker.values.text import stored_text
 from stoker.values.ticks import Course, Misfire, as_moment
 
 from .job import Job
@@ -106,8 +107,8 @@ class ScheduleQuerySet(models.QuerySet["Schedule"]):
         return self.filter(is_paused=False).update(
             is_paused=True,
             paused_us=DatabaseNow(),
-            paused_by=by[:150],
-            paused_because=because[:500],
+            paused_by=stored_text(by, 150),
+            paused_because=stored_text(because, 500),
             due_us=None,
         )
 

@@ -32,6 +32,7 @@ from stoker.signals import call_project, post_tick, tell
 from stoker.store.written import DatabaseNow, database_now_us
 from stoker.tasks.registry import task_of
 from stoker.values.cron import zone_named
+from stoker.values.text import stored_text
 from stoker.values.ticks import Course, Missed, as_moment, plan
 
 from .rows import opened, variant
@@ -283,7 +284,7 @@ class Firing:
                 outcome=Tick.Outcome.MANUAL,
                 job_id=job_id,
                 fired_us=DatabaseNow(),
-                by=by[:150],
+                by=stored_text(by, 150),
             )
             self._schedules.filter(pk=row.pk).update(
                 last_fired_us=DatabaseNow(), fired_count=F("fired_count") + 1

@@ -29,6 +29,7 @@ from stoker.exceptions import (
     UnknownTask,
     UnreadablePackage,
 )
+from stoker.jobs.faults import fault_of
 from stoker.models import Cluster, Schedule
 from stoker.models.schedule import ScheduleQuerySet
 from stoker.signals import tell
@@ -297,7 +298,8 @@ def may_be_fired_elsewhere(error: Exception | None) -> bool:
 
 
 def sentence(error: Exception | None) -> str:
-    lines = str(error).strip().splitlines()
+    """Return the error in a line that every database accepts."""
+    lines = fault_of(error).message.strip().splitlines() if error is not None else []
     told = lines[0] if lines else ""
     name = type(error).__name__
     is_ours = isinstance(error, UnknownTask | UnreadablePackage | InvalidSchedule)
