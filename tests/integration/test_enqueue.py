@@ -39,7 +39,7 @@ from stoker.exceptions import (
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.results import Result
 from stoker.jobs.states import JobState
-from stoker.models import Deferred, Job, Ready
+from stoker.models import Deferred, Job, Outgoing, Ready
 from stoker.signals import pre_enqueue
 from stoker.tasks.decorator import task
 
@@ -491,6 +491,56 @@ class TestAnotherDatabase:
         with transaction.atomic(using=shop), transaction.atomic():
             add.enqueue(1, 2)
             assert Job.objects.count() == 1
+
+
+class NoTablesIn:
+    """A database router that keeps Stoker's tables out of one database."""
+
+    def __init__(self, alias: str) -> None:
+        self._alias = alias
+
+    def allow_migrate(self, db: str, app_label: str, **hints: Any) -> bool | None:
+        return False if (db, app_label) == (self._alias, "stoker") else None
+
+
+@pytest.mark.postgres
+class TestReplica:
+    """A transaction on a replica, which has the table of the outbox but accepts no rows."""
+
+    @pytest.fixture
+    def replica(self, django_db_blocker: Any, django_db_setup: None) -> Iterator[str]:
+        options = {"options": "-c default_transaction_read_only=on"}
+        with django_db_blocker.unblock(), another_database(OPTIONS=options) as alias:
+            yield alias
+            for model in (Job, Ready, Outgoing):
+                model.objects.all().delete()
+
+    def test_job_is_enqueued_after_the_transaction_if_the_router_excludes_the_replica(
+        self, replica: str
+    ) -> None:
+        with override_settings(DATABASE_ROUTERS=[NoTablesIn(replica)]):
+            with transaction.atomic(using=replica):
+                add.enqueue(1, 2)
+                assert not Job.objects.exists()
+            assert Ready.objects.count() == 1
+
+    def test_error_names_the_replica_if_the_router_does_not_exclude_it(self, replica: str) -> None:
+        told = f"'{replica}'.*read-only"
+        with pytest.raises(BrokerUnavailable, match=told), transaction.atomic(using=replica):
+            add.enqueue(1, 2)
+
+    def test_transaction_of_a_database_with_an_outbox_has_precedence(self, replica: str) -> None:
+        with (
+            override_settings(DATABASE_ROUTERS=[NoTablesIn(replica)]),
+            another_database() as shop,
+            suppress(Undo),
+            transaction.atomic(using=shop),
+        ):
+            with transaction.atomic(using=replica):
+                add.enqueue(1, 2)
+                assert Outgoing.objects.using(shop).count() == 1
+            raise Undo
+        assert not Job.objects.exists()
 
 
 class TestNoDatabase:

@@ -23,7 +23,7 @@ from stoker.conf import Settings
 from stoker.guards.sweep import look_after
 from stoker.guards.unique import KeyInMotion
 from stoker.models.job import Message
-from stoker.models.outbox import has_outbox
+from stoker.models.outbox import has_outbox, may_have_outbox
 from stoker.signals import pre_enqueue
 from stoker.store.copy import InCommon, copy_jobs
 from stoker.store.engines import engine_of
@@ -362,7 +362,8 @@ class _Intake:
         when it commits."""
         if has_outbox(alias):
             claims = [one.claim for one in sealed.newcomers]
-            outbox.put(self._settings, alias, sealed.messages, claims)
+            with explained(alias):
+                outbox.put(self._settings, alias, sealed.messages, claims)
             after_commit(alias, partial(self._relay, alias, sealed))
         else:  # if the process dies between the commit and this call, the jobs are lost
             transaction.on_commit(partial(self._store_late, sealed, own), using=alias)
@@ -476,9 +477,11 @@ def _become(given: Result[Any], result: Result[Any]) -> None:
 
 def _open_transaction(store: str) -> str | None:
     """Return the alias of the open transaction that decides whether the job will exist, or None.
-    The store's own transaction has precedence."""
+    The store's own transaction has precedence, then one of a database with an outbox."""
     opened = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
-    return store if store in opened else next(iter(opened), None)
+    if store in opened:
+        return store
+    return max(opened, key=may_have_outbox, default=None)
 
 
 def _may_succeed(error: Exception) -> bool:

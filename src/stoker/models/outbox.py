@@ -38,8 +38,17 @@ _looked_at: dict[str, float] = {}
 _silent_until: dict[str, float] = {}
 
 
+def may_have_outbox(alias: str) -> bool:
+    """Return whether ``DATABASE_ROUTERS`` allow an outbox in this database. They exclude, for
+    example, a replica, which has the table but cannot be written to."""
+    return bool(router.allow_migrate(alias, "stoker", model_name="outgoing"))
+
+
 def has_outbox(alias: str) -> bool:
-    """Return whether Stoker's migrations have been applied to this database."""
+    """Return whether this database may have an outbox, and Stoker's migrations have been applied to
+    it."""
+    if not may_have_outbox(alias):
+        return False
     if _has_table.get(alias):
         return True
     now = time.monotonic()
@@ -78,8 +87,7 @@ def possible_outboxes(store: str, *, joins_transactions: bool) -> list[str]:
     return [
         alias
         for alias in connections
-        if not (alias == store and joins_transactions)
-        and router.allow_migrate(alias, "stoker", model_name="outgoing")
+        if not (alias == store and joins_transactions) and may_have_outbox(alias)
     ]
 
 
