@@ -348,6 +348,27 @@ class TestMany:
             kept = add.enqueue(1, 2)
         assert [str(pk) for pk in Job.objects.values_list("pk", flat=True)] == [kept.id]
 
+    @pytest.mark.postgres
+    def test_large_packages_are_inserted_by_several_statements(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An execution wrapper, such as a log of statements, prevents a COPY."""
+        monkeypatch.setattr("stoker.store.engines.postgresql.INSERT_BYTES", 10_000)
+        statements: list[str] = []
+
+        def note(execute: Any, sql: str, *rest: Any) -> Any:
+            statements.append(sql)
+            if len(statements) == 6:
+                raise Undo
+            return execute(sql, *rest)
+
+        with connection.execute_wrapper(note):
+            echo.enqueue_many([(("x" * 4000,), {})] * 4)
+            assert sum("unnest" in sql for sql in statements) == 2
+            with pytest.raises(Undo):
+                echo.enqueue_many([(("x" * 4000,), {})] * 40)
+        assert Job.objects.count() == Ready.objects.count() == 4
+
     def test_enqueue_many_without_calls_adds_nothing(self) -> None:
         assert list(add.enqueue_many([])) == []
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from django.db import DataError, OperationalError, connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
+from django.db.backends.signals import connection_created
 from django.db.transaction import mark_for_rollback_on_error
 
 from stoker.store.written import array_literal
@@ -293,6 +294,52 @@ def limit_waits(connection: Any, **_: Any) -> None:
             return over.value
 
     driver.wait = wait_within
+
+
+ALONE = ("VACUUM", "LISTEN")
+"""Statements that are forbidden or have no effect inside a transaction."""
+
+
+def limit_transactions(alias: str, values: Mapping[str, int]) -> None:
+    """Let new connections set these session settings again in each transaction.
+
+    A pooler like PgBouncer lends a server session for one transaction only, so a session's settings
+    would affect its other clients.
+    """
+    isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
+    wish = "; ".join([isolation, *(f"SET LOCAL {one} = {values[one]}" for one in values)])
+
+    def limit(
+        execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
+    ) -> Any:
+        connection = context["connection"]
+        status = connection.connection.info.transaction_status
+        if status != IDLE or str(sql).startswith(ALONE):
+            return execute(sql, params, many, context)
+        if not connection.get_autocommit():
+            _send(connection, wish)
+            return execute(sql, params, many, context)
+        _send(connection, f"BEGIN; {wish}")
+        try:
+            result = execute(sql, params, many, context)
+            _send(connection, "COMMIT")
+        except BaseException:
+            with suppress(Exception):  # the connection is lost
+                _send(connection, "ROLLBACK")
+            raise
+        return result
+
+    def use(connection: Any, **_: Any) -> None:
+        if connection.alias == alias and limit not in connection.execute_wrappers:
+            connection.execute_wrappers.append(limit)
+
+    connection_created.connect(use, weak=False, dispatch_uid=f"stoker.limits:{alias}")
+
+
+def _send(connection: Any, text: str) -> None:
+    """Send statements past Django's wrappers, and raise Django's errors."""
+    with connection.wrap_database_errors, connection.connection.cursor() as cursor:
+        cursor.execute(text)
 
 
 class Compiled:

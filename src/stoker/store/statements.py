@@ -14,6 +14,7 @@ from stoker.conf import Settings
 
 from .engines import engine_of
 from .engines.base import BLOCKED
+from .written import parts_of
 
 INSERTED_AT_ONCE, INSERT_BYTES = 500, 1 << 20
 """Maximum number of rows with packages in one INSERT, and of bytes of their packages."""
@@ -51,15 +52,7 @@ def insert_rows(
 def insert_with_packages(rows: models.QuerySet[Any], new: Sequence[Any], **options: Any) -> None:
     """Insert rows that have packages, see ``bulk_create``. Use several statements if there are many
     rows, or if the packages are large: MariaDB refuses statements of 16 MiB."""
-    part: list[Any] = []
-    part_bytes = 0
-    for one in new:
-        if part and (len(part) >= INSERTED_AT_ONCE or part_bytes + len(one.package) > INSERT_BYTES):
-            rows.bulk_create(part, **options)
-            part, part_bytes = [], 0
-        part.append(one)
-        part_bytes += len(one.package)
-    if part:
+    for part in parts_of(new, INSERTED_AT_ONCE, INSERT_BYTES):
         rows.bulk_create(part, **options)
 
 

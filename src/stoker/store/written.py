@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, tzinfo
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 from uuid import UUID
 
 from django.conf import settings
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     DateTimeField = models.DateTimeField[datetime, datetime]
 else:  # Django's fields have no type parameters when they run
     DateTimeField = models.DateTimeField
+
+Packed = TypeVar("Packed", bound=Any)
+"""A row or message with an attribute ``package``."""
 
 MICROSECONDS = 1_000_000
 NOW_ON_POSTGRESQL = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
@@ -304,6 +307,26 @@ def parameters_of(job: Message) -> dict[str, Any]:
 def arrays_of(jobs: Sequence[Message]) -> dict[str, Any]:
     rows = [parameters_of(job) for job in jobs]
     return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def parts_of(rows: Sequence[Packed], most: int, most_bytes: int) -> Iterator[list[Packed]]:
+    """Split rows with packages into parts for one statement each.
+
+    Args:
+        most: maximum number of rows in a part.
+        most_bytes: maximum size of the packages in a part. A larger package has its own part.
+    """
+    part: list[Packed] = []
+    part_bytes = 0
+    for row in rows:
+        size = len(row.package)
+        if part and (len(part) >= most or part_bytes + size > most_bytes):
+            yield part
+            part, part_bytes = [], 0
+        part.append(row)
+        part_bytes += size
+    if part:
+        yield part
 
 
 def taking_arrays(takings: Sequence[Taking]) -> dict[str, list[Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -28,6 +28,7 @@ from stoker.store.written import (
     instant_us,
     list_literal,
     parameters_of,
+    parts_of,
     statement,
     taking_arrays,
 )
@@ -48,10 +49,8 @@ if TYPE_CHECKING:
 CLIENT_EXTRA_SECONDS = 1.0
 """How many seconds longer than ``DATABASE_SECONDS`` the client waits. The server's deadline then
 ends the call first, unless the connection is lost."""
-IDLE, UNKNOWN = 0, 4
-"""libpq's numbers of two transaction states: outside a transaction, and broken connection."""
-ALONE = ("VACUUM", "LISTEN")
-"""Statements that are forbidden or have no effect inside a transaction."""
+UNKNOWN = 4
+"""libpq's number for the transaction status of a broken connection."""
 PLANNING = "-c enable_bitmapscan=off"
 """For a queue that is missing from its statistics, the planner assumes few rows. It would then
 fetch and sort the whole queue for each claim, however long, instead of reading its index."""
@@ -69,6 +68,9 @@ LISTS = {
     **dict.fromkeys(("holders_index", "order_index", "line_index"), ""),
 }
 """Placeholder -> text, for guard_state.sql."""
+INSERT_BYTES = 1 << 24
+"""Maximum size of the packages in one INSERT. They are sent as text of twice this size, and the
+server accepts 1 GiB."""
 PROBES = 32
 PROBE_MILLISECONDS = 10
 """How often and for how long a claim tries whether new guard keys can be inserted."""
@@ -109,7 +111,9 @@ class PostgreSQL(Engine):
     ) -> Sequence[str]:
         limits = session_limits(settings) if is_cluster else {}
         if self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-            self._limit_pooled_transactions(settings, limits)
+            values = {"statement_timeout": max(1, round(settings.database_seconds)) * 1000}
+            values |= {name: limits[name] for name in limits if not name.startswith("tcp_")}
+            prepared.limit_transactions(self.alias, values)
             return ()
         ours = [PLANNING, *(f"-c {name}={value}" for name, value in limits.items())]
         options = self.connection.settings_dict["OPTIONS"]
@@ -120,43 +124,6 @@ class PostgreSQL(Engine):
             prepared.keep_statements(self.connection)
         return ours
 
-    def _limit_pooled_transactions(self, settings: Settings, limits: Mapping[str, int]) -> None:
-        """Set the deadlines again in each transaction.
-
-        A pooler like PgBouncer lends a server session for one transaction only, so a session's
-        settings would affect its other clients.
-        """
-        values = {"statement_timeout": max(1, round(settings.database_seconds)) * 1000}
-        values |= {name: limits[name] for name in limits if not name.startswith("tcp_")}
-        isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-        wish = "; ".join([isolation, *(f"SET LOCAL {one} = {values[one]}" for one in values)])
-
-        def limit(
-            execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
-        ) -> Any:
-            connection = context["connection"]
-            driver = connection.connection
-            if driver.info.transaction_status != IDLE or str(sql).startswith(ALONE):
-                return execute(sql, params, many, context)
-            if not connection.get_autocommit():
-                _run(connection, wish)
-                return execute(sql, params, many, context)
-            _run(connection, f"BEGIN; {wish}")
-            try:
-                result = execute(sql, params, many, context)
-                _run(connection, "COMMIT")
-            except BaseException:
-                with suppress(Exception):  # the connection is lost
-                    _run(connection, "ROLLBACK")
-                raise
-            return result
-
-        def use(connection: Any, **_: Any) -> None:
-            if connection.alias == self.alias and limit not in connection.execute_wrappers:
-                connection.execute_wrappers.append(limit)
-
-        connection_created.connect(use, weak=False, dispatch_uid=f"stoker.limits:{self.alias}")
-
     def sees_later_commits(self, connection: Any) -> bool:
         if "isolation_level" in connection.settings_dict["OPTIONS"]:
             return super().sees_later_commits(connection)
@@ -164,7 +131,7 @@ class PostgreSQL(Engine):
 
     def may_be_in_transaction(self, connection: Any) -> bool:
         raw = connection.connection
-        return raw is not None and raw.info.transaction_status not in (IDLE, UNKNOWN)
+        return raw is not None and raw.info.transaction_status not in (prepared.IDLE, UNKNOWN)
 
     def open_wake(self) -> wake.Wake:
         return wake.Listener(self.alias) if _has_psycopg3() else wake.NoWake()
@@ -249,10 +216,11 @@ class PostgreSQL(Engine):
 
     def insert_jobs(self, jobs: Sequence[Message]) -> set[UUID]:
         if len(jobs) == 1 and not jobs[0].needs:
-            rows = self.fetch("job_add_one", parameters_of(jobs[0]))
-        else:
-            rows = self.fetch("job_add", arrays_of(jobs))
-        return {row[0] for row in rows}
+            return {row[0] for row in self.fetch("job_add_one", parameters_of(jobs[0]))}
+        parts = list(parts_of(jobs, len(jobs), INSERT_BYTES))
+        is_one = len(parts) == 1
+        with nullcontext() if is_one else transaction.atomic(using=self.alias, savepoint=False):
+            return {row[0] for part in parts for row in self.fetch("job_add", arrays_of(part))}
 
     def insert_fresh(self, job: Message) -> None:
         if self.connection.settings_dict["OPTIONS"].get("server_side_binding"):
@@ -485,12 +453,6 @@ def _as_text(value: Any) -> Any:
 def _in_json(row: tuple[Any, ...]) -> str:
     """Return a job's values without its id, as JSON."""
     return str(row[1]) if len(row) == 2 else str(list(row[1:]))
-
-
-def _run(connection: Any, text: str) -> None:
-    """Send statements past Django's wrappers, and raise Django's errors."""
-    with connection.wrap_database_errors, connection.connection.cursor() as cursor:
-        cursor.execute(text)
 
 
 def _has_psycopg3() -> bool:
