@@ -11,10 +11,12 @@ from django.db import OperationalError, connection, transaction
 from django.db.backends.signals import connection_created
 
 from stoker.conf import settings_for
+from stoker.exceptions import PoolerRefused
 from stoker.models import Job
 from stoker.models.job import JobColumns
 from stoker.store import prepared
 from stoker.store.engines import engine_of
+from stoker.store.engines.sessions import explain
 from stoker.store.statements import set_deadlines
 from stoker.values.ids import new_job_id
 
@@ -130,6 +132,20 @@ def test_call_to_silent_server_raises_after_its_deadline(moment: str) -> None:
             with pytest.raises(OperationalError):
                 add_job(moment, lambda: proxy.silence(client_port))
             assert Job.objects.count() == 0
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "FATAL:  unsupported startup parameter in options: statement_timeout",
+        "FATAL:  Feature not supported: RDS Proxy currently doesn't support command-line options.",
+    ],
+)
+def test_refusal_by_a_pooler_says_which_setting_it_needs(refusal: str) -> None:
+    told = explain(OperationalError(f"connection failed: {refusal}"), "default")
+    assert isinstance(told, PoolerRefused)
+    assert '"DISABLE_SERVER_SIDE_CURSORS": True' in str(told)
 
 
 @pytest.mark.postgres

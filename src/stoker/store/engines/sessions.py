@@ -36,6 +36,8 @@ CHECK_AFTER_SECONDS = 30.0
 """Idle time after which Django checks that a connection still works."""
 LARGE_BYTES = 1 << 19
 """Every server accepts values up to this size, so smaller ones need no check."""
+POOLER_SIGNS = ("unsupported startup parameter", "doesn't support command-line options")
+"""Parts of the messages by which PgBouncer and RDS Proxy refuse a cluster's session options."""
 SHORTEST_IDLE_SECONDS = 2
 """Shortest limit for a transaction's pause between two statements, to allow for a busy machine."""
 
@@ -172,6 +174,9 @@ class Sessions:
 
         Returns:
             Table -> number of rows that have died so far.
+
+        Raises:
+            DatabaseError: a table could not be vacuumed. All others were.
         """
         return dead
 
@@ -375,7 +380,7 @@ def explain(error: Exception, alias: str) -> Exception:
         )
     if isinstance(error, ProgrammingError):
         return error
-    if "unsupported startup parameter" in lowered:
+    if any(sign in lowered for sign in POOLER_SIGNS):
         return PoolerRefused(
             f"The database {alias!r} is behind a pooler like PgBouncer ({message}): set "
             f'"DISABLE_SERVER_SIDE_CURSORS": True in DATABASES["{alias}"].'
