@@ -8,7 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import DatabaseError, connection, connections
+from django.db import DatabaseError, ProgrammingError, connection, connections
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -23,6 +23,7 @@ from stoker.exceptions import BrokerUnavailable
 from stoker.jobs import pruning as pruning_module
 from stoker.models import Attempt, Claimed, Cluster, Job, LockKey
 from stoker.signals import event
+from stoker.store.engines import engine_of
 from stoker.store.written import DatabaseNow, microseconds
 
 from tests.app import tasks
@@ -349,3 +350,29 @@ def test_hot_tables_with_dead_rows_are_vacuumed(
     vacuumed = [one["sql"] for one in captured.captured_queries if "VACUUM" in one["sql"]]
     assert any("stoker_ready" in sql for sql in vacuumed)
     assert len(vacuumed) == len(set(vacuumed)), "each table once"
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db(transaction=True)
+def test_tables_of_other_schemas_are_not_vacuumed() -> None:
+    """For example those of another tenant."""
+    name = "only_in_another_schema"
+    with connection.cursor() as cursor:
+        cursor.execute(f"CREATE SCHEMA tenant CREATE TABLE {name} ()")
+    try:
+        assert engine_of("default").vacuum([name], {name: 0}) == {}
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP SCHEMA tenant CASCADE")
+
+
+@pytest.mark.postgres
+@pytest.mark.django_db(transaction=True)
+def test_table_that_cannot_be_vacuumed_does_not_prevent_the_next() -> None:
+    names = ["no_such_table", "stoker_ready"]
+    with (
+        CaptureQueriesContext(connection) as captured,
+        pytest.raises(ProgrammingError, match="no_such_table"),
+    ):
+        engine_of("default").vacuum(names, {})
+    assert "stoker_ready" in captured.captured_queries[-1]["sql"]

@@ -147,18 +147,25 @@ class PostgreSQL(Engine):
         """Vacuum tables that have changed. A claim reads the left edge of the hot tables, so dead
         rows there must be removed within seconds; autovacuum is too slow."""
         quote = self.connection.ops.quote_name
+        failure: DatabaseError | None = None
         with self.connection.cursor() as cursor:
             cursor.execute(
                 "SELECT relname, n_tup_del + n_tup_upd FROM pg_stat_user_tables"
-                " WHERE relname = ANY (%s)",
+                " WHERE relname = ANY (%s) AND pg_table_is_visible(relid)",
                 [list(names)],
             )
             now: dict[str, int] = dict(cursor.fetchall())
             for name in names:
-                if now.get(name, 0) != dead.get(name):
+                if now.get(name, 0) == dead.get(name):
+                    continue
+                try:
                     cursor.execute(
                         f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {quote(name)}"
                     )
+                except DatabaseError as error:  # such as a time-out: go on with the next table
+                    failure = error
+        if failure is not None:
+            raise failure
         return now
 
     # -- statements -------------------------------------------------------------------------------
