@@ -13,6 +13,8 @@ from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.exceptions import ConfigurationError
 from stoker.inspect import guards
+from stoker.models import GuardKey
+from stoker.models.guard_key import GuardKeyQuerySet
 
 pytestmark = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
 
@@ -79,6 +81,22 @@ def test_changed_limit_wakes_clusters_after_the_commit(monkeypatch: pytest.Monke
         set_limit("tenant:7", 3)
         assert not woken
     assert [list(queues) for queues in woken] == [["default"]]
+
+
+def test_limit_is_set_though_upkeep_deletes_its_key_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lock = GuardKeyQuerySet.lock
+    deletions = [True]
+
+    def lock_late(keys: GuardKeyQuerySet, *args: Any, **options: Any) -> Any:
+        if deletions and deletions.pop():
+            keys.all().delete()
+        return lock(keys, *args, **options)
+
+    monkeypatch.setattr(GuardKeyQuerySet, "lock", lock_late)
+    set_limit("tenant:7", 1)
+    assert GuardKey.objects.get().places_set == 1
 
 
 def test_limit_without_a_key_is_set_by_task() -> None:

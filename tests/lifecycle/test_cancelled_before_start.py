@@ -1,25 +1,26 @@
 """A leased job whose cancellation is requested before it starts never runs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import transaction
+from django.db import OperationalError, transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest, Return
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
+from stoker.cluster.pusher import claims as claims_module
 from stoker.cluster.pusher.claims import Claims
 from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.pusher.requests import Requests
 from stoker.cluster.pusher.roster import Recall, Roster
 from stoker.cluster.wire import open_batch, pack_for_monitor
 from stoker.conf import settings_for
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, RowsLocked
 from stoker.jobs.record import Recorder
 from stoker.models import Attempt, Cancellation, Claimed, Job, Ready
 from stoker.models.cancellation import CancellationQuerySet
@@ -126,3 +127,26 @@ def test_job_released_before_its_request_is_seen_is_cancelled(
     job = Job.objects.get(pk=result.id)
     assert (job.status, job.reason) == ("CANCELLED", REASON)
     assert not Ready.objects.exists()
+
+
+def test_pusher_survives_an_outage_while_it_looks_for_locked_rows(
+    pusher: Pusher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(error: Exception) -> Callable[..., None]:
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        return fail
+
+    tasks.nothing.enqueue()
+    pusher.claim(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(pusher.broker, "settle", refuse(is_locked := RowsLocked("locked")))
+        patch.setattr(
+            Patience, "has_met_a_lock", property(lambda self: self.last_error is is_locked)
+        )
+        patch.setattr(claims_module, "locked_jobs", refuse(OperationalError("away")))
+        pusher.release()
+    pusher.patience.try_at = 0.0
+    pusher.claims.release()
+    assert Ready.objects.count() == 1

@@ -62,18 +62,12 @@ def override_limit(settings: Settings, key_id: UUID, name: str, n: int | None) -
     alias = settings.database
     keys = GuardKey.objects.using(alias)
     with explained(alias), transaction.atomic(using=alias):
-        keys.bulk_create(
-            [
-                GuardKey(
-                    id=key_id,
-                    kind=Need.Kind.LIMIT.value,
-                    name=name,
-                    fence=database_now_us(alias),
-                )
-            ],
-            ignore_conflicts=True,
-        )
-        row = keys.lock([key_id])[key_id]
+        row = None
+        while row is None:  # upkeep may delete an unused key before it is locked
+            fence = database_now_us(alias)
+            key = GuardKey(id=key_id, kind=Need.Kind.LIMIT.value, name=name, fence=fence)
+            keys.bulk_create([key], ignore_conflicts=True)
+            row = keys.lock([key_id]).get(key_id)
         before, row.places_set = row.places_set, n
         row.save(using=alias, update_fields=["places_set"])
         holders = Need.objects.using(alias).holders([key_id])[key_id]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from operator import attrgetter
 from uuid import UUID
+
+from django.db import Error
 
 from stoker.brokers.contract import CLAIM_BYTES, ClaimRequest, Delivery, Lease, Return
 from stoker.brokers.dispatch import Dispatch
@@ -16,6 +19,7 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.leases import HeldLeases
 from stoker.cluster.pusher.requests import Requests
+from stoker.exceptions import BrokerError
 from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs
 
@@ -159,7 +163,8 @@ class Claims:
             self._announce()
         elif self._patience.has_met_a_lock:
             job_ids = [flight.delivery.job_id for flight in flights]
-            self._locked |= locked_jobs(self._settings.database, job_ids)
+            with suppress(BrokerError, Error):  # the next call notices that the store is away
+                self._locked |= locked_jobs(self._settings.database, job_ids)
             self._look_at_locked = time.monotonic() + LOCKED_SECONDS
 
     def note_handed_out(self, leases: Sequence[Lease]) -> bool:
