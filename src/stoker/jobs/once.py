@@ -12,16 +12,16 @@ a lost lease, or a crash after which it is unknown whether the task had started.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
-from django.db import DatabaseError, IntegrityError, connections, transaction
+from django.db import DatabaseError, IntegrityError, InterfaceError, connections, transaction
 from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.exceptions import AlreadyBegun, UnknownTask
 from stoker.models import Begun
-from stoker.store.transactions import autocommit, is_session_unusable
+from stoker.store.transactions import autocommit, may_pass
 from stoker.tasks.registry import find_task
 
 from .package import Package
@@ -50,10 +50,19 @@ def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
         except IntegrityError as error:
             before = Begun.objects.using(alias).filter(pk=package.job_id).first()
             raise AlreadyBegun(_refusal(before)) from error
-        except DatabaseError as error:
-            if is_session_unusable(error) and not is_inside:
-                connections[alias].close()
-            raise
+        except (DatabaseError, InterfaceError) as error:
+            if is_inside or not (may_pass(error) and _is_stored(alias, row)):
+                raise
+
+
+def _is_stored(alias: str, row: Begun) -> bool:
+    """Return whether this start was stored although the answer was lost. Otherwise the next
+    delivery would take it for the start of an attempt. False if the store does not answer."""
+    connections[alias].close()
+    stored = Begun.objects.using(alias).filter(worker_id=row.worker_id, begun_at=row.begun_at)
+    with suppress(DatabaseError, InterfaceError):
+        return stored.filter(pk=row.pk).exists()
+    return False
 
 
 def has_not_begun(settings: Settings, package: Package | None) -> bool:
