@@ -149,6 +149,19 @@ def test_refusal_by_a_pooler_says_which_setting_it_needs(refusal: str) -> None:
 
 
 @pytest.mark.postgres
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_session_options_without_effect_are_reported(*, is_pooled: bool) -> None:
+    """PgBouncer drops them if they are in its ``ignore_startup_parameters``."""
+    with cluster_of_a_project(DISABLE_SERVER_SIDE_CURSORS=is_pooled):
+        engine = engine_of("default")
+        assert engine.weaknesses() == []
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = 0")
+        told = engine.weaknesses()
+        assert told == [] if is_pooled else "DISABLE_SERVER_SIDE_CURSORS" in told[0]
+
+
+@pytest.mark.postgres
 @pytest.mark.parametrize("in_transaction", [True, False])
 def test_lost_connection_behind_a_pooler_raises_an_error_of_django(*, in_transaction: bool) -> None:
     with cluster_of_a_project(DISABLE_SERVER_SIDE_CURSORS=True):

@@ -43,7 +43,7 @@ class StoreCheck:
     sentence: str = ""
     """The problem; "" = none. With ``is_fit``, the problem is temporary."""
     weaknesses: tuple[str, ...] = ()
-    """Settings of the broker that may lose jobs."""
+    """Settings of the broker that may lose jobs, and limits that are not in effect."""
 
 
 def look_at_store(plan: Plan) -> StoreCheck:
@@ -116,10 +116,11 @@ def _found(plan: Plan) -> StoreCheck:
     try:
         broker = broker_for(plan.settings)  # report a wrong setting before missing tables
         set_deadlines(plan.settings)
-        if reason := engine_of(plan.settings.database).why_too_old():
+        engine = engine_of(plan.settings.database)
+        if reason := engine.why_too_old():
             return StoreCheck(is_fit=False, sentence=reason)
         _read_every_table(plan.settings.database)
-        return StoreCheck(weaknesses=_ask(broker))
+        return StoreCheck(weaknesses=(*engine.weaknesses(), *_ask(broker)))
     except (NotMigrated, PoolerRefused) as error:
         return StoreCheck(is_fit=False, sentence=str(error))
     except (BrokerUnavailable, DatabaseError, InterfaceError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import datetime
@@ -57,6 +58,7 @@ fetch and sort the whole queue for each claim, however long, instead of reading 
 READ_COMMITTED = r"-c default_transaction_isolation=read\ committed"
 """The isolation level of a process that decides. A server, a database or a role may have another
 default."""
+LOCK_TIMEOUT = re.compile(r"-c lock_timeout=(\S+)")
 AMONG = "= ANY ((SELECT %(keys)s::uuid[])::uuid[])"
 WANTED = "unnest((SELECT %(keys)s::uuid[])) AS wanted (id)"
 LISTS = {
@@ -123,6 +125,19 @@ class PostgreSQL(Engine):
             ours.append(prepared.PLANNING)
             prepared.keep_statements(self.connection)
         return ours
+
+    def weaknesses(self) -> list[str]:
+        given = LOCK_TIMEOUT.findall(str(self.connection.settings_dict["OPTIONS"].get("options")))
+        used = self._read("SELECT setting FROM pg_settings WHERE name = 'lock_timeout'", [])
+        if len(given) != 1 or used == [(given[0],)]:  # or the project sets it, too
+            return []
+        told = (
+            f"The options of a cluster's sessions have no effect in the database {self.alias!r}, "
+            "probably because of a pooler with ignore_startup_parameters: set "
+            f'"DISABLE_SERVER_SIDE_CURSORS": True in DATABASES["{self.alias}"], or connect the '
+            "cluster to PostgreSQL directly. Otherwise its statements have no deadlines."
+        )
+        return [told]
 
     def sees_later_commits(self, connection: Any) -> bool:
         if "isolation_level" in connection.settings_dict["OPTIONS"]:

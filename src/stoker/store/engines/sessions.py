@@ -104,6 +104,11 @@ class Sessions:
         """
         return ()
 
+    def weaknesses(self) -> list[str]:
+        """Ask the server whether the limits of ``limit_sessions`` are in effect. Return a sentence
+        for each problem, which says what to do."""
+        return []
+
     def watch_transactions(self, connection: Any) -> None:
         """Prepare a new connection for ``may_be_in_transaction``."""
 
