@@ -67,6 +67,9 @@ def test_targets_can_be_named(anna: Caller) -> None:
         {"operation": "hold-job", "filters": {"colour": "red"}},
         {"operation": "hold-job", "filters": {"state": "FAILED"}},
         {"operation": "discard-letter", "filters": {"reason": "odd"}},
+        {"operation": "cancel-job", "filters": {"fingerprint": "5f0c1e"}},
+        {"operation": "discard-letter", "filters": {"state": "READY"}},
+        {"operation": "cancel-job", "filters": {"q": " "}},
     ],
 )
 def test_impossible_operation_is_refused(body: Any, anna: Caller) -> None:

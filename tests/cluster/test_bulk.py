@@ -44,6 +44,10 @@ def test_command_starts_waits_lists_and_undoes() -> None:
     assert "3 of 3 jobs moved." in output.getvalue()
     with pytest.raises(CommandError, match="Give at least one filter, or --all"):
         plain("start", "hold-job")
+    with pytest.raises(CommandError, match="Give at least one filter, or --all"):
+        plain("start", "cancel-job", "--search", " ")
+    with pytest.raises(CommandError, match="cancel-job does not take the filter reason"):
+        plain("start", "cancel-job", "--reason", "ordered twice")
     with pytest.raises(CommandError, match="a priority"):
         plain("start", "prioritise-job", "--all")
 

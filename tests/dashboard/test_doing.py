@@ -414,6 +414,25 @@ def test_chosen_jobs_are_changed_and_put_back(anna: Client) -> None:
     assert Ready.objects.count() == 3
 
 
+def test_only_lists_with_open_dead_letters_offer_all_that_match(anna: Client) -> None:
+    frail.broken.add("x")
+    frail.charge.using(queue_name="mail").enqueue("x")
+    drain()
+    for state in ("", "open", "unclosed"):
+        page = anna.get(f"{PREFIX}dead-letters/", {"state": state, "key": "7", "queue": "mail"})
+        address = page.context["all_address_bulk"]
+        assert "queue=mail" in address
+        assert "key=7" in address
+        assert anna.get(address).status_code == 200
+    for state in ("requeued", "resolved", "discarded", "all"):
+        page = anna.get(f"{PREFIX}dead-letters/", {"state": state})
+        assert page.context["all_address_bulk"] == ""
+        assert "All that match" not in page.content.decode()
+    fields = {"operation": "discard-letter", "state": "resolved"}
+    assert anna.post(f"{PREFIX}bulk/start/", fields).status_code == 400
+    assert DeadLetter.objects.get().state == "open"
+
+
 def test_requeue_with_other_arguments_is_previewed(anna: Client) -> None:
     frail.broken.add("x")
     frail.charge.enqueue("x", note="first")

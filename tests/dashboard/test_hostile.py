@@ -76,7 +76,7 @@ PARAMETERS = {
     "audit/": ("by", "operation", "q", "since", "until", "after"),
     "audit/export/": ("format", "by", "operation", "q", "since", "until"),
     "bulk/": ("after",),
-    "bulk/new/": ("kind", "arguments", *SEARCH),
+    "bulk/new/": ("kind", "arguments", *SEARCH, "key"),
     "jobs/": (*SEARCH, "after", "last", "name"),
     "guards/": ("state", "q", "after"),
     "queues/": ("last", "name", "after"),

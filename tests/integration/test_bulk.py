@@ -477,6 +477,7 @@ def test_template_copies_values_as_they_are(alice: Operator) -> None:
         (waiting_jobs.HOLD, {"state": "failed"}, {}),
         (waiting_jobs.HOLD, {"ids": ["7"]}, {}),
         (waiting_jobs.HOLD, {"ids": []}, {}),
+        (waiting_jobs.HOLD, {"colour": "red"}, {}),
         (DISCARD, {"reason": "odd"}, {}),
         (REQUEUE, {}, {"arguments": [1]}),
         (bulk.PAUSE, {}, {}),
@@ -489,6 +490,31 @@ def test_impossible_operation_is_refused_at_the_start(
     with pytest.raises(ValueError):  # noqa: PT011 - of different functions
         bulk.start(alice, operation, filters, options)
     assert not BulkOperation.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("operation", "filters", "sentence"),
+    [
+        (CANCEL, {"reason": "ordered twice"}, "cancel-job does not take the filter reason"),
+        (CANCEL, {"fingerprint": "5f0c1e", "queue": "mail"}, "does not take the filter fingerpr"),
+        (DISCARD, {"state": "resolved"}, "discard-letter acts on open dead letters only"),
+        (REQUEUE, {"state": "all"}, "requeue-letter acts on open dead letters only"),
+        (DISCARD, {"workflow": str(UUID(int=1))}, "retry-step needs the filter workflow"),
+    ],
+)
+def test_filter_that_the_operation_does_not_take_is_refused(
+    operation: Operation, filters: Any, sentence: str, alice: Operator
+) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        bulk.start(alice, operation, filters)
+    assert not BulkOperation.objects.exists()
+
+
+@pytest.mark.parametrize("state", ["", "open", "unclosed"])
+def test_states_that_include_open_dead_letters_are_accepted(state: str, alice: Operator) -> None:
+    dead(frail.charge, "order 1")
+    row = whole(alice, DISCARD, {"state": state, "q": "order 1"})
+    assert (row.done, row.refused) == (1, 0)
 
 
 def test_unknown_operation_is_not_found(alice: Operator) -> None:

@@ -33,9 +33,6 @@ COLUMNS = (
     "filters", "started_at", "ended_at", "undoes",
 )  # fmt: skip
 ID = option("id", metavar="ID", help="The id of the bulk operation: a UUID.")
-FILTERS = (
-    "state", "q", "task", "queue", "node", "since", "until", "fingerprint", "reason", "workflow",
-)  # fmt: skip
 
 
 def as_plain(row: BulkOperation) -> dict[str, Any]:
@@ -130,7 +127,7 @@ class StartBulk(Subcommand):
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         operation, operator = BY_NAME[options["operation"]], self.operator(options)
-        filters = {name: options[name] for name in FILTERS if options[name]}
+        filters = bulk.given_filters(options)
         if not (filters or options["all"] or options["dry_run"]):
             raise refuse("Give at least one filter, or --all.")
         names = ("run_after", "priority", "arguments")

@@ -29,6 +29,17 @@ from .arguments import template_of
 from .bulk_walk import BY_NAME, ON_JOBS, State, count, go_on, hidden_names, rows_of_bulk
 from .operation import Done, Operation, Operator
 
+_OF_BOTH = ("state", "q", "task", "queue", "node", "since", "until")
+FILTERS: Mapping[str, Sequence[str]] = {
+    "job": _OF_BOTH,
+    "letter": (*_OF_BOTH, "key", "fingerprint", "reason"),
+    "step": ("workflow",),
+}
+"""Kind of target -> the filters that its list and its bulk operations take. Others are refused: a
+filter without an effect would widen the operation to all targets."""
+FILTER_NAMES = tuple(dict.fromkeys(name for names in FILTERS.values() for name in names))
+STATES_OF_OPEN = ("", "open", "unclosed")
+"""Filters for states of dead letters that include open ones, on which bulk operations act."""
 UNDOABLE = (*waiting_jobs.OPERATIONS, dead_letters.REQUEUE, steps.RETRY)
 MOST_IDS = 1_000
 AT_ONCE_SECONDS = 0.5
@@ -42,6 +53,12 @@ UNDONE = {
 """Operation -> the words for an undone one."""
 
 # -- start, find ----------------------------------------------------------------------------------
+
+
+def given_filters(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the filters in a form, a query string or options that are not blank."""
+    texts = {name: str(values.get(name) or "").strip() for name in FILTER_NAMES}
+    return {name: text for name, text in texts.items() if text}
 
 
 def start(
@@ -116,7 +133,7 @@ def _new(
             raise ValueError(f"Choose between 1 and {MOST_IDS:,} targets.")
         given = {"ids": [str(parse_job_id(one)) for one in ids]}
     else:
-        given = _absolute({name: str(value) for name, value in filters.items() if value})
+        given = _checked(operation, {name: str(value) for name, value in filters.items() if value})
     arguments = template_of(options.get("arguments"))
     options = {**options, "arguments": arguments}
     if operation in waiting_jobs.OPERATIONS:
@@ -155,8 +172,21 @@ def _of_workflow(
     return {"workflow": str(workflow_id)}
 
 
-def _absolute(filters: dict[str, str]) -> dict[str, str]:
-    """Return the filters with durations replaced by moments."""
+def _checked(operation: Operation, filters: dict[str, str]) -> dict[str, str]:
+    """Return the filters with durations replaced by moments.
+
+    Raises:
+        ValueError: the operation does not take one of them.
+    """
+    takes = FILTERS[operation.target]
+    if wrong := [name for name in filters if name not in takes]:
+        raise ValueError(
+            f"{operation.name} does not take the filter {wrong[0]}. It takes {', '.join(takes)}."
+        )
+    if operation.target == "letter" and filters.get("state", "") not in STATES_OF_OPEN:
+        raise ValueError(
+            f"{operation.name} acts on open dead letters only: leave the filter state out."
+        )
     wanted = jobs.filter_of(filters)
     bounds = {"since": wanted.since, "until": wanted.until}
     return filters | {name: at.isoformat() for name, at in bounds.items() if at is not None}

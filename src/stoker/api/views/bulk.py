@@ -26,7 +26,7 @@ routes = Routes(tags=["bulk operations"])
 
 class BulkFilters(Body):
     """Filters that find the targets. Only open dead letters are found. A filter that is left out
-    matches all."""
+    matches all. A filter that the operation does not take is refused."""
 
     q: Annotated[str, Field(max_length=200)] = ""
     """A text that is searched as in the list of jobs or dead letters."""
@@ -48,7 +48,7 @@ class BulkFilters(Body):
         """Return the filters as the parameters of a list's query string."""
         texts = {name: getattr(self, name) for name in type(self).model_fields}
         moments = {name: texts[name] and texts[name].isoformat() for name in ("since", "until")}
-        return {name: str(text) for name, text in {**texts, **moments}.items() if text}
+        return bulk.given_filters({**texts, **moments})
 
 
 class BulkRequest(ReasonBody):

@@ -36,9 +36,6 @@ EDITS = {"job": EDIT, "letter": REQUEUE, "step": None}
 """Kind of target -> the operation that changes arguments."""
 VIEW = {"job": "stoker.view_job", "letter": "stoker.view_deadletter", "step": "stoker.view_job"}
 LISTS = {"job": "jobs", "letter": "dead-letters", "step": "workflows"}
-FILTERS = (
-    "state", "q", "task", "queue", "node", "since", "until", "fingerprint", "reason", "workflow",
-)  # fmt: skip
 
 
 @page(bulk.VIEW)
@@ -79,7 +76,7 @@ def show_new(visit: DashboardContext) -> PageContent:
     if kind not in KINDS:
         raise PageRefused(400, f"There is no kind {kind!r}.")
     may = [one for one in KINDS[kind] if visit.may(one.permission)]
-    filters = {name: given[name] for name in FILTERS if given.get(name)}
+    filters = bulk.given_filters(given)
     text = given.get("arguments", "")
     with explained(visit.database):
         try:
@@ -114,7 +111,7 @@ def _start(visit: DashboardContext) -> HttpResponse:
     if operation is None:
         raise PageRefused(400, "The form names no operation.")
     require(visit, operation.permission)
-    filters = {name: post[name] for name in FILTERS if post.get(name)}
+    filters = bulk.given_filters(post)
     done = bulk.perform(visit.operator, operation, filters, _options(operation, post))
     if done.value is None:
         raise PageRefused(400, done.sentence)
@@ -146,7 +143,7 @@ def all_address(visit: DashboardContext, kind: str, operations: Sequence[Operati
     if not visit.may(bulk.VIEW) or not any(visit.may(one.permission) for one in operations):
         return ""
     given = visit.request.GET
-    return visit.at("new-bulk", kind=kind, **{name: given.get(name) for name in FILTERS})
+    return visit.at("new-bulk", kind=kind, **{name: given.get(name) for name in bulk.FILTERS[kind]})
 
 
 def _options(operation: Operation, given: Mapping[str, str]) -> dict[str, Any]:

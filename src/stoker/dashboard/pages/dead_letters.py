@@ -46,6 +46,7 @@ def show(visit: DashboardContext) -> PageContent:
     filters = filters_of(given.dict())
     found = page_of(visit.settings, filters, ON_A_PAGE, given.get("after") or None)
     faults = faults_of(visit.settings, filters, FAULTS)
+    can_change = wanted["state"] in bulk.STATES_OF_OPEN
     context = {
         "wanted": wanted,
         **(menus := menus_of(visit)),
@@ -67,8 +68,8 @@ def show(visit: DashboardContext) -> PageContent:
             }
             for title, state in STATES
         ],
-        "all_address_bulk": all_address(visit, "letter", (REQUEUE, DISCARD)),
-        "can_change": wanted["state"] in ("", "open", "unclosed"),
+        "all_address_bulk": all_address(visit, "letter", (REQUEUE, DISCARD)) if can_change else "",
+        "can_change": can_change,
         "most": LIMIT,
     }
     return PageContent("dead_letters", context)
