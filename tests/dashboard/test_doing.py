@@ -2,12 +2,14 @@
 
 import re
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils import timezone
 
 from stoker import chain, every, queues, schedules
 from stoker.conf import settings_for
@@ -232,6 +234,25 @@ def test_dead_letters_are_requeued_undone_and_discarded(anna: Client) -> None:
     assert said == "2 of 2 dead letters discarded."
     assert letters.filter(state="discarded", closed_by="anna", closed_because="known").count() == 2
     assert anna.post(f"{PREFIX}dead-letters/discard/").status_code == 400, "none was named"
+
+
+@pytest.mark.parametrize("action", ["requeue", "discard"])
+def test_operation_on_a_fault_keeps_the_filters_of_the_page(action: str, anna: Client) -> None:
+    frail.broken.add("x")
+    old = frail.charge.using(queue_name="mail").enqueue("x")
+    drain()
+    DeadLetter.objects.update(failed_at=timezone.now() - timedelta(hours=2))
+    wanted = frail.charge.using(queue_name="mail").enqueue("x")
+    others = [old, frail.charge.enqueue("x")]
+    drain()
+    page = anna.get(f"{PREFIX}dead-letters/", {"queue": "mail", "since": "1h"})
+    (fault,) = page.context["faults"]
+    assert fault["is"].number == 1
+    response = anna.post(fault[action], follow=True)
+    assert response.context["notice"]["text"].startswith("1 of 1 dead letters")
+    assert DeadLetter.objects.get(job_id=wanted.id).state != "open"
+    states = DeadLetter.objects.filter(job_id__in=[job.id for job in others])
+    assert {one.state for one in states} == {"open"}
 
 
 def test_schedule_is_run_paused_resumed_and_deleted(anna: Client) -> None:

@@ -106,7 +106,10 @@ def perform_on_letters(visit: DashboardContext, operation: Operation) -> Done:
 
 
 def _fault(visit: DashboardContext, group: Any) -> dict[str, Any]:
-    fault = {name: getattr(group, name) for name in GROUPED}
+    """Return a fault with its URLs, which keep the filters of the page: its number counts only the
+    dead letters that match them."""
+    fault: dict[str, Any] = {name: visit.request.GET.get(name) for name in bulk.FILTERS["letter"]}
+    fault |= {name: getattr(group, name) for name in GROUPED}
     return {
         "is": group,
         "kind": kind_of(group),
@@ -118,9 +121,7 @@ def _fault(visit: DashboardContext, group: Any) -> dict[str, Any]:
 def _fault_of(visit: DashboardContext) -> dict[str, Any]:
     """Return the filters of the form or of its URL. Raise PageRefused if there are none, so that a
     mistake cannot change all dead letters."""
-    given = {**visit.request.GET.dict(), **visit.request.POST.dict()}
-    filters = {name: given.get(name, "")[:255] for name in GROUPED}
-    filters = {name: value for name, value in filters.items() if value}
-    if not filters:
+    filters = bulk.given_filters({**visit.request.GET.dict(), **visit.request.POST.dict()})
+    if not any(name in filters for name in GROUPED):
         raise PageRefused(400, "The form names no dead letter.")
     return filters
