@@ -265,6 +265,35 @@ def test_once_in_the_past_fires_once() -> None:
     assert fire("once") is None
 
 
+def test_once_still_fires_after_a_run_by_hand_and_a_pause() -> None:
+    at = datetime.now(UTC) + timedelta(days=7)
+    schedules.create("once", echo, once(at, args=[1]))
+    moment = due("once")
+    schedules.run_now("once")
+    schedules.pause("once")
+    assert not schedules.resume("once").is_over
+    schedules.update("once", args=[2], repeats=5)
+    fired = fire("once", due("once"))
+    assert fired is not None
+    assert fired.moment_us == moment
+    assert [outcome for outcome, _ in ticks("once")] == ["manual", "fired"]
+
+
+def test_once_that_has_fired_fires_again_only_at_another_time() -> None:
+    at = datetime.now(UTC) + timedelta(days=7)
+    schedules.create("once", echo, once(at, args=[1]))
+    fire("once", due("once"))
+    schedules.pause("once")
+    assert schedules.resume("once").is_over
+    assert schedules.update("once", args=[2], repeats=5).is_over
+    schedules.pause("once")
+    row = schedules.update("once", when=once(at + timedelta(days=1), args=[1]))
+    assert row.due_us is None
+    assert not schedules.resume("once").is_over
+    assert fire("once", due("once")) is not None
+    assert schedules.get("once").is_over
+
+
 def test_jitter_is_the_same_on_every_cluster() -> None:
     schedules.create("shaky", nothing, every(hours=1, jitter="10m"))
     row = schedules.get("shaky")

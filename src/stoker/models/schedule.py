@@ -191,7 +191,7 @@ class Schedule(models.Model):
     problem = models.CharField(max_length=500, default="", blank=True)
     """Why the tick cannot be fired at present."""
     moment_us = models.BigIntegerField(null=True, blank=True)
-    """Moment of the next tick; NULL = there is none, or the schedule is paused."""
+    """Moment of the next tick; NULL = there is none."""
     due_us = models.BigIntegerField(null=True, blank=True)
     """Due time of the next tick: its moment plus the jitter."""
     held_us = models.BigIntegerField(null=True, blank=True)

@@ -27,7 +27,7 @@ from stoker.store.written import database_now_us, microseconds
 from stoker.tasks.registry import find_task
 from stoker.tasks.schedules import LONGEST_NAME, Cron, Every, Once, Scheduled, as_sentence, is_name
 from stoker.values import codec
-from stoker.values.cron import OnceRule, zone_named
+from stoker.values.cron import zone_named
 from stoker.values.ids import new_job_id
 from stoker.values.ticks import as_moment, as_us
 
@@ -108,6 +108,14 @@ def fresh_state(row: Schedule, now_us: int) -> dict[str, Any]:
     return {"moment_us": moment_us, "due_us": due_us}
 
 
+def later_state(row: Schedule, now_us: int) -> dict[str, Any]:
+    """Return the state columns of a schedule that continues now. A one-time schedule that has no
+    next moment has had its tick."""
+    if row.kind == Schedule.Kind.ONCE and row.moment_us is None:
+        return {"moment_us": None, "due_us": None}
+    return fresh_state(row, now_us)
+
+
 def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[str, Any]:
     """Return the state columns to write when a schedule changes.
 
@@ -121,11 +129,13 @@ def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[st
         state |= {"is_paused": False, "paused_us": None, "paused_by": "", "paused_because": ""}
     if values["repeats"] != row.repeats:
         state["repeats_left"] = values["repeats"]
-    is_other = values["timing"] != row.timing or "repeats_left" in state or was_stopped_by_itself
-    if is_other and (not row.is_paused or was_stopped_by_itself):
-        state |= fresh_state(after, now_us)
-        if isinstance(after.rule, OnceRule) and values["timing"] == row.timing and row.fired_count:
-            state |= {"moment_us": None, "due_us": None}
+    is_same_timing = values["timing"] == row.timing
+    if is_same_timing and "repeats_left" not in state and not was_stopped_by_itself:
+        return state
+    after.moment_us = row.moment_us
+    state |= later_state(after, now_us) if is_same_timing else fresh_state(after, now_us)
+    if row.is_paused and not was_stopped_by_itself:
+        state["due_us"] = None
     return state
 
 

@@ -36,7 +36,7 @@ from stoker.values.cron import in_words, zone_named
 from stoker.values.ticks import as_moment
 
 from .fire import Firing
-from .rows import changed_state, fresh_state, insert, opened, scheduled_of, values_of
+from .rows import changed_state, insert, later_state, opened, scheduled_of, values_of
 
 
 def create(name: str, task: Any, when: Scheduled, *, backend: str = "default") -> Schedule:
@@ -157,8 +157,8 @@ def resume(name: str, *, backend: str = "default") -> Schedule:
     """
     settings = settings_for(backend)
     row = get(name, backend=backend)
-    state = fresh_state(row, database_now_us(settings.database))
-    if (row.kind == Schedule.Kind.ONCE and row.fired_count) or row.repeats_left == 0:
+    state = later_state(row, database_now_us(settings.database))
+    if row.repeats_left == 0:
         state |= {"moment_us": None, "due_us": None}
     find(backend=backend).filter(pk=row.pk, is_paused=True).update(
         is_paused=False, paused_us=None, paused_by="", paused_because="", problem="", **state

@@ -230,7 +230,7 @@ MISTAKES = (
         [
             Change(
                 "schedules.service:resume",
-                replace("fresh_state(row, database_now_us(settings.database))", "{}"),
+                replace("later_state(row, database_now_us(settings.database))", "{}"),
             )
         ],
         "tests/integration/test_schedules.py",
