@@ -3,15 +3,19 @@
 import html
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from django.test import Client
+from django.utils import timezone
 
-from stoker import every, schedules
+from stoker import every, once, schedules
 from stoker.exceptions import ScheduleNotFound
 from stoker.models import BulkOperation
 from stoker.tasks.schedules import Cron
+from stoker.testing import fire_due
 
 from tests.app import payments, tasks
 from tests.dashboard.conftest import PREFIX
@@ -65,6 +69,41 @@ def test_schedule_is_changed_and_keeps_its_secrets(who_may: Callable[..., Client
     assert kept.count == 2  # type: ignore[union-attr]
     entry = BulkOperation.objects.get()
     assert (entry.operation, entry.filters) == ("change-schedule", {"target": "pay"})
+
+
+def edit(client: Client, name: str, **changes: str) -> None:
+    """Post the form of a schedule as a browser does, with these changes."""
+    address = f"{PREFIX}schedules/{schedules.get(name).pk}/edit/"
+    form: Any = client.get(address).context["form"]
+    shown = {one.html_name: "" if one.value() is None else str(one.value()) for one in form}
+    assert client.post(address, {**shown, **changes}).status_code == 302
+
+
+def test_edit_does_not_move_moments_with_fractions_of_a_second(anna: Client) -> None:
+    """In the repeated hour of Berlin, the form shows both occurrences alike."""
+    berlin = ZoneInfo("Europe/Berlin")
+    at = datetime(2037, 10, 25, 2, 30, 7, 123_456, tzinfo=berlin, fold=1)
+    terms = {"args": [1, 2], "tz": "Europe/Berlin"}
+    schedules.create("trial", tasks.add, once(at, **terms))
+    row = schedules.create("rule", tasks.add, Cron("* * * * *", start=at, end=at, **terms))
+    before = {name: schedules.get(name) for name in ("trial", "rule")}
+    for name, row in before.items():
+        edit(anna, name, priority="7")
+        after = schedules.get(name)
+        assert (after.priority, after.timing, after.due_us) == (7, row.timing, row.due_us)
+    edit(anna, "trial", at="2037-10-25 02:30:08")
+    assert schedules.get("trial").timing != before["trial"].timing
+
+
+def test_edit_of_a_fired_one_time_schedule_does_not_fire_it_again(anna: Client) -> None:
+    at = timezone.now().replace(microsecond=5) + timedelta(days=1)
+    row = schedules.create("trial", tasks.add, once(at, args=[1, 2]))
+    fire_due(timedelta(days=2))
+    assert schedules.get("trial").is_over
+    edit(anna, "trial", args="[3, 4]")
+    assert list(schedules.scheduled("trial").args) == [3, 4]
+    assert schedules.get("trial").is_over
+    assert row.timing == schedules.get("trial").timing
 
 
 @pytest.mark.parametrize(

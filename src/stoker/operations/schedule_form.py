@@ -25,6 +25,7 @@ from .operation import Done
 from .request_context import RequestContext
 from .schedules import ADD, CHANGE, call_of_schedule
 
+MOMENTS = ("at", "start", "end")
 TERMS = ("misfire", "overlap", "queue_name", "priority", "repeats", "start", "end")
 
 
@@ -134,6 +135,10 @@ class ScheduleForm(forms.Form):
             self.add_error(None, problem)
         if self.errors:
             return found
+        if self._before is not None and found["tz"] == self.initial["tz"]:
+            # The form shows neither fractions of a second nor which of two equal hours it is.
+            unchanged = [name for name in MOMENTS if found[name] == self[name].initial]
+            found |= {name: getattr(self._before, name, None) for name in unchanged}
         terms = {name: found[name] for name in TERMS if found[name] not in (None, "")}
         kept = {name: getattr(self._before, name) for name in KEPT} if self._before else {}
         common = {**kept, **terms, "tz": found["tz"] or None}
