@@ -242,6 +242,20 @@ def test_schedule_is_over_after_its_repeats() -> None:
     assert schedules.resume("twice").is_over
 
 
+def test_change_of_the_rule_does_not_repeat_an_ended_schedule() -> None:
+    schedules.create("twice", echo, every(hours=1, repeats=2, args=[1]))
+    for _ in range(2):
+        fire("twice", due("twice"))
+    assert schedules.update("twice", when=every(minutes=5, repeats=2, args=[1])).is_over
+    row = schedules.update("twice", repeats=3)
+    assert (row.repeats_left, row.is_over) == (3, False)
+    # A row that an older version made due again:
+    Schedule.objects.update(repeats_left=0)
+    assert fire("twice", due("twice")) is None
+    assert schedules.get("twice").is_over
+    assert len(ticks("twice")) == 2
+
+
 def test_ticks_are_between_start_and_end() -> None:
     start = datetime.now(UTC).replace(minute=30) + timedelta(days=2)
     bounded = every(hours=1, start=start, end=start + timedelta(hours=2))

@@ -301,6 +301,9 @@ class Firing:
         now: int = row.now_us if now_us is None else now_us  # type: ignore[attr-defined] # annotated
         if row.due_us > now:
             return None
+        if row.repeats_left == 0:
+            self._advance(row, {"moment_us": None, "due_us": None})
+            return None
         zone_named(row.zone)  # other hosts may know it
         decided = plan(_course_of(row), row.misfires, row.moment_us, now)
         progress = _Progress(row, decided.next_us)

@@ -102,7 +102,10 @@ def insert(
 
 
 def fresh_state(row: Schedule, now_us: int) -> dict[str, Any]:
-    """Return the state columns of a schedule that starts now."""
+    """Return the state columns of a schedule that starts now. Without remaining repeats, it has no
+    next moment."""
+    if row.repeats_left == 0:
+        return {"moment_us": None, "due_us": None}
     moment_us = row.course.first(now_us)
     due_us = None if moment_us is None else row.course.due(moment_us)
     return {"moment_us": moment_us, "due_us": due_us}
@@ -119,8 +122,8 @@ def later_state(row: Schedule, now_us: int) -> dict[str, Any]:
 def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[str, Any]:
     """Return the state columns to write when a schedule changes.
 
-    It keeps its position unless its moments changed. A pause by a user stays; a pause by Stoker
-    ends.
+    It keeps its position unless its moments changed, and its remaining repeats unless their number
+    changed. A pause by a user stays; a pause by Stoker ends.
     """
     state: dict[str, Any] = {"problem": ""}
     after = Schedule(pk=row.pk, **values)
@@ -133,6 +136,7 @@ def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[st
     if is_same_timing and "repeats_left" not in state and not was_stopped_by_itself:
         return state
     after.moment_us = row.moment_us
+    after.repeats_left = state.get("repeats_left", row.repeats_left)
     state |= later_state(after, now_us) if is_same_timing else fresh_state(after, now_us)
     if row.is_paused and not was_stopped_by_itself:
         state["due_us"] = None

@@ -158,8 +158,6 @@ def resume(name: str, *, backend: str = "default") -> Schedule:
     settings = settings_for(backend)
     row = get(name, backend=backend)
     state = later_state(row, database_now_us(settings.database))
-    if row.repeats_left == 0:
-        state |= {"moment_us": None, "due_us": None}
     find(backend=backend).filter(pk=row.pk, is_paused=True).update(
         is_paused=False, paused_us=None, paused_by="", paused_because="", problem="", **state
     )
