@@ -22,6 +22,12 @@ def charge(order: str, note: str = "") -> str:
     return _use(order)
 
 
+@task(max_attempts=2, backoff=3600)
+def insist(order: str) -> str:
+    """Charge an order. Try again after an hour."""
+    return _use(order)
+
+
 @task(max_attempts=1)
 def keep(thing, note=None):  # type: ignore[no-untyped-def] # it takes anything
     return _use(thing)

@@ -23,6 +23,7 @@ from stoker.testing import drain
 from tests.app import frail, payments, tasks
 from tests.integration.killed_walks import LONG, walk_despite_kills
 from tests.integration.letters import dead
+from tests.integration.work import work_off
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_broken")]
 
@@ -367,6 +368,61 @@ def test_undo_of_an_edit_leaves_a_newer_edit_of_pickled_arguments() -> None:
     assert frail.keep.get_result(job.id).args == [1j, "b"]
     assert undone(alice, second).done == 1, "its place in the queue does not matter"
     assert frail.keep.get_result(job.id).args == [1j, "a"]
+
+
+LATER: dict[str, tuple[Operation, dict[str, str]]] = {
+    "run-job": (waiting_jobs.RESCHEDULE, {"run_after": "30d"}),
+    "hold-job": (waiting_jobs.RESCHEDULE, {"run_after": "30d"}),
+    "reschedule-job": (waiting_jobs.RUN_NOW, {}),
+    "prioritise-job": (waiting_jobs.PRIORITISE, {"priority": "-7"}),
+    "move-job": (waiting_jobs.MOVE, {"queue": "other"}),
+}
+
+
+@pytest.mark.parametrize(
+    ("operation", "options"), CHANGES, ids=lambda one: getattr(one, "name", "")
+)
+def test_undo_leaves_values_that_were_changed_again(
+    operation: Operation, options: Any, alice: Operator
+) -> None:
+    jobs = [tasks.nothing.using(run_after=3600).enqueue().id for _ in range(2)]
+    before = places()
+    row = whole(alice, operation, {}, options)
+    whole(alice, LATER[operation.name][0], {"ids": jobs[1:]}, LATER[operation.name][1])
+    again = places()
+    undo = undone(alice, row)
+    assert (undo.done, undo.refused) == (1, 1)
+    assert "changed again since" in bulk.refusals_of(alice.settings, undo, 1)[0].refusal
+    assert places() == sorted([before[0], again[1]])
+
+
+@pytest.mark.parametrize(
+    ("operation", "options"), CHANGES[2:], ids=lambda one: getattr(one, "name", "")
+)
+def test_undo_of_another_value_ignores_other_changes(
+    operation: Operation, options: Any, alice: Operator
+) -> None:
+    tasks.nothing.using(run_after=3600).enqueue()
+    row = whole(alice, operation, {}, options)
+    for other, given in CHANGES[2:]:
+        if other is not operation:
+            whole(alice, other, {}, given)
+    assert undone(alice, row).done == 1
+
+
+def test_undo_leaves_a_job_that_waits_for_its_retry(alice: Operator) -> None:
+    job = frail.insist.using(run_after=3600).enqueue("order 1")
+    operations = [(waiting_jobs.MOVE, {"queue": "slow"}), (waiting_jobs.RUN_NOW, {})]
+    rows = [whole(alice, one, {"ids": [job.id]}, options) for one, options in operations]
+    frail.broken.add("order 1")
+    work_off()
+    before = places()
+    assert Deferred.objects.get().attempts == 1
+    for row in rows:
+        undo = undone(alice, row)
+        assert (undo.done, undo.refused) == (0, 1)
+        assert "has started since" in bulk.refusals_of(alice.settings, undo, 1)[0].refusal
+    assert places() == before
 
 
 def test_undo_of_a_requeue_leaves_what_has_started(alice: Operator) -> None:

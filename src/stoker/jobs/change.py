@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -44,6 +45,7 @@ AT_ONCE = "at once"
 AS_IT_IS = "as it is"
 HIGHEST, LOWEST = 100, -100
 LONGEST_QUEUE = 100
+STARTED_SINCE = "it has started since that change"
 STARTED = "it is not waiting (any more)"
 OUTSIDE = (
     "jobs of a backend with a broker outside the database cannot be changed. Cancel it, and "
@@ -63,8 +65,21 @@ class Change:
     kwargs: Mapping[str, Any] | None = None
     arguments: Mapping[str, Any] | None = None
     """New values by the name of the argument, which may contain old ones; see ``changed_call``."""
-    only_over: str = ""
-    """Digest of the arguments that may be replaced; "" = any."""
+    only_over: str | int | None = None
+    """``Changed.after`` of the change to undo: jobs with another value by now are not changed.
+    None = change any."""
+    only_attempts: int | None = None
+    """``Changed.attempts`` of the change to undo: jobs that have started since are not changed.
+    None = change any."""
+
+    @property
+    def what(self) -> str:
+        """Return which value of the job it replaces."""
+        if self.queue is not None:
+            return "queue"
+        if self.priority is not None:
+            return "priority"
+        return "arguments" if self.run_after == AS_IT_IS else "start time"
 
     def check(self, settings: Settings) -> None:
         """Raise ValueError if these changes can be applied to no job."""
@@ -93,8 +108,11 @@ class Changed:
     """The previous priority."""
     package: bytes = b""
     """The previous package."""
-    digest: str = ""
-    """Digest of the new arguments, for ``Change.only_over``."""
+    after: str | int = ""
+    """The new queue, priority, due time in microseconds or ``AT_ONCE``, or a digest of the new
+    arguments."""
+    attempts: int = 0
+    """The number of attempts that have started."""
 
 
 def is_held(run_after: datetime | None) -> bool:
@@ -154,16 +172,19 @@ def _decide(
     due_us: dict[UUID, int] = dict(rows.values_list("pk", "due_us"))
     outcome, replacements = {}, []
     for job_id, one in held.items():
-        due = due_us.get(job_id)
+        due, attempts = due_us.get(job_id), one.place.attempts
+        if wanted.only_attempts not in (None, attempts):
+            outcome[job_id] = Changed(job_id, STARTED_SINCE)
+            continue
         try:
-            new, digest = _new_job(settings, jobs[job_id], needs[job_id], due, wanted)
+            new, after = _new_job(settings, jobs[job_id], needs[job_id], due, wanted)
         except (ValueError, TypeError, PackageError, UnknownTask, InvalidTaskOption) as error:
             outcome[job_id] = Changed(job_id, str(error).strip().partition("\n")[0])
             continue
         before = None if due is None else datetime.fromtimestamp(due / MICROSECONDS, UTC)
         job = jobs[job_id]
         outcome[job_id] = Changed(
-            job_id, "", before, job.queue, job.priority, bytes(job.package), digest
+            job_id, "", before, job.queue, job.priority, bytes(job.package), after, attempts
         )
         replacements.append((one, new))
     return outcome, replacements
@@ -192,23 +213,25 @@ def _new_job(
     needs: Sequence[StatedNeed],
     due_us: int | None,
     wanted: Change,
-) -> tuple[Message, str]:
-    """Return the changed job as the message to store, and the digest of its arguments.
+) -> tuple[Message, str | int]:
+    """Return the changed job as the message to store, and its new value for ``Changed.after``.
 
     Raises:
         PackageError: its package cannot be opened.
         ValueError, TypeError, UnknownTask: the task does not accept the new arguments, or the
-            present arguments may not be replaced.
+            present value may not be replaced.
     """
     sealer = sealer_for(settings)
-    old = sealer.open(bytes(job.package))
-    if wanted.only_over and wanted.only_over != _digest_of(sealer, old, bytes(job.package)):
-        raise ValueError("its arguments have been changed again since that edit")
+    sealed = bytes(job.package)
+    old = replace(sealer.open(sealed), queue=job.queue, priority=job.priority)
+    value_of = partial(_value_of, sealer, wanted)
+    if wanted.only_over not in (None, value_of(old, sealed, due_us)):
+        raise ValueError(f"its {wanted.what} changed again since that change")
     args, kwargs = _call(settings, old, wanted)
     package = replace(
         old,
-        queue=job.queue if wanted.queue is None else wanted.queue,
-        priority=job.priority if wanted.priority is None else wanted.priority,
+        queue=old.queue if wanted.queue is None else wanted.queue,
+        priority=old.priority if wanted.priority is None else wanted.priority,
         args=args,
         kwargs=kwargs,
     )
@@ -232,8 +255,25 @@ def _new_job(
         run_after=run_after,
         needs=own,
     )
-    is_edited = any(one is not None for one in (wanted.args, wanted.kwargs, wanted.arguments))
-    return message, _digest_of(sealer, package, message.package) if is_edited else ""
+    due_us = None if run_after is None else microseconds(run_after)
+    return message, value_of(package, message.package, due_us)
+
+
+def _value_of(
+    sealer: Sealer, wanted: Change, package: Package, data: bytes, due_us: int | None
+) -> str | int:
+    """Return the value of a job that this change replaces, for ``Changed.after``.
+
+    Args:
+        data: the sealed package.
+    """
+    if wanted.what == "queue":
+        return package.queue
+    if wanted.what == "priority":
+        return package.priority
+    if wanted.what == "start time":
+        return AT_ONCE if due_us is None else due_us
+    return _digest_of(sealer, package, data)
 
 
 def _digest_of(sealer: Sealer, package: Package, data: bytes) -> str:

@@ -78,30 +78,31 @@ def _edit_of(args: Any, kwargs: Any, arguments: Any) -> Change:
 
 
 def before_of(operation: Operation, outcome: Changed) -> dict[str, Any]:
-    """Return the previous values of a job for ``back_of``; empty = the previous arguments are too
-    large to keep."""
+    """Return the previous value of a job and its state after the change for ``back_of``; empty =
+    the previous arguments are too large to keep."""
+    state = {"after": outcome.after, "attempts": outcome.attempts}
     if operation is EDIT:
         is_kept = 0 < len(outcome.package) <= LARGEST_IN_LISTS_BYTES
-        if not is_kept:
-            return {}
-        return {"package": b64encode(outcome.package).decode(), "after": outcome.digest}
+        return {"package": b64encode(outcome.package).decode(), **state} if is_kept else {}
     if operation is MOVE:
-        return {"queue": outcome.queue}
+        return {"queue": outcome.queue, **state}
     if operation is PRIORITISE:
-        return {"priority": outcome.priority}
-    return {"run_after": outcome.due.isoformat() if outcome.due else AT_ONCE}
+        return {"priority": outcome.priority, **state}
+    return {"run_after": outcome.due.isoformat() if outcome.due else AT_ONCE, **state}
 
 
 def back_of(settings: Settings, before: Mapping[str, Any]) -> Change:
-    """Return the change that undoes an operation on one job.
+    """Return the change that undoes an operation on one job, unless the job has started or has been
+    changed again since.
 
     Raises:
         ValueError: the previous values were not kept.
         PackageError: the previous package cannot be opened.
     """
+    only: Any = {"only_over": before.get("after"), "only_attempts": before.get("attempts")}
     if "package" in before:
         package = sealer_for(settings).open(b64decode(before["package"]))
-        return Change(args=package.args, kwargs=package.kwargs, only_over=before.get("after", ""))
+        return Change(args=package.args, kwargs=package.kwargs, **only)
     if not before:
         raise ValueError("its previous arguments were too large to keep")
     due = before.get("run_after", AS_IT_IS)
@@ -109,6 +110,7 @@ def back_of(settings: Settings, before: Mapping[str, Any]) -> Change:
         queue=before.get("queue"),
         priority=before.get("priority"),
         run_after=due if due in (AT_ONCE, AS_IT_IS) else datetime.fromisoformat(due),
+        **only,
     )
 
 
