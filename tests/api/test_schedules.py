@@ -1,5 +1,7 @@
 """Schedules over HTTP."""
 
+from typing import Any
+
 import pytest
 
 from stoker import every, schedules
@@ -44,6 +46,18 @@ def test_unreadable_schedule_is_shown_and_paused_but_not_run(anna: Caller) -> No
     anna.post("schedules/broken/pause")
     anna.post("schedules/broken/resume", status=409)
     anna.post("schedules/broken/run", status=422)
+
+
+def test_call_that_the_task_does_not_accept_any_more_is_refused(
+    anna: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr("stoker.schedules.rows._check_call", lambda *_: None)
+        schedules.create("sums", add, every(minutes=5, args=[1]))
+    assert "second" in anna.post("schedules/sums/run", status=409)["detail"]
+    schedules.update("sums", args=[1, 2])
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["elsewhere"]}}
+    assert "queue" in anna.post("schedules/sums/run", status=422)["detail"].lower()
 
 
 def test_unknown_schedule_gives_404(anna: Caller) -> None:

@@ -126,6 +126,17 @@ def test_run_enqueues_an_ended_job_again() -> None:
     assert not refused["is_done"]
 
 
+def test_run_tells_new_jobs_also_if_another_is_refused(settings: Any) -> None:
+    first, second = nothing.using(queue_name="mail").enqueue(), nothing.enqueue()
+    drain()
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["mail"]}}
+    made, refused = plain("jobs", "run", first.id, second.id, code=1)["jobs"]
+    assert made["is_done"]
+    assert Job.objects.filter(pk=made["job_id"]).exists()
+    assert not refused["is_done"]
+    assert "default" in refused["sentence"]
+
+
 def test_change_moves_reschedules_and_edits_waiting_jobs() -> None:
     job = add.enqueue(1, 2)
     answers = plain(

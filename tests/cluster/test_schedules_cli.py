@@ -51,6 +51,24 @@ def test_list_shows_unreadable_schedules() -> None:
     assert plain("show", "broken")["schedule"]["args"] is None
 
 
+def test_schedule_that_cannot_be_run_or_resumed_is_refused_with_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    with monkeypatch.context() as unchecked:
+        unchecked.setattr("stoker.schedules.rows._check_call", lambda *_: None)
+        schedules.create("adds", add, every(hours=1, args=[1]))
+    with pytest.raises(CommandError, match="second"):
+        told("run", "adds")
+    told("pause", "adds")
+    Schedule.objects.update(zone="Mars/Olympus")
+    with pytest.raises(CommandError, match=r"The rule of 'adds' cannot be read: .*Mars/Olympus"):
+        told("resume", "adds")
+    schedules.create("other", add, every(hours=1, args=[1, 2]))
+    settings.TASKS = {"default": {**settings.TASKS["default"], "QUEUES": ["elsewhere"]}}
+    with pytest.raises(CommandError, match=r"[Qq]ueue"):
+        told("run", "other")
+
+
 def test_show_run_pause_and_resume_a_schedule() -> None:
     schedules.create("adds", add, every(hours=1, args=[1], kwargs={"second": 2}))
     job_id = plain("run", "adds", "--by", "ada")["id"]

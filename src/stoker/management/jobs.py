@@ -258,8 +258,8 @@ class _ChangeJobs(Subcommand):
         for job_id in options["ids"]:
             for operation, taken in wanted:
                 try:
-                    done = operation.perform(operator, job_id, **taken)
-                except (TaskResultDoesNotExist, StokerError, ValueError) as error:
+                    done = operation.attempt(operator, job_id, **taken)
+                except (TaskResultDoesNotExist, StokerError) as error:
                     done = Done(first_line_of(error), is_good=False)
                 told = {"id": job_id, "is_done": done.is_good, "sentence": done.sentence}
                 answers.append(told | ({"job_id": done.job_id} if done.job_id else {}))

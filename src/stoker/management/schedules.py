@@ -28,6 +28,7 @@ from .subcommand import (
     SubcommandGroup,
     heading,
     option,
+    refuse,
 )
 
 NAME = option("name", metavar="NAME", help="The name of the schedule.")
@@ -188,7 +189,9 @@ class RunSchedule(Subcommand):
     options = (NAME, BY, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        done = operations.RUN.perform(self.operator(options), options["name"])
+        done = operations.RUN.attempt(self.operator(options), options["name"])
+        if not done.is_good:
+            raise refuse(done.sentence)
         self.answer(options, {"id": done.job_id}, [done.sentence])
         return ExitCode.DONE
 

@@ -153,11 +153,14 @@ def pause(name: str, *, by: str = "", because: str = "", backend: str = "default
 def resume(name: str, *, backend: str = "default") -> Schedule:
     """Resume a schedule from its next moment on.
 
-    Raises ScheduleNotFound; ValueError if the rule cannot be read.
+    Raises ScheduleNotFound; InvalidSchedule if the rule cannot be read.
     """
     settings = settings_for(backend)
     row = get(name, backend=backend)
-    state = later_state(row, database_now_us(settings.database))
+    try:
+        state = later_state(row, database_now_us(settings.database))
+    except ValueError as error:
+        raise _unreadable(row, error) from None
     find(backend=backend).filter(pk=row.pk, is_paused=True).update(
         is_paused=False, paused_us=None, paused_by="", paused_because="", problem="", **state
     )
@@ -225,7 +228,7 @@ def describe(schedule: str | Schedule | Scheduled, *, backend: str = "default") 
     try:
         return schedule.words
     except ValueError as error:
-        raise InvalidSchedule(f"The rule of {schedule.name!r} cannot be read: {error}.") from None
+        raise _unreadable(schedule, error) from None
 
 
 def scheduled(name: str, *, backend: str = "default") -> Scheduled:
@@ -254,6 +257,10 @@ def _refuse_declared(row: Schedule) -> None:
         )
 
 
+def _unreadable(row: Schedule, error: ValueError) -> InvalidSchedule:
+    return InvalidSchedule(f"The rule of {row.name!r} cannot be read: {error}.")
+
+
 def _moments_of(when: Scheduled, since: datetime) -> Iterator[datetime]:
     default = str(django_settings.TIME_ZONE)
     rule = when.rule(default)
@@ -270,7 +277,7 @@ def _moments_of_row(row: Schedule, after: datetime | None) -> Iterator[datetime]
     try:
         course = row.course
     except ValueError as error:
-        raise InvalidSchedule(f"The rule of {row.name!r} cannot be read: {error}.") from None
+        raise _unreadable(row, error) from None
     if after is not None:
         moment = course.after(int(after.timestamp() * 1_000_000))
     elif row.moment_us is not None and not row.is_paused:

@@ -15,6 +15,7 @@ from stoker.api.filters import NO_REASON, ReasonBody
 from stoker.api.problems import CallRefused
 from stoker.api.shapes import Shape
 from stoker.api.values import Backend, cursor_of, mark_of, settings_of
+from stoker.exceptions import InvalidSchedule, StokerError
 from stoker.models import Schedule
 from stoker.operations.schedules import PAUSE, RESUME, RUN, page_of
 from stoker.schedules import service as schedules
@@ -90,12 +91,17 @@ def list_schedules(
     "POST",
     "/schedules/{path:schedule}/run",
     permissions=("stoker.run_schedule",),
-    answers={201: ScheduledJob},
+    answers={201: ScheduledJob, 409: ...},
 )
 def run_schedule(request: HttpRequest, schedule: ScheduleName, backend: Backend = None) -> Any:
     """Enqueue the schedule's job now, even if the schedule is paused. The next tick is not
-    affected."""
-    done = RUN.perform(operator_of(request, backend), schedule)
+    affected. 409: its task does not accept the call any more."""
+    try:
+        done = RUN.perform(operator_of(request, backend), schedule)
+    except StokerError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise CallRefused(409, first_line_of(error)) from error
     return Status(201, ScheduledJob(job_id=UUID(done.job_id)))
 
 
@@ -122,8 +128,8 @@ def resume_schedule(
     """Resume a schedule from its next tick on. 409: its rule cannot be read."""
     try:
         return shape_of(RESUME.perform(operator_of(request, backend), schedule).value)
-    except ValueError as error:
-        raise CallRefused(409, f"Its rule cannot be read: {first_line_of(error)}.") from error
+    except InvalidSchedule as error:
+        raise CallRefused(409, first_line_of(error)) from error
 
 
 # This route is last, because a name may contain slashes and end like the URLs above.
