@@ -54,6 +54,11 @@ NAMES = {
     "schedule_delete": "stoker.delete_schedule",
 }
 """Page -> permission that it needs."""
+SHOWN = {
+    "stoker.requeue_deadletter": "stoker.view_deadletter",
+    "stoker.change_schedule": "stoker.view_job",
+}
+"""Permission of a form with arguments -> the permission to see these, which it needs, too."""
 VERBS = {"job_together": "cancel", "deadletter_together": "discard"}
 
 
@@ -97,9 +102,19 @@ def test_all_other_permissions_give_403(who_may: Callable[..., Visitor]) -> None
 
 def test_the_permission_gives_access(who_may: Callable[..., Visitor]) -> None:
     for permission in sorted(set(NAMES.values())):
-        visitor = who_may(permission)
+        visitor = who_may(permission, SHOWN.get(permission, permission))
         for name in (name for name, needed in NAMES.items() if needed == permission):
             assert status_of(visitor, name) in (200, 302, 404), name
+
+
+def test_forms_with_arguments_need_the_permission_to_see_them(
+    who_may: Callable[..., Visitor],
+) -> None:
+    schedules.create("nightly", tasks.nothing, Cron("0 3 * * *"))
+    for name in ("deadletter_edit", "schedule_edit"):
+        assert status_of(who_may(NAMES[name]), name) == 403
+    viewer = who_may("stoker.view_schedule", "stoker.change_schedule")
+    assert "/edit/" not in viewer.get("schedule/nightly/change/")
 
 
 def test_anonymous_user_is_redirected_to_login(transactional_db: None) -> None:

@@ -13,6 +13,21 @@ from tests.app import payments
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+def test_operation_shows_no_arguments_without_the_permission_to_see_jobs(
+    who_may: Callable[..., Caller],
+) -> None:
+    job = payments.plain.enqueue(7, note="alice")
+    for permission, word in (("change_job", "hold"), ("cancel_job", "cancel")):
+        body = {"because": "for alice"}
+        seen = who_may(permission).post(f"jobs/{job.id}/{word}", body)
+        assert seen["task"] == payments.plain.module_path
+        assert (seen["args"], seen["kwargs"], seen["errors"]) == (None, None, [])
+        assert "alice" not in str(seen)
+    failed = payments.plain.enqueue(7, note="alice")
+    seen = who_may("view_job", "cancel_job").post(f"jobs/{failed.id}/cancel")
+    assert seen["kwargs"] == {"note": "alice"}
+
+
 def test_answers_hide_secrets_without_the_permission(who_may: Callable[..., Caller]) -> None:
     failed = payments.pay.enqueue(-7, payments.IBAN, password=payments.PASSWORD, more=payments.MORE)
     drain()

@@ -180,6 +180,7 @@ class DeadLetterAdmin(StoreAdmin):
     def edit(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
         """Requeue a dead letter with other arguments."""
         visit.require(REQUEUE.permission)
+        visit.require(self.view_permission)  # the form shows the arguments
         letter = dead_letters.get(object_id, backend=visit.alias).letter
         back = self._back(visit, str(letter.pk))
         queue = visit.request.POST.get("queue", letter.queue)

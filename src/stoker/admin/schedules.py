@@ -56,7 +56,9 @@ class ScheduleAdmin(StoreAdmin):
         row = schedules.get(object_id, backend=visit.alias)
         buttons = [operations.RUN, operations.RESUME if row.is_paused else operations.PAUSE]
         buttons += [] if row.is_declared else [operations.DELETE]
-        may_change = not row.is_declared and visit.may("stoker.change_schedule")
+        may_change = not row.is_declared and all(
+            visit.may(one) for one in ("stoker.change_schedule", "stoker.view_job")
+        )
         context = {
             "title": row.name,
             **_row(visit, row),
@@ -88,6 +90,7 @@ class ScheduleAdmin(StoreAdmin):
 
     def edit(self, visit: AdminContext, object_id: str) -> HttpResponseBase:
         visit.require("stoker.change_schedule")
+        visit.require("stoker.view_job")  # the form shows the arguments
         row = schedules.get(object_id, backend=visit.alias)
         back = self._back(visit, row.name)
         try:

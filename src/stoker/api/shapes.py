@@ -109,7 +109,8 @@ class WaitsShape(Shape):
 
 
 class JobShape(Shape):
-    """One job in its current state."""
+    """One job in its current state. The answer to an operation leaves out arguments, label, errors,
+    reason, progress and return value for users without the permission `stoker.view_job`."""
 
     id: UUID
     task: str

@@ -156,6 +156,12 @@ def _checked(
         return value
 
 
+UNSEEN: dict[str, Any] = {
+    "label": "", "args": None, "kwargs": None, "return_value": None, "reason": "", "errors": [],
+    "progress": None,
+}  # fmt: skip
+"""What the answer to an operation contains for users without ``stoker.view_job``."""
+
 routes = Routes(tags=["jobs"])
 
 IDEMPOTENCE_SECONDS = 86400.0
@@ -389,7 +395,9 @@ def _changed(
         perform(operation, operator, str(job_id), **options)
     except ValueError as error:
         raise CallRefused(409, first_line_of(error)) from error
-    return shape_of(operator.settings, job_id, reveal=may_reveal(request))
+    shape = shape_of(operator.settings, job_id, reveal=may_reveal(request))
+    may_see = request.auth.has_perm("stoker.view_job")  # type: ignore[attr-defined] # ninja sets it
+    return shape if may_see else shape.model_copy(update=UNSEEN)
 
 
 def address_of(request: HttpRequest, result: Result[Any]) -> str:

@@ -73,7 +73,7 @@ def show_one(visit: DashboardContext, schedule_id: UUID) -> PageContent:
     context = {
         "row": row,
         "edit_address": ""
-        if row.is_declared or not visit.may(CHANGE.permission)
+        if row.is_declared or not (visit.may(CHANGE.permission) and visit.may("stoker.view_job"))
         else visit.at("change-schedule", row.pk),
         "words": rule_of(row),
         "pause": pause_of(row),
