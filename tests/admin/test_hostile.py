@@ -170,3 +170,17 @@ def test_marks_in_texts_of_jobs_are_shown_as_escapes(anna: Visitor) -> None:
     anna.post(address, **fields, repeats="-1")
     changed = schedules.scheduled(text)
     assert (changed.args, changed.count) == ((text,), 2)  # type: ignore[union-attr]
+
+
+def test_names_with_line_feeds_have_pages(anna: Visitor) -> None:
+    name = "a\nb/c\r"
+    tasks.nothing.using(queue_name=name).enqueue()
+    schedules.create(name, tasks.nothing, every(hours=1))
+    for path in ("pausedqueue/", "schedule/"):
+        assert quote(name) in anna.get(path)
+    assert "is paused" in anna.post(f"pausedqueue/{quote(name)}/pause/")
+    assert queues.get(name).paused is not None
+    anna.get(f"schedule/{quote(name)}/change/")
+    anna.get(f"schedule/{quote(name)}/edit/")
+    anna.post(f"schedule/{quote(name)}/delete/")
+    assert not schedules.find().exists()

@@ -19,7 +19,8 @@ from django.http import (
 )
 from django.http.response import HttpResponseBase
 from django.template.response import TemplateResponse
-from django.urls import URLPattern, path, reverse
+from django.urls import URLPattern, path, register_converter, reverse
+from django.urls.converters import PathConverter
 
 from stoker.brokers.outage import BrokerOutage, do_without_broker
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, NotMigrated
@@ -69,6 +70,15 @@ class AdminContext(RequestContext):
         return reverse(f"admin:stoker_{name}", args=args, current_app=self._site_name)
 
 
+class AnyNameConverter(PathConverter):
+    """The name or id of an object in a URL. Unlike ``path``, it may contain line feeds."""
+
+    regex = r"[\s\S]+"
+
+
+register_converter(AnyNameConverter, "stoker_any")
+
+
 class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
     """Admin pages for one table of the store. Django's own add, change and delete views are not
     used."""
@@ -102,14 +112,14 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the s
         ]
         operations = [
             path(
-                f"<path:object_id>/{operation.word}/",
+                f"<stoker_any:object_id>/{operation.word}/",
                 self.page(self._operation_view(operation)),
                 name=self.url_name(operation.word),
             )
             for operation in self.operations
         ]
         one = path(
-            "<path:object_id>/change/",
+            "<stoker_any:object_id>/change/",
             self.page(self.one, self.view_permission),
             name=self.url_name("change"),
         )

@@ -100,7 +100,7 @@ class DeadLetterAdmin(StoreAdmin):
         return (
             ("faults/", "faults", self.faults),
             ("together/", "together", self.together),
-            ("<path:object_id>/edit/", "edit", self.edit),
+            ("<stoker_any:object_id>/edit/", "edit", self.edit),
         )
 
     # -- lists ------------------------------------------------------------------------------------

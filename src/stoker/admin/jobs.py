@@ -47,7 +47,7 @@ class JobAdmin(StoreAdmin):
     def pages(self) -> Sequence[tuple[str, str, Callable[..., HttpResponseBase]]]:
         return (
             ("together/", "together", self.together),
-            ("<path:object_id>/why/", "why", self.why),
+            ("<stoker_any:object_id>/why/", "why", self.why),
         )
 
     # -- the list ---------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ class ScheduleAdmin(StoreAdmin):
         return (
             ("add/", "add", self.add),
             ("preview/", "preview", self.preview),
-            ("<path:object_id>/edit/", "edit", self.edit),
+            ("<stoker_any:object_id>/edit/", "edit", self.edit),
         )
 
     def all(self, visit: AdminContext) -> HttpResponseBase:
