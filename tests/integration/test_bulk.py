@@ -164,6 +164,22 @@ def test_two_processes_share_an_operation(alice: Operator) -> None:
     assert Requeue.objects.count() == 20
 
 
+def test_command_waits_while_a_cluster_processes_the_operation(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks.nothing.enqueue()
+    row, pauses = bulk.start(alice, waiting_jobs.HOLD, {}), []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        bulk_walk.go_on(alice.settings, LONG)
+
+    monkeypatch.setattr(bulk, "go_on", lambda *_, **__: 0)
+    monkeypatch.setattr("stoker.operations.bulk.time.sleep", pause)
+    assert bulk.finish(alice, row).state == "done"
+    assert len(pauses) == 1
+
+
 def test_dead_letters_of_a_queue_are_all_found_in_small_reads(
     alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

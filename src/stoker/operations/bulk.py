@@ -5,6 +5,7 @@ request that starts it, then in upkeep.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,6 +46,8 @@ MOST_IDS = 1_000
 AT_ONCE_SECONDS = 0.5
 """Time in seconds that the request that starts a bulk operation spends on processing it."""
 LONG_SECONDS = 3600.0
+PAUSE_SECONDS = 0.5
+"""Pause of a process that waits until another one has processed a bulk operation."""
 
 UNDONE = {
     dead_letters.REQUEUE.name: "requeues undone",
@@ -291,8 +294,10 @@ def perform(
 def finish(operator: Operator, row: BulkOperation) -> BulkOperation:
     """Process a bulk operation until it is done or paused. Return its row."""
     while row.state == State.RUNNING:
-        go_on(operator.settings, LONG_SECONDS, only=row.pk)
+        batches = go_on(operator.settings, LONG_SECONDS, only=row.pk)
         row = get(operator.settings, row.pk)
+        if not batches and row.state == State.RUNNING:  # a cluster processes it at the same time
+            time.sleep(PAUSE_SECONDS)
     return row
 
 
