@@ -15,7 +15,16 @@ from stoker import chain, every, queues, schedules
 from stoker.conf import settings_for
 from stoker.dashboard.urls import urlpatterns
 from stoker.jobs.states import JobState
-from stoker.models import Cluster, DeadLetter, Job, Ready, Requeue, Schedule, Workflow
+from stoker.models import (
+    BulkOperation,
+    Cluster,
+    DeadLetter,
+    Job,
+    Ready,
+    Requeue,
+    Schedule,
+    Workflow,
+)
 from stoker.testing import drain
 
 from tests.app import frail, payments, tasks
@@ -474,6 +483,22 @@ def test_requeue_with_other_arguments_is_previewed(anna: Client) -> None:
     job_id = Requeue.objects.get().pk
     result = frail.charge.get_result(str(job_id))
     assert (result.args, result.kwargs) == (["x", "was first"], {})
+
+
+def test_pause_of_someone_else_cannot_be_undone(anna: Client) -> None:
+    schedules.create("refresh", tasks.nothing, every(hours=1))
+    schedules.pause("refresh", by="bob", because="lunch")
+    page = anna.post(f"{PREFIX}schedules/pause/", {"schedule": "refresh"}, follow=True)
+    notice = page.context["notice"]
+    assert notice["text"].startswith("The schedule refresh was paused already, by bob")
+    assert not notice["undo"]
+    assert not BulkOperation.objects.exists()
+    assert schedules.get("refresh").paused_by == "bob"
+
+
+def test_schedule_that_is_gone_is_not_deleted_again(anna: Client) -> None:
+    response = anna.post(f"{PREFIX}schedules/delete/", {"schedule": "refresh"})
+    assert (response.status_code, b"no schedule" in response.content) == (404, True)
 
 
 @pytest.mark.parametrize(

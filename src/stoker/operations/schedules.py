@@ -9,7 +9,7 @@ from typing import Any
 from django.db.models import Q
 
 from stoker.conf import Settings
-from stoker.exceptions import PackageError, UnknownTask
+from stoker.exceptions import PackageError, ScheduleNotFound, UnknownTask
 from stoker.models import Schedule, Tick
 from stoker.schedules import service as schedules
 from stoker.store.engines.sessions import explained
@@ -146,6 +146,8 @@ def _run(operator: Operator, name: str) -> Done:
 
 def _pause(operator: Operator, name: str) -> Done:
     row = schedules.pause(name, **operator.signed)
+    if row.paused_by != operator.by:  # an undo would end the pause of someone else
+        return Done(f"The schedule {name} was paused already, {pause_of(row)}.", value=row, count=0)
     sentence = f"The schedule {name} is paused: no tick is fired until it is resumed."
     return Done(sentence, undo={"schedule": name}, value=row)
 
@@ -156,7 +158,8 @@ def _resume(operator: Operator, name: str) -> Done:
 
 
 def _delete(operator: Operator, name: str) -> Done:
-    schedules.delete(name, backend=operator.alias)
+    if not schedules.delete(name, backend=operator.alias):
+        raise ScheduleNotFound(f"There is no schedule {name!r} (any more).")
     return Done(f"The schedule {name} is deleted.")
 
 
