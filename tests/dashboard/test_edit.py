@@ -42,6 +42,23 @@ def test_arguments_of_a_waiting_job_are_edited_and_the_edit_is_undone(anna: Clie
     assert job.return_value == 3
 
 
+def test_form_that_another_user_overtook_is_refused_once(anna: Client) -> None:
+    job: Any = payments.plain.enqueue(1, note="old")
+    page = f"{PREFIX}jobs/{job.id}/edit/"
+    seen = anna.get(page).context["seen"]
+    assert f'name="seen" value="{seen}"' in anna.get(page).content.decode()
+    anna.post(page, {"args": "[2]", "kwargs": '{"note": "old"}', "seen": seen})
+    fields = {"args": "[1]", "kwargs": '{"note": "new"}'}
+    refused = anna.post(page, {**fields, "seen": seen})
+    assert "changed after this form was opened" in refused.content.decode()
+    assert json.loads(refused.context["written"]["kwargs"]) == {"note": "new"}
+    job = payments.plain.get_result(job.id)
+    assert (job.args, job.kwargs) == ([2], {"note": "old"})
+    anna.post(page, {**fields, "seen": refused.context["seen"]})
+    job = payments.plain.get_result(job.id)
+    assert (job.args, job.kwargs) == ([1], {"note": "new"})
+
+
 def test_undo_of_an_edit_refuses_to_overwrite_a_newer_edit(anna: Client) -> None:
     job = tasks.add.enqueue(1, 2)
     page = f"{PREFIX}jobs/{job.id}/edit/"

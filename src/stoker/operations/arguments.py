@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, NamedTuple, get_type_hints
 
 from stoker.conf import Settings
@@ -23,6 +24,10 @@ from .details import REVEAL
 from .operation import Done, Operation
 from .request_context import RequestContext
 
+CHANGED_MEANWHILE = (
+    "The arguments were changed after this form was opened. Look at them on the page before, then "
+    "submit the form again to replace them."
+)
 CHECKED = (str, int, bool, float, list, dict)
 """Types of annotations that values are checked against."""
 
@@ -183,6 +188,8 @@ def edit_arguments(
         sealed = (package.args, package.kwargs) if package and not visit.may(REVEAL) else None
         edited = Edited.read(runner, **written, before=sealed)
         problems = edited.problems
+        if not problems and post.get("seen", _mark_of(before)) != _mark_of(before):
+            problems = [CHANGED_MEANWHILE]
         if not problems:
             changes = changes_of(edited, written, before)
             done = operation.attempt(visit.operator, str(row.pk), **changes, **options)
@@ -191,12 +198,18 @@ def edit_arguments(
             problems = [done.sentence]
     return None, {
         "written": written,
+        "seen": _mark_of(before),
         "problems": problems,
         "because": post.get("because", ""),
         "signature": Edited.signature(runner.path),
         "hint": runner.hint,
         "is_readable": package is not None,
     }
+
+
+def _mark_of(written: Mapping[str, str]) -> str:
+    """Return a short mark of the arguments that a form shows, to notice that they have changed."""
+    return sha256(json.dumps(written, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _opened(settings: Settings, row: Job | DeadLetter) -> Package | None:
