@@ -15,7 +15,7 @@ from django.db import transaction
 from django.test import override_settings
 from django.utils import timezone
 
-from stoker import Lock
+from stoker import Lock, chain
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.outage import do_without_broker
 from stoker.conf import settings_for
@@ -184,6 +184,13 @@ def test_logs_of_a_job_without_lines_are_not_an_error(
 def test_job_that_only_the_broker_may_have_has_not_ended(redis: None) -> None:
     """``stoker jobs logs --follow`` continues."""
     assert not has_ended(settings_for(), new_job_id())
+
+
+def test_workflow_is_enqueued_in_a_transaction(url: str) -> None:
+    """Its first job waits in the outbox."""
+    with transaction.atomic():
+        chain(add.si(1, 2), add.using(lock=Lock("one")).si(3, 4)).enqueue()
+    assert Outgoing.objects.get().task == add.module_path
 
 
 class TestCancel:

@@ -39,7 +39,7 @@ from .intake import Newcomers
 from .package import Package, Sealer, head_of, sealer_for
 from .results import Commitment, Result
 from .running import is_heard
-from .sealing import Call, Newcomer, Sealing, refuse_wrong_arguments
+from .sealing import Call, Newcomer, Sealing, check_backend, refuse_wrong_arguments
 
 ID_ENDS = len('["') + 32
 """Position at which the id ends in a package head that is written as JSON."""
@@ -316,8 +316,8 @@ class _Intake:
         self._open_transaction = _open_transaction(self._alias)
         self._is_inside = self.broker.capabilities.transactional
         """Whether all jobs are inserted into the store, within its transaction."""
-        self._refuse_guards()
-        self._refuse_atomic()
+        check_backend(task, self.broker)
+        self._refuse_late_uniqueness()
 
     @property
     def may_copy(self) -> bool:
@@ -446,20 +446,7 @@ class _Intake:
             if not result.was_duplicate:
                 task_signals.task_enqueued.send_robust(self._sender, task_result=result)
 
-    def _refuse_atomic(self) -> None:
-        if getattr(self.task, "atomic", False) and not self.broker.capabilities.atomic:
-            raise InvalidTask(
-                f"{self.task.module_path} has atomic=True, but jobs of "
-                f"{self.broker.info()['broker']} cannot be part of a transaction: set BROKER to a "
-                "database."
-            )
-
-    def _refuse_guards(self) -> None:
-        if not self.broker.capabilities.guards and is_guarded(self.task):
-            raise InvalidTask(
-                f"{self.task.module_path} has a guard (unique, lock, limit, rate or sequence), and "
-                f"{self.broker.info()['broker']} does not support guards: set BROKER to a database."
-            )
+    def _refuse_late_uniqueness(self) -> None:
         is_put_off = self._open_transaction not in (None, self._alias)
         if self._is_unique and is_put_off and self.task.unique.on_conflict == "raise":
             raise InvalidTask(

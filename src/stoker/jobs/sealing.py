@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 from uuid import UUID
 
+from stoker.brokers.dispatch import Dispatch
 from stoker.compat import InvalidTask, TaskResultStatus, task_backends
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption, NotSerializable, as_seconds
@@ -121,17 +122,17 @@ def needs_of_step(
         ) from error
 
 
-def check_backend(task: Any, keeps_atomic: bool, keeps_guards: bool, broker: str) -> None:
+def check_backend(task: Any, broker: Dispatch) -> None:
     """Raise InvalidTask if the broker does not support an option of the task."""
-    if getattr(task, "atomic", False) and not keeps_atomic:
+    if getattr(task, "atomic", False) and not broker.capabilities.atomic:
         raise InvalidTask(
-            f"{task.module_path} has atomic=True, but jobs of {broker} cannot be part of a "
-            "transaction: set BROKER to a database."
+            f"{task.module_path} has atomic=True, but jobs of {broker.info()['broker']} cannot be "
+            "part of a transaction: set BROKER to a database."
         )
-    if is_guarded(task) and not keeps_guards:
+    if is_guarded(task) and not broker.capabilities.guards:
         raise InvalidTask(
-            f"{task.module_path} has a guard (unique, lock, limit, rate or sequence), and {broker} "
-            "does not support guards: set BROKER to a database."
+            f"{task.module_path} has a guard (unique, lock, limit, rate or sequence), and "
+            f"{broker.info()['broker']} does not support guards: set BROKER to a database."
         )
 
 

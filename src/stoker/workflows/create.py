@@ -211,9 +211,7 @@ class Maker:
                 f"{task.module_path} belongs to the backend {task.backend!r}, and the workflow to "
                 f"{self._settings.alias!r}: all steps of a workflow must have the same backend."
             )
-        abilities = self._broker.capabilities
-        name = str(self._broker.info()["broker"])
-        check_backend(task, abilities.atomic, abilities.guards, name)
+        check_backend(task, self._broker)
         sealing = Sealing(self._settings, task, Commitment())
         if len(self._sealings) >= MOST_SEALINGS:
             self._sealings.clear()
