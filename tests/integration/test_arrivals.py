@@ -11,7 +11,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import DatabaseError, IntegrityError, connection, transaction
+from django.db import (
+    DatabaseError,
+    DataError,
+    IntegrityError,
+    InternalError,
+    connection,
+    transaction,
+)
 from django.test import override_settings
 
 from stoker import queues
@@ -256,6 +263,101 @@ class TestOnce:
                 stand.claim()
         stand.broker.close()
         assert [one.message.job_id for one in transport.receive((), 10)] == [job_id]
+
+
+@pytest.fixture
+def _tables_in_latin1(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let the store refuse names that have other characters. SQLite has no such tables, and on
+    PostgreSQL the whole database has one character set: there, the driver's error is simulated."""
+    if connection.vendor == "mysql":
+        names = ["stoker_job", "stoker_ready"]
+        with connection.cursor() as cursor:
+            for name in names:
+                cursor.execute(f"CREATE TABLE kept_{name} LIKE {name}")
+                cursor.execute(f"ALTER TABLE {name} CONVERT TO CHARACTER SET latin1")
+        yield
+        with connection.cursor() as cursor:
+            for name in names:
+                cursor.execute(f"DROP TABLE {name}")
+                cursor.execute(f"RENAME TABLE kept_{name} TO {name}")
+        return
+    insert = OrmBroker.enqueue
+
+    def enqueue(self: OrmBroker, messages: Any) -> None:
+        if not all((one.task + one.queue).isascii() for one in messages):
+            raise DataError from UntranslatableCharacter()
+        insert(self, messages)
+
+    monkeypatch.setattr(OrmBroker, "enqueue", enqueue)
+    yield
+
+
+class UntranslatableCharacter(Exception):
+    """PostgreSQL's error, as its driver raises it."""
+
+    sqlstate = "22P05"
+
+
+class TestRefused:
+    """Messages that the database refuses."""
+
+    @pytest.mark.mariadb
+    @pytest.mark.usefixtures("_tables_in_latin1")
+    @pytest.mark.parametrize(
+        ("names", "stored"),
+        [
+            (("shop.\N{FIRE}", "default"), ("shop.\\U0001f525", "default")),
+            (("shop.tasks.add", "\N{FIRE}"), ("shop.tasks.add", "\\U0001f525")),
+        ],
+        ids=["task", "queue"],
+    )
+    def test_name_that_tables_cannot_hold_is_stored_with_escapes(
+        self, stand: ArrivalsStand, names: tuple[str, str], stored: tuple[str, str]
+    ) -> None:
+        before = stand.put(2)
+        (job_id,) = stand.put(task=names[0], queue=names[1])
+        after = stand.put(2)
+        of_all_queues = ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60.0)
+        claimed = [one for _ in range(2) for one in stand.broker.claim(of_all_queues)]
+        found = {one.job_id: one.package for one in claimed}
+        assert set(found) == {*before, job_id, *after}
+        assert found[job_id] == b"package"
+        job = Job.objects.get(pk=job_id)
+        assert (job.task, job.queue) == stored
+
+    def test_refused_job_stays_at_the_broker_and_delays_no_other(
+        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put = stand.put(4)
+        insert = OrmBroker.enqueue
+
+        def enqueue(self: OrmBroker, messages: Any) -> None:
+            if any(one.job_id == put[1] for one in messages):
+                raise DataError("a number is out of range")
+            insert(self, messages)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OrmBroker, "enqueue", enqueue)
+            claimed = [one.job_id for _ in range(3) for one in stand.claim()]
+        assert claimed == [put[0], *put[2:]]
+        assert len(transport.kept) == 1
+        stand.advance(transport.parcel_seconds + 1)
+        assert stand.claim_one().job_id == put[1]
+
+    def test_messages_stay_hidden_while_the_database_is_read_only(
+        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        put = stand.put(2)
+
+        def enqueue(*_: Any) -> None:
+            raise InternalError("cannot execute INSERT in a read-only transaction")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OrmBroker, "enqueue", enqueue)
+            with pytest.raises(InternalError):
+                stand.claim()
+            assert transport.receive((), 10) == []
+        assert [one.job_id for one in stand.claim()] == put
 
 
 class TestTurns:

@@ -24,21 +24,22 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import IntegrityError, transaction
+from django.db import DatabaseError, DataError, IntegrityError, transaction
 
 from stoker.brokers.orm.broker import OrmBroker
-from stoker.exceptions import BrokerUnavailable, RowsLocked
+from stoker.exceptions import BrokerUnavailable, RowsLocked, StokerError
 from stoker.models import Job, Relayed
 from stoker.models.job import Message
 from stoker.models.outbox import RELAYED_SECONDS
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
+from stoker.store.transactions import is_text_refused
 from stoker.store.wake import PipeWake, Wake
 from stoker.values.ids import seconds_of
 
 from .contract import ClaimRequest, Delivery
-from .transport import Parcel, Transport
+from .transport import LONGEST_QUEUE, Parcel, Transport
 
 MOST_AT_ONCE = 100
 """Maximum number of messages that are moved to the store at once, unless a claim asks for more."""
@@ -130,10 +131,10 @@ class Arrivals:
         parcels = self._received
         try:
             self._store_jobs([parcel.message for parcel in parcels])
-        except RowsLocked:
-            parcels = self._store_until_locked()
-        except BrokerUnavailable:  # keep the messages: other clusters cannot store them either
-            raise
+        except (StokerError, DatabaseError) as error:
+            if not _concerns_single_jobs(error):
+                raise  # keep the messages: other clusters cannot store them either
+            parcels = self._store_one_by_one()
         except BaseException:
             self._release_received()
             raise
@@ -144,23 +145,47 @@ class Arrivals:
             tell("parcels_not_dropped", error=error)
         return True
 
-    def _store_until_locked(self) -> list[Parcel]:
-        """Move received messages to the store one by one, and stop at the first locked job. The
-        lock may belong to a user's open transaction that cancelled the job: drop that message from
-        memory, so that the server delivers it again later. The rest waits for the next claim.
+    def _store_one_by_one(self) -> list[Parcel]:
+        """Move received messages to the store one by one, and stop at the first one that cannot be
+        stored. Its job may be locked by a user's open transaction that cancelled it, or the
+        database may refuse it: drop that message from memory, so that the server delivers it again
+        later. The rest waits for the next claim.
 
         Returns:
             The messages that were moved, which were the first in ``_received``.
         """
         for place, parcel in enumerate(self._received):
             try:
-                self._store_jobs([parcel.message])
-            except RowsLocked as error:
-                tell("rows_locked", error=str(error), seconds=self.transport.parcel_seconds)
+                self._store_job(parcel.message)
+            except (StokerError, DatabaseError) as error:
+                if not _concerns_single_jobs(error):
+                    raise
+                if isinstance(error, RowsLocked):
+                    tell("rows_locked", error=str(error), seconds=self.transport.parcel_seconds)
+                else:
+                    tell("parcel_refused", job_id=parcel.message.job_id, error=error)
                 received = self._received[:place]
                 del self._received[place]
                 return received
         return list(self._received)
+
+    def _store_job(self, message: Message) -> None:
+        """Store one job. If the character set of the tables lacks a character of its task or queue,
+        store that name with escapes: the package names the task, too, so the job can run."""
+        refusal: Exception | None = None
+        for form in (message, _in_ascii(message, "task"), _in_ascii(message, "task", "queue")):
+            try:
+                self._store_jobs([form])
+            except (StokerError, DatabaseError) as error:
+                if not is_text_refused(error):
+                    raise
+                refusal = error
+            else:
+                if refusal is not None:
+                    tell("parcel_escaped", job_id=message.job_id, error=refusal)
+                return
+        assert refusal is not None
+        raise refusal
 
     def _receive(self, wanted: PollRequest) -> bool:
         """Fill ``_received`` from the poller or the server. Return whether there are messages."""
@@ -278,6 +303,21 @@ class Arrivals:
         with self._receive_lock:
             self._release_received()
         self.transport.close()
+
+
+def _concerns_single_jobs(error: Exception) -> bool:
+    """Return whether the error says something about some of the jobs, and not about the database:
+    other jobs can be stored."""
+    return isinstance(error, RowsLocked | DataError) or is_text_refused(error)
+
+
+def _in_ascii(message: Message, *fields: str) -> Message:
+    """Return the message with escapes for all other characters of these fields."""
+    texts = {
+        name: getattr(message, name).encode("ascii", "backslashreplace").decode()[:LONGEST_QUEUE]
+        for name in fields
+    }
+    return replace(message, **texts)
 
 
 BUFFER_SECONDS = 1.0

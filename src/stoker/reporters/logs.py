@@ -81,6 +81,14 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "The broker could not delete delivered messages and will deliver them again: {error}",
     ),
+    "parcel_escaped": (
+        logging.WARNING,
+        "The database cannot hold a name of job {job_id} ({error}): it is stored with escapes.",
+    ),
+    "parcel_refused": (
+        logging.ERROR,
+        "The database refuses job {job_id} ({error}). The broker will deliver it again.",
+    ),
     "record_failed": (
         logging.ERROR,
         "The outcome of job {job_id} cannot be recorded ({error}): the job counts as failed.",
