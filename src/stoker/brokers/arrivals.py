@@ -136,7 +136,7 @@ class Arrivals:
                 raise  # keep the messages: other clusters cannot store them either
             parcels = self._store_one_by_one()
         except BaseException:
-            self._release_received()
+            self._release()
             raise
         self._received = self._received[len(parcels) :]
         try:
@@ -216,8 +216,7 @@ class Arrivals:
             except BrokerUnavailable:  # the server delivers them again
                 self._received = []
 
-    def _release_received(self) -> None:
-        """Make the messages that could not be stored visible to other receivers."""
+    def _release(self) -> None:
         parcels, self._received = self._received, []
         if parcels:
             self.transport.release(parcels)
@@ -299,9 +298,13 @@ class Arrivals:
         self._poller = Poller(self.transport.another())
         return self._poller
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Make the messages that could not be stored visible to other receivers. A cluster calls
+        this at its end only: while the store fails, others cannot store them either."""
         with self._receive_lock:
-            self._release_received()
+            self._release()
+
+    def close(self) -> None:
         self.transport.close()
 
 

@@ -67,7 +67,7 @@ MISTAKES = (
             )
         ],
         "tests/integration/test_arrivals.py",
-        "close_gives_back_messages_not_yet_inserted or messages_stay_hidden_while_the_store_fails",
+        "given_back_at_the_end or messages_stay_hidden_while_the_store_fails",
     ),
     Mistake(
         "arrivals: receipts of messages that could not be stored are not extended",

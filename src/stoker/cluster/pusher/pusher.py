@@ -329,6 +329,8 @@ class Pusher:
 
     def _leave(self) -> None:
         self.wake.close()
+        if self.broker.arrivals is not None:
+            self.broker.arrivals.release()
         self.of_store.call(self.heartbeat.sign_off)
 
 
