@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -56,15 +56,10 @@ class MemoryTransport(Transport):
             self.kept |= {next(self._numbers): one for one in new}
 
     def receive(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        passed_over: Collection[str] = (),
-        wait_seconds: float = 0.0,
+        self, queues: Sequence[str], limit: int, *, wait_seconds: float = 0.0
     ) -> list[Parcel]:
         until = time.monotonic() + wait_seconds
-        while not (found := self._receive(queues, limit, passed_over)):
+        while not (found := self._receive(queues, limit)):
             if time.monotonic() >= until:
                 break
             time.sleep(0.01)
@@ -75,17 +70,13 @@ class MemoryTransport(Transport):
             self.kept[parcel.receipt].due = self.now() + self.parcel_seconds
         return list(parcels)
 
-    def _receive(
-        self, queues: Sequence[str], limit: int, passed_over: Collection[str]
-    ) -> list[Parcel]:
+    def _receive(self, queues: Sequence[str], limit: int) -> list[Parcel]:
         with self._lock:
             now = self.now()
             found = [
                 (number, one)
                 for number, one in self.kept.items()
-                if one.due <= now
-                and (not queues or one.queue in queues)
-                and one.queue not in passed_over
+                if one.due <= now and (not queues or one.queue in queues)
             ][:limit]
             for _, one in found:
                 one.due = now + self.parcel_seconds

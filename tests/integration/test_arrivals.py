@@ -454,6 +454,15 @@ class TestPlaces:
         assert len(transport.kept) == 3
         assert not Ready.objects.exists()
 
+    def test_messages_of_a_paused_queue_are_moved_to_the_store(
+        self, stand: ArrivalsStand, transport: MemoryTransport
+    ) -> None:
+        """The server would drop them after some days."""
+        put = stand.put(3, queue="mail")
+        assert stand.claim(10, "mail", passed_over=["mail"]) == []
+        assert transport.kept == {}
+        assert [one.job_id for one in stand.claim(10, "mail")] == put
+
     def test_withdrawal_that_rolls_back_keeps_the_job(self, stand: ArrivalsStand) -> None:
         (job_id,) = stand.put()
         with transaction.atomic():
@@ -533,7 +542,7 @@ class TestPoller:
     ) -> None:
         monkeypatch.setattr("stoker.brokers.arrivals.BUFFER_SECONDS", 0.05)
         with closing(Poller(transport)) as poller:
-            poller.start(PollRequest(("default",), 1, frozenset()))
+            poller.start(PollRequest(("default",), 1))
             transport.send([message()])
             wait_for(poller.is_due, lambda: "the poller did not wake the pusher")
             wait_for(lambda: transport.released, lambda: "the message was not given back")
@@ -541,7 +550,7 @@ class TestPoller:
 
     def test_close_gives_back_received_messages(self, transport: MemoryTransport) -> None:
         poller = Poller(transport)
-        poller.start(PollRequest(("default",), 1, frozenset()))
+        poller.start(PollRequest(("default",), 1))
         transport.send([message()])
         wait_for(poller.is_due, lambda: "the poller did not wake the pusher")
         poller.close()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -96,7 +96,8 @@ class Arrivals:
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         """Claim jobs from the store. If it has too few, move messages from the server to the store
         and claim again. Also move messages after every ``MOST_AT_ONCE`` claimed jobs and after
-        ``RELAY_SECONDS``, so that a backlog in the store does not delay messages."""
+        ``RELAY_SECONDS``, so that a backlog in the store does not delay messages. Messages of
+        paused queues are moved, too: the server would drop them after some days."""
         with self._receive_lock:
             self._extend_receipts()
         found = self._store.claim(request)
@@ -109,9 +110,7 @@ class Arrivals:
             return found
         self._claimed_since_relay = 0
         self._relay_at = time.monotonic() + RELAY_SECONDS
-        wanted = PollRequest(
-            tuple(request.queues), max(MOST_AT_ONCE, limit), frozenset(request.passed_over)
-        )
+        wanted = PollRequest(tuple(request.queues), max(MOST_AT_ONCE, limit))
         try:
             with self._receive_lock:
                 has_more = self._relay(wanted)
@@ -196,9 +195,7 @@ class Arrivals:
             self._received = received
         elif poller is None or not poller.waits_for(wanted):
             try:
-                self._received = self.transport.receive(
-                    wanted.queues, wanted.limit, passed_over=wanted.passed_over
-                )
+                self._received = self.transport.receive(wanted.queues, wanted.limit)
             except BrokerUnavailable:
                 self._receive_at = time.monotonic() + RETRY_SECONDS
                 raise
@@ -334,7 +331,6 @@ class PollRequest(NamedTuple):
 
     queues: Sequence[str]
     limit: int
-    passed_over: Collection[str]
 
 
 class Poller(PipeWake):
@@ -412,10 +408,7 @@ class Poller(PipeWake):
     def _poll(self, wanted: PollRequest) -> None:
         try:
             parcels = self._transport.receive(
-                wanted.queues,
-                wanted.limit,
-                passed_over=wanted.passed_over,
-                wait_seconds=self._transport.wait_seconds,
+                wanted.queues, wanted.limit, wait_seconds=self._transport.wait_seconds
             )
         except BrokerUnavailable:  # the next claim raises this error
             self._clear(wanted)

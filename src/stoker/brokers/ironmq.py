@@ -16,7 +16,7 @@ import time
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
@@ -297,17 +297,12 @@ class IronmqTransport(Transport):
     # -- out --------------------------------------------------------------------------------------
 
     def receive(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        passed_over: Collection[str] = (),
-        wait_seconds: float = 0.0,
+        self, queues: Sequence[str], limit: int, *, wait_seconds: float = 0.0
     ) -> list[Parcel]:
         """Reserve messages with one request per queue. If several queues are empty, wait in only
         one of them per call."""
         self._turn += 1
-        lines = list(in_turn(self._wanted(queues, passed_over), self._turn))
+        lines = list(in_turn(self._wanted(queues), self._turn))
         parcels: list[Parcel] = []
         for line in lines:
             while len(parcels) < limit:
@@ -442,15 +437,12 @@ class IronmqTransport(Transport):
 
     # -- queues -----------------------------------------------------------------------------------
 
-    def _wanted(self, queues: Sequence[str], passed_over: Collection[str]) -> list[Line]:
+    def _wanted(self, queues: Sequence[str]) -> list[Line]:
         if time.monotonic() >= self._lines_until:
             self._lines = self._listed()
             self._lines_until = time.monotonic() + LINES_SECONDS
-        return [
-            line
-            for line in self._lines | self._made
-            if (not queues or line.queue in queues) and line.queue not in passed_over
-        ]
+        known = self._lines | self._made
+        return [line for line in known if not queues or line.queue in queues]
 
     def _listed(self) -> set[Line]:
         return set(self._pages())

@@ -74,16 +74,10 @@ class Transport(ABC):
 
     @abstractmethod
     def receive(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        passed_over: Collection[str] = (),
-        wait_seconds: float = 0.0,
+        self, queues: Sequence[str], limit: int, *, wait_seconds: float = 0.0
     ) -> list[Parcel]:
         """Receive up to ``limit`` due messages of the given queues. If no queue is given, receive
-        from all queues. Skip the queues in ``passed_over``. Wait up to ``wait_seconds`` for the
-        first message."""
+        from all queues. Wait up to ``wait_seconds`` for the first message."""
 
     @abstractmethod
     def extend(self, parcels: Sequence[Parcel]) -> list[Parcel]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -98,19 +98,14 @@ class DisqueTransport(Transport):
     # -- out --------------------------------------------------------------------------------------
 
     def receive(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        passed_over: Collection[str] = (),
-        wait_seconds: float = 0.0,
+        self, queues: Sequence[str], limit: int, *, wait_seconds: float = 0.0
     ) -> list[Parcel]:
         """Receive jobs from the preferred node.
 
         A node without jobs asks the other nodes itself if the request may wait. If it may not wait,
         this asks the nodes one after another.
         """
-        lines = self._wanted(queues, passed_over)
+        lines = lines_of(queues) if queues else self._known_lines()
         if not lines or limit <= 0:
             time.sleep(wait_seconds / 4)
             return []
@@ -192,10 +187,6 @@ class DisqueTransport(Transport):
         self._nodes.close()
 
     # -- queues -----------------------------------------------------------------------------------
-
-    def _wanted(self, queues: Sequence[str], passed_over: Collection[str]) -> list[Line]:
-        lines = lines_of(queues) if queues else self._known_lines()
-        return [line for line in lines if line.queue not in passed_over]
 
     def _known_lines(self) -> list[Line]:
         if time.monotonic() >= self._lines_until:

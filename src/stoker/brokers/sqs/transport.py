@@ -13,7 +13,7 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
@@ -114,16 +114,11 @@ class SqsTransport(Transport):
     # -- out --------------------------------------------------------------------------------------
 
     def receive(
-        self,
-        queues: Sequence[str],
-        limit: int,
-        *,
-        passed_over: Collection[str] = (),
-        wait_seconds: float = 0.0,
+        self, queues: Sequence[str], limit: int, *, wait_seconds: float = 0.0
     ) -> list[Parcel]:
         """Receive with several requests in parallel, and double their number in each round. If some
         requests fail, return the messages of the others."""
-        left = self._served(queues, passed_over)
+        left = self._served(queues)
         if wait_seconds:
             return self._polls.wait(left, wait_seconds) if limit > 0 else []
         parcels: list[Parcel] = []
@@ -190,16 +185,14 @@ class SqsTransport(Transport):
         ]
         self._queues.together(self._queues.delete, calls)
 
-    def _served(self, queues: Sequence[str], passed_over: Collection[str]) -> list[str]:
+    def _served(self, queues: Sequence[str]) -> list[str]:
         """Return the SQS names of the queues that a claim serves."""
-        name_of = self.address.name_of
         if queues:
-            return list(dict.fromkeys(name_of(one) for one in queues if one not in passed_over))
+            return list(dict.fromkeys(map(self.address.name_of, queues)))
         if time.monotonic() >= self._names_until:
             self._names = self._queues.names()
             self._names_until = time.monotonic() + NAMES_SECONDS
-        not_served = set(map(name_of, passed_over))
-        return [name for name in self._names if name not in not_served]
+        return list(self._names)
 
     # -- looking ----------------------------------------------------------------------------------
 
