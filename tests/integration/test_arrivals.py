@@ -383,47 +383,102 @@ class TestTurns:
         first = [one.job_id for _ in range(2) for one in stand.claim(1)]
         assert job_id in first
 
-    def test_backlog_in_store_does_not_wait_for_a_server_that_failed(
-        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked = []
-
-        def receive(*_: Any, **__: Any) -> Any:
-            asked.append(1)
-            raise BrokerUnavailable("the server is away")
-
-        monkeypatch.setattr(transport, "receive", receive)
-        monkeypatch.setattr("stoker.brokers.arrivals.RELAY_SECONDS", 0.0)
-        monkeypatch.setattr("stoker.brokers.arrivals.RETRY_SECONDS", 0.0)
-        stand.broker.arrivals._relay_at = 0.0  # type: ignore[attr-defined] # a look is due
-        stand.broker.store.enqueue([message() for _ in range(20)])  # type: ignore[union-attr] # it has one
-        assert len([one for _ in range(10) for one in stand.claim(2)]) == 20
-        assert len(asked) == 1
-
-    def test_jobs_in_store_run_while_the_server_is_away(
-        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        asked = []
-
-        def receive(*_: Any, **__: Any) -> Any:
-            asked.append(1)
-            raise BrokerUnavailable("the server is away")
-
-        monkeypatch.setattr(transport, "receive", receive)
-        monkeypatch.setattr("stoker.brokers.arrivals.RETRY_SECONDS", 3600.0)
-        stand.broker.store.enqueue([message() for _ in range(3)])  # type: ignore[union-attr] # it has one
-        assert len([one for _ in range(3) for one in stand.claim(2)]) == 3
-        assert len(asked) == 1, "the server is asked only once"
-        stand.broker.arrivals._receive_at = 0.0  # type: ignore[attr-defined] # a request is due
-        with pytest.raises(BrokerUnavailable):
-            stand.claim(1)
-
     def test_urgent_lines_come_first_and_equal_ones_take_turns(self) -> None:
         lines = lines_of(["a", "b", "a"])
         asked = [list(in_turn(lines, turn)) for turn in (0, 1)]
         assert [line.band for line in asked[0]] == ["high", "high", "usual", "usual", "low", "low"]
         assert [line.queue for line in asked[0][:2]] == ["a", "b"]
         assert asked[1][0] == Line("high", "b")
+
+
+class ServerAway:
+    """Lets a server answer with an error until it is back. Counts the requests of the cluster's own
+    thread, and not those of the poller."""
+
+    def __init__(self, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: Exception | None = BrokerUnavailable("The server is away.")
+        self.asked = 0
+        self.has_polled = threading.Event()
+        self._receive = transport.receive
+        monkeypatch.setattr(transport, "receive", self.receive)
+        monkeypatch.setattr(transport, "wait_seconds", 0.05)
+        monkeypatch.setattr("stoker.brokers.arrivals.FIRST_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("stoker.brokers.arrivals.LONGEST_PAUSE_SECONDS", 0.01)
+        monkeypatch.setattr("stoker.brokers.arrivals.RELAY_SECONDS", 0.0)
+
+    def receive(self, *args: Any, **options: Any) -> Any:
+        if is_cluster := threading.current_thread() is threading.main_thread():
+            self.asked += 1
+        if self.error is None:
+            return self._receive(*args, **options)
+        if not is_cluster:
+            self.has_polled.set()
+        raise self.error
+
+
+class TestServerAway:
+    @pytest.fixture
+    def away(self, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch) -> ServerAway:
+        return ServerAway(transport, monkeypatch)
+
+    @pytest.fixture
+    def poller(self, stand: ArrivalsStand, away: ServerAway) -> Iterator[Any]:
+        with closing(stand.broker.arrivals.open_wake()) as made:  # type: ignore[attr-defined] # it has some
+            yield made
+
+    @pytest.mark.usefixtures("poller")
+    @pytest.mark.parametrize("limit", [2, 50])
+    def test_jobs_in_store_are_claimed_and_the_server_is_asked_once(
+        self, stand: ArrivalsStand, away: ServerAway, limit: int
+    ) -> None:
+        """A silent server would delay each claim that asks it."""
+        stand.broker.store.enqueue([message() for _ in range(20)])  # type: ignore[union-attr] # it has one
+        stand.broker.arrivals._relay_at = 0.0  # type: ignore[attr-defined] # a look is due
+        assert len([one for _ in range(12) for one in stand.claim(limit)]) == 20
+        assert away.asked == 1
+
+    @pytest.mark.parametrize("error", [BrokerUnavailable("Away."), RuntimeError("unexpected")])
+    def test_messages_arrive_when_the_server_is_back(
+        self, stand: ArrivalsStand, away: ServerAway, poller: Any, error: Exception
+    ) -> None:
+        assert stand.claim() == []
+        away.error = error
+        away.has_polled.clear()
+        assert away.has_polled.wait(PATIENCE_SECONDS)
+        (job_id,) = stand.put()
+        away.error = None
+        wait_for(poller.is_due, lambda: "the poller did not wake the pusher")
+        assert stand.claim_one().job_id == job_id
+
+    def test_unexpected_error_is_logged_with_its_traceback(
+        self, stand: ArrivalsStand, away: ServerAway, poller: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stand.claim()
+        away.error = RuntimeError("unexpected")
+        wait_for(lambda: "RuntimeError: unexpected. Trying again in 0.0 s." in caplog.text)
+        wait_for(lambda: "raise self.error" in caplog.text)
+
+    def test_server_that_did_not_answer_does_not_count_as_empty(
+        self, stand: ArrivalsStand, away: ServerAway, poller: Any
+    ) -> None:
+        """``stoker run --drain`` would end although messages wait."""
+        arrivals: Any = stand.broker.arrivals
+        for _ in range(3):
+            assert stand.claim() == []
+            assert not arrivals.is_server_empty
+        away.error = None
+        wait_for(lambda: poller.is_idle)
+        assert stand.claim() == []
+        assert arrivals.is_server_empty
+
+    @pytest.mark.usefixtures("away")
+    def test_claim_outside_of_a_cluster_raises_if_it_finds_nothing(
+        self, stand: ArrivalsStand
+    ) -> None:
+        stand.broker.store.enqueue([message()])  # type: ignore[union-attr] # it has one
+        assert len(stand.claim(2)) == 1
+        with pytest.raises(BrokerUnavailable):
+            stand.claim(2)
 
 
 class TestPlaces:

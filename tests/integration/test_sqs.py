@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +19,8 @@ from botocore.exceptions import ReadTimeoutError
 from stoker.brokers.adapters import adapter_for
 from stoker.brokers.contract import Return
 from stoker.brokers.sqs.queues import address_of
-from stoker.brokers.sqs.transport import SqsTransport
+from stoker.brokers.sqs.transport import Polls, SqsTransport
+from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 from stoker.models import Relayed
@@ -224,6 +226,32 @@ class TestQueues:
         wait_for(comes_before_the_others_end)
 
 
+class TestPolls:
+    def test_poll_that_failed_is_made_again(self) -> None:
+        parcel = Parcel(message(), None)
+        answers: list[Any] = [RuntimeError("unexpected"), [parcel]]
+
+        def receive(*_: Any) -> Any:
+            answer = answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        polls = Polls(receive, lambda _: None, 10)
+        with pytest.raises(RuntimeError, match="unexpected"):
+            polls.wait(["a"], 600)
+        assert polls.wait(["a"], 600) == [parcel]
+
+    def test_poll_that_could_not_start_is_made_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        parcel = Parcel(message(), None)
+        polls = Polls(lambda *_: [parcel], lambda _: None, 10)
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", _no_thread)
+            with pytest.raises(RuntimeError, match="can't start new thread"):
+                polls.wait(["a"], 600)
+        assert polls.wait(["a"], 600) == [parcel]
+
+
 @pytest.mark.parametrize(
     ("url", "sentence"),
     [
@@ -252,6 +280,10 @@ def test_queue_names_are_valid_and_distinct_in_sqs() -> None:
     fifo = address_of(Settings(broker="sqs:///shop?fifo=true"))
     assert fifo.name_of("mail") == "shop-mail.fifo"
     assert fifo.queue_of("shop-mail.fifo") == "mail"
+
+
+def _no_thread(*_: Any) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def _fails(*_: Any) -> None:

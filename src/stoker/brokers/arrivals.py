@@ -21,6 +21,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from traceback import format_exception
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -46,13 +47,7 @@ MOST_AT_ONCE = 100
 RELAY_SECONDS = 1.0
 """Longest time between two requests to the server while the store has enough jobs. Otherwise long
 jobs in the store would delay the jobs on the server, because the store empties slowly."""
-RELAY_AGAIN_SECONDS = 5.0
-"""Pause before the next request if the server failed, because the failed request may have delayed
-the claim."""
 TRIES = 3
-RETRY_SECONDS = 1.0
-"""Pause after a request that the server did not answer. Meanwhile, jobs are claimed from the
-store."""
 
 
 class Arrivals:
@@ -73,7 +68,9 @@ class Arrivals:
         self._claimed_since_relay = 0
         """Number of jobs claimed from the store since the last request to the server."""
         self._relay_at = time.monotonic() + RELAY_SECONDS
-        self._receive_at = 0.0
+        self.is_server_empty = False
+        """Whether the server had no messages when the last claim looked. False if it did not
+        answer."""
         self._poller: Poller | None = None
         self._received: list[Parcel] = []
         """Messages that were received but are not stored yet."""
@@ -111,11 +108,11 @@ class Arrivals:
         self._claimed_since_relay = 0
         self._relay_at = time.monotonic() + RELAY_SECONDS
         wanted = PollRequest(tuple(request.queues), max(MOST_AT_ONCE, limit))
+        self.is_server_empty = False
         try:
             with self._receive_lock:
                 has_more = self._relay(wanted)
         except BrokerUnavailable:
-            self._relay_at = time.monotonic() + RELAY_AGAIN_SECONDS
             if not found:
                 raise
             return found  # an error would lose the leases of these jobs
@@ -188,21 +185,28 @@ class Arrivals:
 
     def _receive(self, wanted: PollRequest) -> bool:
         """Fill ``_received`` from the poller or the server. Return whether there are messages."""
-        if time.monotonic() < self._receive_at:
-            return False
         poller = self._poller
-        if poller is not None and (received := poller.take()):
+        if poller is None:
+            self._received = self.transport.receive(wanted.queues, wanted.limit)
+        elif not (received := poller.take()) and not poller.waits_for(wanted):
+            self._received = self._ask(poller, wanted)
+        else:
             self._received = received
-        elif poller is None or not poller.waits_for(wanted):
-            try:
-                self._received = self.transport.receive(wanted.queues, wanted.limit)
-            except BrokerUnavailable:
-                self._receive_at = time.monotonic() + RETRY_SECONDS
-                raise
-            if poller is not None and not self._received:
-                poller.start(wanted)
         self._extend_at = time.monotonic() + self.transport.parcel_seconds / 3
+        self.is_server_empty = not self._received and (poller is None or poller.is_idle)
         return bool(self._received)
+
+    def _ask(self, poller: Poller, wanted: PollRequest) -> list[Parcel]:
+        """Ask the server. If it has no message, or does not answer, let the poller ask from now on.
+        So a silent server delays one claim, and not all of them."""
+        received: list[Parcel] = []
+        try:
+            received = self.transport.receive(wanted.queues, wanted.limit)
+        except BrokerUnavailable as error:
+            poller.note_failure(error)
+        if not received:
+            poller.start(wanted)
+        return received
 
     def _extend_receipts(self) -> None:
         """Keep messages that could not be stored yet hidden from other receivers."""
@@ -322,8 +326,9 @@ def _in_ascii(message: Message, *fields: str) -> Message:
 
 BUFFER_SECONDS = 1.0
 """How long the poller keeps received messages for the next claim."""
-PAUSE_SECONDS = 2.0
-"""Pause of the poller after a request that the server did not answer."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
+"""First and longest pause of the poller after a request that failed. The pause doubles with each
+failure."""
 
 
 class PollRequest(NamedTuple):
@@ -336,7 +341,8 @@ class PollRequest(NamedTuple):
 class Poller(PipeWake):
     """Wait for messages in a thread, and wake the pusher when one arrives.
 
-    A claim that finds nothing starts the wait. The next claim takes the messages.
+    A claim that finds nothing starts the wait. The next claim takes the messages. While the server
+    does not answer, the poller asks again after growing pauses, and claims do not ask.
 
     Args:
         transport: must not be used by any other thread.
@@ -349,6 +355,9 @@ class Poller(PipeWake):
         self._thread: threading.Thread | None = None
         self._request: PollRequest | None = None
         self._buffer: list[Parcel] = []
+        self._pause_seconds = 0.0
+        self._try_at = 0.0
+        self._down_since: float | None = None
 
     # -- called by claims -------------------------------------------------------------------------
 
@@ -377,6 +386,28 @@ class Poller(PipeWake):
             self._changed.notify()
         return received
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the server answers, and no message is in the buffer."""
+        with self._changed:
+            return self._down_since is None and not self._buffer
+
+    def note_failure(self, error: Exception) -> None:
+        """Report that a request failed, and choose the pause before the next one."""
+        is_expected = isinstance(error, BrokerUnavailable)
+        with self._changed:
+            now = time.monotonic()
+            self._down_since = self._down_since or now
+            longer = max(FIRST_PAUSE_SECONDS, 2 * self._pause_seconds)
+            self._pause_seconds = min(LONGEST_PAUSE_SECONDS, longer)
+            self._try_at = now + self._pause_seconds
+        tell(
+            "broker_unreachable",
+            error=str(error) if is_expected else f"{type(error).__name__}: {error}.",
+            seconds=self._pause_seconds,
+            traceback="" if is_expected else "".join(format_exception(error)),
+        )
+
     # -- called by the pusher ---------------------------------------------------------------------
 
     def close(self) -> None:
@@ -396,31 +427,34 @@ class Poller(PipeWake):
     def _run(self) -> None:
         try:
             while wanted := self._next_request():
-                self._poll(wanted)
+                try:
+                    self._poll(wanted)
+                except Exception as error:  # noqa: BLE001 - without the thread no message arrives
+                    self.note_failure(error)
         finally:
             self._transport.close()
 
     def _next_request(self) -> PollRequest | None:
         with self._changed:
             self._changed.wait_for(lambda: self._request is not None or self._is_closed)
+            pause_seconds = self._try_at - time.monotonic()
+            self._changed.wait_for(lambda: self._is_closed, max(0.0, pause_seconds))
             return self._request
 
     def _poll(self, wanted: PollRequest) -> None:
-        try:
-            parcels = self._transport.receive(
-                wanted.queues, wanted.limit, wait_seconds=self._transport.wait_seconds
-            )
-        except BrokerUnavailable:  # the next claim raises this error
-            self._clear(wanted)
-            time.sleep(PAUSE_SECONDS)
-            return
+        parcels = self._transport.receive(
+            wanted.queues, wanted.limit, wait_seconds=self._transport.wait_seconds
+        )
+        self._note_answer()
         if parcels:
             self._offer(parcels)
 
-    def _clear(self, wanted: PollRequest) -> None:
+    def _note_answer(self) -> None:
         with self._changed:
-            if self._request == wanted:
-                self._request = None
+            down_since, self._down_since = self._down_since, None
+            self._pause_seconds = 0.0
+        if down_since is not None:
+            tell("broker_back", seconds=time.monotonic() - down_since)
 
     def _offer(self, parcels: list[Parcel]) -> None:
         """Buffer the messages for the next claim. If no claim takes them in time, release them."""

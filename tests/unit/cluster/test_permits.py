@@ -396,6 +396,19 @@ def test_claim_that_failed_is_made_for_fewer_jobs(
     assert broker.limits == [10, 5, 2, 3, 4]
 
 
+def test_empty_claim_does_not_end_a_drain_while_a_server_may_have_messages(
+    claims: Claims, broker: Stand, clock: Clock
+) -> None:
+    arrivals: Any = SimpleNamespace(claim=broker.claim, is_server_empty=False)
+    claims._broker.arrivals = arrivals
+    claim(claims, 0, is_hungry=True)
+    assert not claims.found_nothing
+    arrivals.is_server_empty = True
+    clock.turn(1.0)
+    claim(claims, 0, is_hungry=True)
+    assert claims.found_nothing
+
+
 def test_no_more_rated_jobs_are_claimed_than_can_start(
     claims: Claims, broker: Stand, clock: Clock
 ) -> None:

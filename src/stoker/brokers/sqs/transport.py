@@ -276,27 +276,26 @@ class Polls:
         self._turn = threading.Condition()
         self._under_way: set[str] = set()
         self._brought: list[Parcel] = []
-        self._failures: list[BrokerUnavailable] = []
+        self._failures: list[Exception] = []
         self._is_waiting = False
 
     def wait(self, names: Sequence[str], seconds: float) -> list[Parcel]:
         """Return the messages of the first poll that receives any, or nothing after ``seconds``.
-
-        Raises:
-            BrokerUnavailable: a request failed.
+        If a poll fails, raise its error.
         """
         until = time.monotonic() + seconds
         with self._turn:
             self._is_waiting = True
             self._failures.clear()
-            while not (self._brought or self._failures) and time.monotonic() < until:
-                for name in names:
-                    if name not in self._under_way:
-                        self._under_way.add(name)
+            try:
+                while not (self._brought or self._failures) and time.monotonic() < until:
+                    for name in set(names) - self._under_way:
                         arguments = (name, seconds)
                         threading.Thread(target=self._poll, args=arguments, daemon=True).start()
-                self._turn.wait(max(0.0, until - time.monotonic()))
-            self._is_waiting = False
+                        self._under_way.add(name)
+                    self._turn.wait(max(0.0, until - time.monotonic()))
+            finally:
+                self._is_waiting = False
             brought, self._brought = self._brought, []
             if self._failures and not brought:
                 raise self._failures[0]
@@ -304,10 +303,10 @@ class Polls:
 
     def _poll(self, name: str, seconds: float) -> None:
         parcels: list[Parcel] = []
-        failures: list[BrokerUnavailable] = []
+        failures: list[Exception] = []
         try:
             parcels = self._receive(name, self._at_once, seconds)
-        except BrokerUnavailable as error:
+        except Exception as error:  # noqa: BLE001 - raised again by wait()
             failures.append(error)
         with self._turn:
             self._under_way.discard(name)

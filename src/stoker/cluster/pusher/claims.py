@@ -71,7 +71,8 @@ class Claims:
         wait."""
         self._look_ahead: Callable[[], float | None] | None = None
         self.found_nothing = False
-        """Whether the last claim, made while nothing was in flight, found nothing."""
+        """Whether the last claim, made while nothing was in flight, found nothing, and a message
+        server outside the store has no messages either."""
 
     def claim(
         self, room: int, *, is_hungry: bool, prompt_room: Callable[[], int], turns: int = 1
@@ -103,7 +104,9 @@ class Claims:
         self._are_in_doubt = self._are_in_doubt or self._broker.leaves_doubt
         self._requests.note_claim()
         deliveries = answer.value
-        self.found_nothing = not deliveries and not len(self._flights)
+        arrivals = self._broker.arrivals
+        is_all = arrivals is None or arrivals.is_server_empty
+        self.found_nothing = is_all and not deliveries and not len(self._flights)
         if deliveries:
             self._flights.add(deliveries, asked_at)
             self.leases.include(asked_at)
