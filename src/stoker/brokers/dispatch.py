@@ -25,7 +25,6 @@ from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
 from stoker.models.job import JobColumns, Message
 from stoker.models.outbox import Outgoing, find_outgoing, possible_outboxes
-from stoker.signals import tell
 from stoker.store.statements import delete_by_key, insert_with_packages, with_keys
 from stoker.store.transactions import after_commit
 from stoker.store.wake import EitherWake, Wake
@@ -44,10 +43,9 @@ from .contract import (
     Unrecorded,
 )
 from .orm.broker import OrmBroker
-from .outage import no_info, read_or_default
+from .outage import RelayPause, no_info, read_or_default
+from .transport import LONGEST_QUEUE
 
-LONGEST_NAME = 100
-"""Length limit of a queue name in the store."""
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.02, 0.1
 """First and longest pause between claims from the store while it is empty and the broker has
 jobs. The pause doubles with each empty claim. It is reset when a job comes to the store."""
@@ -90,6 +88,7 @@ class Dispatch:
         more."""
         self.sees_pauses = store is not None and self._outside is None and store.sees_pauses
         """Whether claims skip paused queues even if ``passed_over`` does not name them."""
+        self.relay_pause = RelayPause()
         self._look_at = 0.0
         self._look_pause_seconds = LOOK_SECONDS
         self._is_stores_turn = False
@@ -146,9 +145,10 @@ class Dispatch:
             after_commit(alias, partial(self.relay_outbox, [message.job_id for message in outside]))
 
     def relay_outbox(self, job_ids: Sequence[UUID]) -> None:
-        """Relay these rows of the store's outbox to the broker. Skip rows that another process is
-        relaying."""
-        alias = self.settings.database
+        """Relay these rows of the store's outbox, except those that other processes relay."""
+        if not self.relay_pause.is_over:
+            return
+        alias, asked_at = self.settings.database, time.monotonic()
         outgoing = Outgoing.objects.using(alias)
 
         def relay(rows: Sequence[Outgoing], until: float) -> None:
@@ -159,7 +159,7 @@ class Dispatch:
             try:
                 rows = self.move_outbox(alias, lock, relay)
             except BrokerError as error:
-                tell("relay_put_off", error=error)
+                self.relay_pause.begin(error, asked_at)
                 return
             self.wake_up({row.queue for row in rows}, inside=False)
 
@@ -493,8 +493,8 @@ class Dispatch:
 
 def _refuse_name(queue: str) -> None:
     """Raise BrokerError if the store could not record a queue of that name."""
-    if not 0 < len(queue) <= LONGEST_NAME or "\0" in queue:
+    if not 0 < len(queue) <= LONGEST_QUEUE or "\0" in queue:
         raise BrokerError(
-            f"There is no queue {queue!r}: a name has 1 to {LONGEST_NAME} characters, none of them "
-            "NUL."
+            f"There is no queue {queue!r}: a name has 1 to {LONGEST_QUEUE} characters, none of "
+            "them NUL."
         )

@@ -1,11 +1,13 @@
-"""Show what the database knows while the broker outside it cannot be reached.
+"""What processes do while the broker outside the database cannot be reached.
 
-Screens and commands read within ``do_without_broker``. There a broker that does not answer counts
-as empty, and the screen says so. Everywhere else the same call raises BrokerUnavailable.
+Screens and commands show what the database knows: they read within ``do_without_broker``. There a
+broker that does not answer counts as empty, and the screen says so. Everywhere else the same call
+raises BrokerUnavailable. Processes that enqueue leave their jobs in the outbox (``RelayPause``).
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
+from stoker.signals import tell
 
 if TYPE_CHECKING:
     from .contract import Broker
@@ -81,3 +84,29 @@ def outage_error() -> BrokerUnavailable | None:
     the database does not know. None = it has answered, or was not asked."""
     outage = _outage.get()
     return None if outage is None else outage.error
+
+
+SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
+"""Shortest and longest pause after a failed relay. The pause is longer if the attempt took
+longer."""
+PAUSE_PER_SECOND = 20.0
+
+
+class RelayPause:
+    """Whether this process has just failed to relay jobs to the broker. For a while it leaves new
+    ones in the outbox, to the schedulers, so that web requests and the monitor do not wait."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._until
+
+    def begin(self, error: Exception, asked_at: float) -> None:
+        """Begin the pause, and log the error of the relay that began at ``asked_at``, in monotonic
+        seconds."""
+        now = time.monotonic()
+        pause_seconds = max(SHORTEST_PAUSE_SECONDS, PAUSE_PER_SECOND * (now - asked_at))
+        self._until = now + min(pause_seconds, LONGEST_PAUSE_SECONDS)
+        tell("relay_put_off", error=error)

@@ -33,7 +33,6 @@ from stoker.guards.keys import UniqueClaim
 from stoker.guards.sweep import look_after
 from stoker.models.job import Message
 from stoker.models.outbox import Outgoing, Relayed, has_outbox
-from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.store.prepared import Compiled, any_of
 from stoker.store.statements import deciding, insert_with_packages
@@ -46,13 +45,6 @@ from .sealing import Newcomer, Sealing
 from .states import JobState, Progress
 
 AT_ONCE = 500
-SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
-"""Shortest and longest pause after an enqueuing process could not reach the broker. Meanwhile it
-leaves the relay to the schedulers, so that web requests do not wait. The pause is longer if the
-attempt took longer."""
-PAUSE_PER_SECOND = 20.0
-
-_away_until: dict[str, float] = {}
 
 
 def put(
@@ -79,20 +71,17 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
     Returns:
         Job id -> result, for jobs with a unique key.
     """
-    began = time.monotonic()
-    if began < _away_until.get(settings.alias, 0.0):
+    broker, asked_at = broker_for(settings), time.monotonic()
+    if not broker.relay_pause.is_over:
         return {}
-    relay, at_once = Relay(settings, alias), broker_for(settings).relay_batch
+    relay, at_once = Relay(settings, alias), broker.relay_batch
     told: dict[UUID, Result[Any]] = {}
     try:
         for start in range(0, len(job_ids), at_once):
             these = job_ids[start : start + at_once]
             told |= relay.relay(partial(Outgoing.objects.using(alias).lock_these, these)).told
     except (StokerError, DatabaseError, InterfaceError) as error:
-        now = time.monotonic()
-        pause = max(SHORTEST_PAUSE_SECONDS, PAUSE_PER_SECOND * (now - began))
-        _away_until[settings.alias] = now + min(pause, LONGEST_PAUSE_SECONDS)
-        tell("relay_put_off", error=error)
+        broker.relay_pause.begin(error, asked_at)
     return told
 
 
