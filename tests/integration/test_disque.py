@@ -175,6 +175,25 @@ class TestOneNode:
         far.drop([parcel])
         assert far.extend([parcel]) == []
 
+    def test_failed_request_keeps_the_jobs_that_were_received_before(
+        self, far: DisqueTransport, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The received jobs are hidden: dropping them would delay them."""
+        monkeypatch.setattr("stoker.brokers.disque.transport.AT_ONCE", 2)
+        far.send([message() for _ in range(3)])
+        jobs, asked = far._jobs, []
+
+        def jobs_once(*args: Any) -> Any:
+            asked.append(args)
+            if len(asked) > 1:
+                raise BrokerUnavailable("It is away.")
+            return jobs(*args)
+
+        monkeypatch.setattr(far, "_jobs", jobs_once)
+        assert len(far.receive(["default"], 10)) == 2
+        with pytest.raises(BrokerUnavailable):
+            far.receive(["default"], 10)
+
     def test_urgent_jobs_come_first(self, far: DisqueTransport) -> None:
         low, usual, high = (message(priority=priority) for priority in (-5, 0, 5))
         far.send([low, usual, high])

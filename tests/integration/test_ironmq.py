@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from stoker.brokers import ironmq
 from stoker.brokers.adapters import adapter_for
-from stoker.brokers.ironmq import KEPT_SECONDS, IronmqTransport
+from stoker.brokers.ironmq import KEPT_SECONDS, IronmqRefusal, IronmqTransport
+from stoker.brokers.transport import Line
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
@@ -148,6 +152,41 @@ class TestReservations:
         transport.drop(found)
         assert not any(transport.counts().values())
 
+    def test_failed_request_of_one_queue_keeps_messages_of_others(
+        self, transport: IronmqTransport, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The received messages are reserved: dropping them would delay their jobs."""
+        transport.send([message(queue="a"), message(queue="b")])
+        reserve = transport._reserve
+
+        def reserve_of_a(line: Line, *args: Any) -> Any:
+            if line.queue == "b":
+                raise BrokerUnavailable("It is away.")
+            return reserve(line, *args)
+
+        monkeypatch.setattr(transport, "_reserve", reserve_of_a)
+        monkeypatch.setattr(transport, "_turn", 1)
+        (parcel,) = transport.receive(["a", "b"], 20)
+        assert parcel.message.queue == "a"
+        with pytest.raises(BrokerUnavailable):
+            transport.receive(["a", "b"], 20)
+
+    def test_refused_purge_raises(self, server: PrivateIronmq, transport: IronmqTransport) -> None:
+        transport.send([message()])
+        ask = transport._service.ask
+
+        def refuse(verb: str, *args: Any, **options: Any) -> Any:
+            if verb == "DELETE":
+                error = IronmqRefusal("500")
+                error.status = 500
+                raise error
+            return ask(verb, *args, **options)
+
+        transport._service.ask = refuse  # type: ignore[method-assign] # as a broken server does
+        with pytest.raises(BrokerUnavailable):
+            transport.purge("default")
+        assert transport.counts() == {"default": 1}
+
     @pytest.mark.parametrize("queue", ["mail", "a/b", "ä ~ %7E-", "x-usual-y"])
     def test_any_queue_name_is_encoded(self, transport: IronmqTransport, queue: str) -> None:
         transport.send([message(queue=queue)])
@@ -161,6 +200,29 @@ class TestReservations:
         transport._service.ask("POST", path, {"messages": [{"body": "what is this?"}]})
         packages = {parcel.message.package for parcel in transport.receive((), 5)}
         assert packages == {b"package", b"what is this?"}
+
+
+class TestDeadline:
+    def test_all_requests_of_a_receive_have_one_deadline(
+        self, server: PrivateIronmq, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each answer comes in time, but all together would take longer than a heartbeat may."""
+        clock = [0.0]
+        monkeypatch.setattr(ironmq, "time", SimpleNamespace(monotonic=lambda: clock[0], time=time))
+        far = transport_at(url_at(server.port), database_seconds=60)
+        answer, asked = far._service._answer, []
+
+        def slowly(verb: str, path: str, what: Any, timeout: httpx.Timeout) -> dict[str, Any]:
+            asked.append(timeout.connect)
+            clock[0] += 25
+            return answer(verb, path, what, httpx.Timeout(60))
+
+        with closing(far):
+            far.send([message(queue="a"), message(queue="b")])
+            monkeypatch.setattr(far._service, "_answer", slowly)
+            far.receive((), 20)
+        assert asked[:3] == [60, 35, 10]
+        assert len(asked) == 3
 
 
 class TestSettings:

@@ -147,7 +147,7 @@ class TestBrokerAway:
     def test_unreachable_broker_is_tried_once_and_then_left_alone(
         self, away: list[int], caplog: pytest.LogCaptureFixture
     ) -> None:
-        """Also by the monitor, which starts the steps of workflows in its own transactions."""
+        """The monitor starts the steps of workflows in transactions of the store."""
         chain(add.si(1, 2)).enqueue()
         for _ in range(2):
             with transaction.atomic():

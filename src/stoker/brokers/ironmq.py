@@ -17,7 +17,7 @@ from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -87,6 +87,8 @@ def loads(some: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
 
 BUSY = (429, 502, 503, 504)
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
+SHORTEST_SECONDS = 0.1
+"""Shortest time for the answer to a request, if the deadline is over."""
 FEWEST_TRIES = 2
 """An idle connection may have been closed by the server, so a request is tried at least twice."""
 ADVICE = {
@@ -114,6 +116,7 @@ class Service:
         self._lock = threading.Lock()
         self._client: httpx.Client | None = None
         self._process_id = 0
+        self._deadline = threading.local()
 
     def ask(
         self, verb: str, path: str, what: Any = None, *, wait_seconds: float = 0.0
@@ -127,13 +130,15 @@ class Service:
             IronmqRefusal: IronMQ answered with an error.
             BrokerUnavailable: IronMQ did not answer, or is still busy.
         """
-        until = time.monotonic() + self._settings.database_seconds
+        until = self._until()
         pause, tries = FIRST_PAUSE_SECONDS, 0
         while True:
             tries += 1
             failure: Exception
+            left = max(SHORTEST_SECONDS, until - time.monotonic())
             try:
-                return self._answer(verb, path, what, wait_seconds)
+                timeout = httpx.Timeout(left, read=left + wait_seconds)
+                return self._answer(verb, path, what, timeout)
             except IronmqRefusal as refusal:
                 if refusal.status not in BUSY:
                     raise
@@ -158,14 +163,23 @@ class Service:
         if client is not None and self._process_id == os.getpid():
             client.close()
 
-    def _answer(self, verb: str, path: str, what: Any, wait_seconds: float) -> dict[str, Any]:
-        seconds = self._settings.database_seconds
-        answer = self._connected().request(
-            verb,
-            f"{self._base_url}/{path}",
-            json=what,
-            timeout=httpx.Timeout(seconds, read=seconds + wait_seconds),
-        )
+    @contextmanager
+    def deadline(self) -> Iterator[None]:
+        """Let the requests of this thread in this block together take ``DATABASE_SECONDS``."""
+        self._deadline.until = self._until()
+        try:
+            yield
+        finally:
+            del self._deadline.until
+
+    def _until(self) -> float:
+        """Return the time in monotonic seconds by which a request that begins now must end."""
+        until: float | None = getattr(self._deadline, "until", None)
+        return time.monotonic() + self._settings.database_seconds if until is None else until
+
+    def _answer(self, verb: str, path: str, what: Any, timeout: httpx.Timeout) -> dict[str, Any]:
+        url = f"{self._base_url}/{path}"
+        answer = self._connected().request(verb, url, json=what, timeout=timeout)
         try:
             told = answer.json()
         except ValueError:
@@ -173,9 +187,8 @@ class Service:
         told = told if isinstance(told, dict) else {}
         if answer.is_success:
             return told
-        refusal = IronmqRefusal(
-            str(self._explained(_said(answer, told), ADVICE.get(answer.status_code)))
-        )
+        said = f"{answer.status_code} {told.get('msg', answer.reason_phrase)}".strip()
+        refusal = IronmqRefusal(str(self._explained(said, ADVICE.get(answer.status_code))))
         refusal.status = answer.status_code
         raise refusal
 
@@ -192,10 +205,6 @@ class Service:
     def _explained(self, said: str, advice: str | None = None) -> BrokerUnavailable:
         sentence = f"{self.shown} could not process the request: {said.rstrip('.')}."
         return BrokerUnavailable(f"{sentence} {advice}" if advice else sentence)
-
-
-def _said(answer: httpx.Response, told: dict[str, Any]) -> str:
-    return f"{answer.status_code} {told.get('msg', answer.reason_phrase)}".strip()
 
 
 def _parsed(settings: Settings) -> tuple[str, str, str]:
@@ -222,6 +231,16 @@ def _parsed(settings: Settings) -> tuple[str, str, str]:
 def _demand(is_so: bool, otherwise: str) -> None:
     if not is_so:
         raise ValueError(otherwise)
+
+
+@contextmanager
+def unless_status(*statuses: int) -> Iterator[None]:
+    """Ignore refusals with these statuses."""
+    try:
+        yield
+    except IronmqRefusal as refusal:
+        if refusal.status not in statuses:
+            raise
 
 
 MESSAGE_BYTES = 64 << 10
@@ -302,15 +321,9 @@ class IronmqTransport(Transport):
         """Reserve messages with one request per queue. If several queues are empty, wait in only
         one of them per call."""
         self._turn += 1
-        lines = list(in_turn(self._wanted(queues), self._turn))
-        parcels: list[Parcel] = []
-        for line in lines:
-            while len(parcels) < limit:
-                wanted = min(limit - len(parcels), AT_ONCE)
-                found = self._reserve(line, wanted)
-                parcels += found
-                if len(found) < wanted:
-                    break
+        with self._service.deadline():
+            lines = list(in_turn(self._wanted(queues), self._turn))
+            parcels = self._receive(lines, limit)
         if not parcels and wait_seconds and limit > 0:
             if not lines:
                 time.sleep(wait_seconds)
@@ -318,6 +331,21 @@ class IronmqTransport(Transport):
             waits_at = lines[self._turn % len(lines)]
             wait = min(math.ceil(wait_seconds / len(lines)), LONGEST_WAIT_SECONDS)
             parcels = self._reserve(waits_at, min(limit, AT_ONCE), wait)
+        return parcels
+
+    def _receive(self, lines: Sequence[Line], limit: int) -> list[Parcel]:
+        parcels: list[Parcel] = []
+        try:
+            for line in lines:
+                while len(parcels) < limit:
+                    wanted = min(limit - len(parcels), AT_ONCE)
+                    found = self._reserve(line, wanted)
+                    parcels += found
+                    if len(found) < wanted:
+                        break
+        except BrokerUnavailable:
+            if not parcels:  # otherwise the reserved messages would be hidden for a while
+                raise
         return parcels
 
     def _reserve(self, line: Line, count: int, wait_seconds: int = 0) -> list[Parcel]:
@@ -341,23 +369,23 @@ class IronmqTransport(Transport):
 
     def extend(self, parcels: Sequence[Parcel]) -> list[Parcel]:
         held = []
-        for parcel in parcels:
-            with suppress(IronmqRefusal):
-                answer = self._about(parcel.receipt, "touch", timeout=round(self.parcel_seconds))
-                known = parcel.receipt.reservation_id
-                receipt = parcel.receipt._replace(
-                    reservation_id=str(answer.get("reservation_id", known))
-                )
-                held.append(Parcel(parcel.message, receipt))
+        with self._service.deadline():
+            for parcel in parcels:
+                with unless_status(*GONE):
+                    old = parcel.receipt
+                    answer = self._about(old, "touch", timeout=round(self.parcel_seconds))
+                    new_id = str(answer.get("reservation_id", old.reservation_id))
+                    held.append(Parcel(parcel.message, old._replace(reservation_id=new_id)))
         return held
 
     def drop(self, parcels: Sequence[Parcel]) -> None:
         by_line: dict[Line, list[Reservation]] = defaultdict(list)
         for parcel in parcels:
             by_line[parcel.receipt.line].append(parcel.receipt)
-        for line, receipts in by_line.items():
-            for start in range(0, len(receipts), AT_ONCE):
-                self._delete(line, receipts[start : start + AT_ONCE])
+        with self._service.deadline():
+            for line, receipts in by_line.items():
+                for start in range(0, len(receipts), AT_ONCE):
+                    self._delete(line, receipts[start : start + AT_ONCE])
 
     def _delete(self, line: Line, receipts: Sequence[Reservation]) -> None:
         ids = [{"id": one.message_id, "reservation_id": one.reservation_id} for one in receipts]
@@ -368,14 +396,15 @@ class IronmqTransport(Transport):
                 raise
             # another cluster has reserved one of them: delete the others one by one
             for one in receipts:
-                with suppress(IronmqRefusal):
+                with unless_status(*GONE):
                     path = self._path(line, "messages", one.message_id)
                     self._service.ask("DELETE", path, {"reservation_id": one.reservation_id})
 
     def release(self, parcels: Sequence[Parcel]) -> None:
-        for parcel in parcels:
-            with suppress(BrokerUnavailable):
-                self._about(parcel.receipt, "release", delay=0)
+        with suppress(BrokerUnavailable), self._service.deadline():
+            for parcel in parcels:
+                with unless_status(*GONE):
+                    self._about(parcel.receipt, "release", delay=0)
 
     def _about(self, receipt: Reservation, verb: str, **what: Any) -> Any:
         path = self._path(receipt.line, "messages", receipt.message_id, verb)
@@ -392,21 +421,20 @@ class IronmqTransport(Transport):
     def purge(self, queue: str) -> int:
         removed = 0
         for line in self._listed() & set(lines_of([queue])):
-            removed += self._size(line)
-            with suppress(IronmqRefusal):
+            size = self._size(line)
+            with unless_status(404):
                 self._service.ask("DELETE", self._path(line, "messages"), {})
+                removed += size
         return removed
 
     def _size(self, line: Line) -> int:
         return int(self._about_line(line).get("size", 0))
 
     def _about_line(self, line: Line) -> dict[str, Any]:
-        try:
-            return dict(self._service.ask("GET", self._path(line)).get("queue", {}))
-        except IronmqRefusal as refusal:
-            if refusal.status not in GONE:
-                raise
-            return {}
+        about: dict[str, Any] = {}
+        with unless_status(*GONE):
+            about |= self._service.ask("GET", self._path(line)).get("queue", {})
+        return about
 
     def ping(self) -> None:
         self._service.ask("GET", "queues?per_page=1")

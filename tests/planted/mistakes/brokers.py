@@ -130,7 +130,7 @@ MISTAKES = (
                 "brokers.ironmq:IronmqTransport.extend",
                 replace(
                     "_._replace(reservation_id=_)",
-                    "parcel.receipt._replace(reservation_id=str(known))",
+                    "old",
                 ),
             )
         ],

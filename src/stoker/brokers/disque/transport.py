@@ -114,7 +114,12 @@ class DisqueTransport(Transport):
         found: list[Parcel] = []
         while len(found) < limit:
             wanted = min(limit - len(found), AT_ONCE)
-            jobs = self._jobs(list(own), wanted, 0.0 if found else wait_seconds)
+            try:
+                jobs = self._jobs(list(own), wanted, 0.0 if found else wait_seconds)
+            except BrokerUnavailable:
+                if not found:  # otherwise the received jobs would be hidden for a while
+                    raise
+                break
             found += [Parcel(as_message(body, own[name.decode()]), one) for name, one, body in jobs]
             if len(jobs) < wanted:
                 break

@@ -123,7 +123,8 @@ class SqsTransport(Transport):
             return self._polls.wait(left, wait_seconds) if limit > 0 else []
         parcels: list[Parcel] = []
         width = 1
-        while left and (wanted := limit - len(parcels)) > 0:
+        until = time.monotonic() + self.settings.database_seconds
+        while left and (wanted := limit - len(parcels)) > 0 and time.monotonic() < until:
             askers = min(max(width, len(left)), math.ceil(wanted / AT_ONCE), CONNECTIONS)
             calls = [
                 (left[place % len(left)], min(AT_ONCE, math.ceil(wanted / askers)))
