@@ -67,7 +67,7 @@ def check_broker(settings: Settings) -> Iterator[CheckMessage]:
     if scheme not in ADAPTERS:
         known = ", ".join(f"{name}://..." for name in ADAPTERS)
         yield Error(
-            f"{where} is {settings.broker!r}, which is not a known kind of broker.",
+            f"{where} is {settings.shown_broker!r}, which is not a known kind of broker.",
             hint=f"Write one of {known}.",
             id="stoker.E002",
         )
@@ -284,7 +284,7 @@ def _ignored_database(settings: Settings) -> Iterator[CheckMessage]:
         yield Warning(
             f'TASKS["{settings.alias}"]["OPTIONS"]["DATABASE"] is {settings.store!r}, but has no '
             f"effect: everything is in the database {settings.database!r}, because BROKER is "
-            f"{settings.broker!r}.",
+            f"{settings.shown_broker!r}.",
             hint=f"Remove DATABASE, or write BROKER = 'orm://{settings.store}'.",
             id="stoker.W012",
         )
@@ -323,7 +323,7 @@ def _neighbours(settings: Settings) -> Iterator[CheckMessage]:
         if _share_queues(settings, other) and other.cluster != settings.cluster:
             yield Error(
                 f'TASKS["{alias}"] and TASKS["{settings.alias}"] have queues in common on '
-                f"{settings.broker}, but not the same CLUSTER: neither can open the other's "
+                f"{settings.shown_broker}, but not the same CLUSTER: neither can open the other's "
                 "packages.",
                 hint="Give both the same CLUSTER, or QUEUES that differ.",
                 id="stoker.E007",

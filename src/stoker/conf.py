@@ -6,10 +6,12 @@ Each field below is one option; docs/reference/settings.md prints its ``doc``.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
@@ -270,6 +272,40 @@ class Settings:
     def most_workers(self) -> int:
         """Return the number of workers up to which a cluster can be resized."""
         return max(self.workers, self.max_workers or 2 * self.workers)
+
+    @property
+    def shown_broker(self) -> str:
+        """Return the URL in ``BROKER`` without user and passwords, for messages and screens."""
+        head, at, rest = SECRET_OPTION.sub(r"\1...", self.broker).rpartition("@")
+        return f"{head.partition('://')[0]}://{rest}" if at else rest
+
+    def wrong_broker(self, error: Exception, example: str) -> ConfigurationError:
+        """Return the error for a URL in ``BROKER`` that cannot be used.
+
+        Args:
+            error: why. Parsers quote what they take for a port, which may be a part of a password:
+                such a text is replaced.
+            example: what to write.
+        """
+        why = str(error).rstrip(".")
+        if _has_unescaped_login(SECRET_OPTION.sub("", self.broker)):
+            why = "its user name or password has a character that must be escaped, as %23 for #"
+        elif PARSED_NUMBER.match(why):
+            why = "a port, or the number of a database, is not a number"
+        where = f'TASKS["{self.alias}"]["OPTIONS"]["BROKER"]'
+        return ConfigurationError(f"{where} cannot be used: {why}. Write {example}.")
+
+
+SECRET_OPTION = re.compile(r"([?&]\w*password=)[^&]*", re.IGNORECASE)
+PARSED_NUMBER = re.compile(r"Port\b|invalid literal")
+
+
+def _has_unescaped_login(url: str) -> bool:
+    """Return whether a parser of URLs would not find the user name and password that there are."""
+    try:
+        return "@" in url and "@" not in urlsplit(url).netloc
+    except ValueError:
+        return "@" in url
 
 
 def option_fields() -> dict[str, Field[Any]]:

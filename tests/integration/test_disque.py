@@ -212,9 +212,9 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("url", "what"),
         [
-            ("disque://", "not a host"),
-            ("disque://a:b", "not a port"),
-            ("disque://a,,b", "not a host"),
+            ("disque://", "host is missing"),
+            ("disque://a:b", "a port is not a number"),
+            ("disque://a,,b", "host is missing"),
             ("disque://a?copies=2", "only replicate"),
             ("disque://a?replicate=0", "not a number of copies"),
         ],

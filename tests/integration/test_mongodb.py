@@ -150,13 +150,13 @@ class TestRelays:
 class TestSettings:
     @pytest.mark.parametrize("url", ["mongodb://", "mongodb://host:port/db"])
     def test_invalid_url_raises_with_explanation(self, url: str) -> None:
-        with pytest.raises(
-            ConfigurationError, match=r"is not a URL of a MongoDB server: .* Write mongodb:"
-        ):
+        with pytest.raises(ConfigurationError, match=r"cannot be used: .* Write mongodb:"):
             MongodbBroker(Settings(broker=url))
 
-    def test_unreachable_server_raises_without_showing_the_password(self) -> None:
-        settings = Settings(broker="mongodb://me:secret@127.0.0.1:1/db", database_seconds=0.2)
+    @pytest.mark.parametrize("password", ["secret", "sec#ret", "secret[1"])
+    def test_unreachable_server_raises_without_showing_the_password(self, password: str) -> None:
+        url = f"mongodb://me:{password}@127.0.0.1:1/db"
+        settings = Settings(broker=url, database_seconds=0.2)
         broker = MongodbBroker(settings)
         with pytest.raises(BrokerUnavailable) as caught:
             broker.ping()
@@ -164,7 +164,7 @@ class TestSettings:
         assert str(caught.value).startswith(
             "mongodb://127.0.0.1:1/db could not process the request: "
         )
-        assert "secret" not in str(caught.value)
+        assert "sec" not in str(caught.value)
 
     def test_missing_driver_raises_with_install_command(
         self, not_installed: Callable[[str, str], None]

@@ -15,7 +15,7 @@ from stoker.brokers.adapters import adapter_for, broker_for
 from stoker.brokers.contract import ClaimRequest, Return
 from stoker.brokers.redis import broker as redis_relay
 from stoker.brokers.redis.broker import RedisBroker
-from stoker.brokers.redis.connection import weaknesses, without_password
+from stoker.brokers.redis.connection import weaknesses
 from stoker.brokers.redis.slots import SlottedRedisBroker
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
@@ -168,13 +168,6 @@ class TestConnections:
             end()
             assert broker.states([found.job_id]) == {}
             broker.close()
-
-    def test_url_is_shown_without_passwords(self) -> None:
-        assert without_password("redis+sentinel://a:b@h:1,i:2/m") == "redis+sentinel://h:1,i:2/m"
-        assert without_password("redis://h/0") == "redis://h/0"
-        secret = "redis+sentinel://a:b@h/m?sentinel_password=c&db=1"
-        assert without_password(secret) == "redis+sentinel://h/m?sentinel_password=...&db=1"
-        assert without_password("unix:///s?password=p@q") == "unix:///s?password=..."
 
 
 class TestLoads:

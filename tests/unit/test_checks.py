@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from traceback import format_exception
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from django.test import override_settings
 from stoker import Cron
 from stoker import backend as backend_module
 from stoker import checks as ours
-from stoker.brokers.adapters import ADAPTERS, ALONE, name_of
+from stoker.brokers.adapters import ADAPTERS, ALONE, adapter_for, name_of
 from stoker.compat import TASKS_APP, task_backends
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
@@ -100,6 +101,56 @@ def test_e003_reports_an_unknown_database() -> None:
 def test_e002_reports_an_invalid_broker_url() -> None:
     assert ids(default={"OPTIONS": {"BROKER": "redis://host:port/0"}}) == ["stoker.E002"]
     assert ids(default={"OPTIONS": {"BROKER": "redis://127.0.0.1:1/0"}}) == []
+
+
+@pytest.mark.parametrize(
+    "between", ["#", "[", "/", ":", "@", "?", "%", "\N{ADDRESSED TO THE SUBJECT}"]
+)
+@pytest.mark.parametrize(
+    "scheme", ["redis", "redis+sentinel", "mongodb", "disque", "ironmq", "sqs", "rabbit"]
+)
+def test_messages_show_no_part_of_a_password(scheme: str, between: str) -> None:
+    url = f"{scheme}://me:blue{between}whale@127.0.0.1:1/1"
+    backends = {
+        name: {"BACKEND": BACKEND, "OPTIONS": {"BROKER": url, "CLUSTER": name}}
+        for name in ("default", "second")
+    }
+    with override_settings(TASKS=backends):
+        told = [f"{one.msg} {one.hint}" for one in task_backends["second"].check()]
+    try:
+        adapter_for(Settings(broker=url)).close()
+    except ConfigurationError as error:
+        told += format_exception(error)
+    assert told
+    assert not [one for one in told if "blue" in one or "whale" in one]
+
+
+@pytest.mark.parametrize("url", ["ironmq://project:whale", "disque://:whale", "redis://:whale"])
+def test_password_without_a_host_is_not_shown(url: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        adapter_for(Settings(broker=url)).close()
+    assert "whale" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h/0", "redis://h/0"),
+        ("redis+sentinel://a:b@h:1,i:2/m", "redis+sentinel://h:1,i:2/m"),
+        (
+            "redis+sentinel://a:b@h/m?sentinel_password=c&db=1",
+            "redis+sentinel://h/m?sentinel_password=...&db=1",
+        ),
+        ("unix:///s?password=p@q", "unix:///s?password=..."),
+        (
+            "mongodb://a:b#c@h/db?tlsCertificateKeyFilePassword=d",
+            "mongodb://h/db?tlsCertificateKeyFilePassword=...",
+        ),
+        ("mongodb://a:b[c@h,i/db", "mongodb://h,i/db"),
+    ],
+)
+def test_broker_is_shown_without_passwords(url: str, shown: str) -> None:
+    assert Settings(broker=url).shown_broker == shown
 
 
 def test_e003_reports_an_unknown_store() -> None:

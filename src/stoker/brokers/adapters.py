@@ -72,7 +72,7 @@ def adapter_class(settings: Settings) -> type[Broker | Transport]:
     if scheme not in ADAPTERS:
         known = ", ".join(f"{name}://" for name in ADAPTERS)
         raise ConfigurationError(
-            f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.broker!r}, '
+            f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is {settings.shown_broker!r}, '
             f"but no broker has that scheme. Known: {known}."
         )
     module, _, name = ADAPTERS[scheme].rpartition(".")

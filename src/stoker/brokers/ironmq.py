@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 import httpx
 
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable, ConfigurationError
+from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
 
 from .contract import Capabilities
@@ -208,21 +208,18 @@ class Service:
 
 
 def _parsed(settings: Settings) -> tuple[str, str, str]:
-    shown = f"ironmq://{settings.broker.rpartition('@')[2] or 'HOST'}"
     try:
         parts = urlsplit(settings.broker)
-        shown = f"ironmq://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}"
         _demand(bool(parts.hostname and parts.username and parts.password), "something is missing")
+        shown = f"ironmq://{parts.hostname}{f':{parts.port}' if parts.port else ''}"
         given = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         tls = given.pop("tls", "true")
         _demand(not given, f"there is no option {min(given, default='')!r}, only tls")
         _demand(tls in ("true", "false"), f"tls is {tls!r}, not true or false")
         project = quote(unquote(parts.username or ""), safe="")
     except ValueError as error:
-        raise ConfigurationError(
-            f"BROKER begins with {shown}, and cannot be used: {error}. Write "
-            "ironmq://PROJECT:TOKEN@HOST, say with the host mq-aws-us-east-1-1.iron.io."
-        ) from error
+        example = "ironmq://PROJECT:TOKEN@HOST, say with the host mq-aws-us-east-1-1.iron.io"
+        raise settings.wrong_broker(error, example) from None
     scheme = "https" if tls == "true" else "http"
     host = parts.netloc.rpartition("@")[2]
     return f"{scheme}://{host}/3/projects/{project}", unquote(parts.password or ""), shown

@@ -81,6 +81,6 @@ def _messages(alias: str, which: Q) -> list[Message]:
 
 def _cannot(broker: Dispatch) -> ConfigurationError:
     return ConfigurationError(
-        f"Tests cannot look into {broker.settings.broker!r}: in the settings of your tests, set "
-        'BROKER to "orm://default".'
+        f"Tests cannot look into {broker.settings.shown_broker!r}: in the settings of your tests, "
+        'set BROKER to "orm://default".'
     )

@@ -23,7 +23,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable, ConfigurationError
+from stoker.exceptions import BrokerUnavailable
 
 PORT = 7711
 USUAL_COPIES = 2
@@ -240,7 +240,7 @@ class Nodes:
         advice = ADVICE.get(said.partition(" ")[0], "")
         if isinstance(error, AuthenticationError):
             advice = ADVICE["NOAUTH"]
-        where = without_password(self._settings)
+        where = self._settings.shown_broker
         told = BrokerUnavailable(
             f"{where} could not process the request: {said}. {advice}".rstrip()
         )
@@ -287,12 +287,6 @@ def _says(answer: Any, code: str) -> bool:
     return isinstance(answer, ResponseError) and str(answer).startswith(code)
 
 
-def without_password(settings: Settings) -> str:
-    """Return the broker's URL without its password."""
-    head, at, rest = settings.broker.rpartition("@")
-    return f"{head.partition('://')[0]}://{rest}" if at else settings.broker
-
-
 def _parsed(settings: Settings) -> tuple[str | None, list[DisqueNode], int]:
     try:
         parts = urlsplit(settings.broker)
@@ -301,10 +295,8 @@ def _parsed(settings: Settings) -> tuple[str | None, list[DisqueNode], int]:
         given = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         copies = _copies(given, min(len(nodes), USUAL_COPIES))
     except ValueError as error:
-        raise ConfigurationError(
-            f"BROKER is {without_password(settings)!r}, which cannot be used: {error}. "
-            "Write disque://HOST:PORT,HOST:PORT, say disque://127.0.0.1:7711."
-        ) from error
+        example = "disque://HOST:PORT,HOST:PORT, say disque://127.0.0.1:7711"
+        raise settings.wrong_broker(error, example) from None
     return unquote(login.rpartition(":")[2]) or None, nodes, copies
 
 
@@ -321,7 +313,7 @@ def _copies(given: dict[str, str], usual: int) -> int:
 def _node(text: str) -> DisqueNode:
     host, _, port = text.strip().rpartition(":") if ":" in text else (text.strip(), "", "")
     if not host:
-        raise ValueError(f"{text!r} is not a host")
+        raise ValueError("the name of a host is missing")
     if port and not (port.isdecimal() and 0 < int(port) < 2**16):
-        raise ValueError(f"{port!r} is not a port")
+        raise ValueError("a port is not a number")
     return DisqueNode(host, int(port or PORT))

@@ -35,7 +35,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
 
-from .nodes import DisqueNode, Nodes, without_password
+from .nodes import DisqueNode, Nodes
 
 AT_ONCE = 500
 TTL_SECONDS = 10 * 365 * 86_400
@@ -183,7 +183,7 @@ class DisqueTransport(Transport):
         told = self._nodes.ask(["INFO", "server"]).decode(errors="replace")
         said = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
         version = said.get("disque_version", "")
-        return {"broker": without_password(self.settings), "server": f"Disque {version}".strip()}
+        return {"broker": self.settings.shown_broker, "server": f"Disque {version}".strip()}
 
     def weaknesses(self) -> list[str]:
         return self._nodes.weaknesses()

@@ -53,7 +53,6 @@ from .documents import (
     in_seconds,
     selections,
     sound_url,
-    without_password,
 )
 
 SETTLING_SECONDS = 60.0
@@ -285,7 +284,7 @@ class MongodbBroker(Broker):
     def info(self) -> dict[str, Any]:
         with self._asked() as jobs:
             version = jobs.database.client.server_info()["version"]
-        where = without_password(self.settings.broker)
+        where = self.settings.shown_broker
         return {"broker": where, "server": f"MongoDB {version}"}
 
     # -- waking up --------------------------------------------------------------------------------
@@ -319,7 +318,7 @@ class MongodbBroker(Broker):
         try:
             yield self._collection()
         except PyMongoError as error:
-            where = without_password(self.settings.broker)
+            where = self.settings.shown_broker
             raise BrokerUnavailable(f"{where} could not process the request: {error}") from error
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from bson.binary import UuidRepresentation
@@ -21,7 +20,6 @@ from pymongo.errors import InvalidURI
 
 from stoker.brokers.contract import CLAIM_BYTES, Delivery, Lease
 from stoker.conf import Settings
-from stoker.exceptions import ConfigurationError
 from stoker.models.job import Message
 
 AT_ONCE = 1000
@@ -96,10 +94,7 @@ def sound_url(settings: Settings) -> Iterator[None]:
     try:
         yield
     except (InvalidURI, WrongOption, ValueError) as error:
-        raise ConfigurationError(
-            f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] is not a URL of a MongoDB server: '
-            f"{error}. Write mongodb://host:27017/database."
-        ) from error
+        raise settings.wrong_broker(error, "mongodb://host:27017/database") from None
 
 
 def as_document(message: Message) -> dict[str, Any]:
@@ -185,8 +180,3 @@ def _as_delivery(job: dict[str, Any]) -> Delivery:
         job.get("attempts") or 1,
         job.get("crashes") or 0,
     )
-
-
-def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()

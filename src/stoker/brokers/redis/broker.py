@@ -50,7 +50,6 @@ from .connection import (
     disconnect,
     explained,
     weaknesses,
-    without_password,
 )
 from .results import decoded, encoded, limits
 from .wake import RedisWake
@@ -311,7 +310,7 @@ class RedisBroker(Broker):
             server = about(self.client, "server")
         kind = "Valkey" if "valkey_version" in server else "Redis"
         version = server.get("valkey_version") or server["redis_version"]
-        return {"broker": without_password(self.settings.broker), "server": f"{kind} {version}"}
+        return {"broker": self.settings.shown_broker, "server": f"{kind} {version}"}
 
     def weaknesses(self) -> list[str]:
         with self._explained():
@@ -377,7 +376,7 @@ class RedisBroker(Broker):
         return packages
 
     def _explained(self) -> AbstractContextManager[None]:
-        return explained(self.settings.broker)
+        return explained(self.settings)
 
 
 @cache

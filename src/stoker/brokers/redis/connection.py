@@ -3,7 +3,6 @@ configuration."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -18,13 +17,12 @@ from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable, ConfigurationError
+from stoker.exceptions import BrokerUnavailable
 from stoker.store.written import MICROSECONDS
 
 PORTS = {"redis+sentinel": 26379, "redis+cluster": 6379}
 FAILURES = (RedisError, RedisClusterException, OSError)
 """The errors that the driver raises."""
-SECRET_OPTION = re.compile(r"([?&][a-z_]*password=)[^&]*")
 OLDEST = (5, 0)
 """Oldest usable version of Redis. Since then a script may read the time and write afterwards."""
 
@@ -52,7 +50,7 @@ def connect(settings: Settings) -> Any:
         if parts.scheme == "redis+sentinel":
             return _master(parts, options)
         if parts.scheme == "redis+cluster":
-            with explained(settings.broker):
+            with explained(settings):
                 return _cluster(parts, options)
         if parts.scheme == "unix":
             del options["socket_keepalive"]  # which the driver accepts only for TCP
@@ -60,27 +58,19 @@ def connect(settings: Settings) -> Any:
             int(parts.path.strip("/") or 0)  # the driver takes any other value for 0
         return redis.Redis.from_url(settings.broker, **options)
     except ValueError as error:
-        raise ConfigurationError(
-            f"BROKER is {without_password(settings.broker)!r}, which cannot be used: {error}. "
-            "Write redis://HOST:PORT/DATABASE, say redis://127.0.0.1:6379/0."
-        ) from error
+        example = "redis://HOST:PORT/DATABASE, say redis://127.0.0.1:6379/0"
+        raise settings.wrong_broker(error, example) from None
 
 
 @contextmanager
-def explained(url: str) -> Iterator[None]:
+def explained(settings: Settings) -> Iterator[None]:
     """Turn the driver's errors into BrokerUnavailable."""
     try:
         yield
     except FAILURES as error:
-        where = without_password(url)
+        where = settings.shown_broker
         what = "cannot be reached" if _is_away(error) else "could not process the request"
         raise BrokerUnavailable(f"{where} {what}: {error}{_advice(error)}") from error
-
-
-def without_password(url: str) -> str:
-    """Return the URL without its passwords."""
-    user, at, rest = SECRET_OPTION.sub(r"\1...", url).rpartition("@")
-    return f"{user.partition('://')[0]}://{rest}" if at else rest
 
 
 def weaknesses(client: Any) -> list[str]:

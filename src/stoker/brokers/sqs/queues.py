@@ -20,7 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable, ConfigurationError
+from stoker.exceptions import BrokerUnavailable
 
 FIFO = ".fifo"
 LONGEST_NAME = 80
@@ -77,15 +77,13 @@ def address_of(settings: Settings) -> Address:
     Raises:
         ConfigurationError: the URL cannot be used; the message says what to write.
     """
-    where = f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"]'
-    parts = urlsplit(settings.broker)
     try:
+        parts = urlsplit(settings.broker)
         given = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         return Address(_region(parts.netloc), _prefix(parts.path), **_options(given))
     except ValueError as error:
-        raise ConfigurationError(
-            f"{where} cannot be used: {error}. Write sqs://REGION/PREFIX, say sqs://eu-west-1/shop."
-        ) from error
+        example = "sqs://REGION/PREFIX, say sqs://eu-west-1/shop"
+        raise settings.wrong_broker(error, example) from None
 
 
 def _region(text: str) -> str | None:

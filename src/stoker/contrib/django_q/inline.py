@@ -80,7 +80,7 @@ def _run(task: Any, *args: Any) -> tuple[str, bool]:
     message = replace(newcomer.message, stays_in_store=True)  # whatever the broker is
     if not broker.joins(message):
         raise ConfigurationError(
-            f"sync=True needs the database, and BROKER is {settings.broker!r}."
+            f"sync=True needs the database, and BROKER is {settings.shown_broker!r}."
         )
     with transaction.atomic(using=settings.database):
         # No other process sees the job before this transaction has claimed it.
