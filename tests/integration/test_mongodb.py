@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+import dns.resolver
 import pytest
+from pymongo.errors import AutoReconnect
 
 from stoker.brokers.adapters import adapter_for
 from stoker.brokers.contract import ClaimRequest, Lease, Return
+from stoker.brokers.mongodb import documents
 from stoker.brokers.mongodb.broker import MongodbBroker
-from stoker.brokers.mongodb.documents import selections
+from stoker.brokers.mongodb.documents import Connection, selections
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
+from stoker.store.wake import NoWake
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.server_stands import MongodbStand, mongodb_url
 from tests.conformance.stands import message
+from tests.conformance.threads import PATIENCE_SECONDS
 from tests.servers.proxy import Proxy
 
 pytestmark = [pytest.mark.sqlite, pytest.mark.mongodb]
@@ -148,7 +155,10 @@ class TestRelays:
 
 
 class TestSettings:
-    @pytest.mark.parametrize("url", ["mongodb://", "mongodb://host:port/db"])
+    @pytest.mark.parametrize(
+        "url",
+        ["mongodb://", "mongodb://host:port/db", "mongodb+srv://host/db?srvMaxHosts=2&colour=red"],
+    )
     def test_invalid_url_raises_with_explanation(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match=r"cannot be used: .* Write mongodb:"):
             MongodbBroker(Settings(broker=url))
@@ -165,6 +175,46 @@ class TestSettings:
             "mongodb://127.0.0.1:1/db could not process the request: "
         )
         assert "sec" not in str(caught.value)
+
+    @pytest.mark.parametrize("query", ["", "?srvServiceName=jobs", "?tls=true&srvMaxHosts=2"])
+    def test_unreachable_dns_is_an_outage(
+        self, monkeypatch: pytest.MonkeyPatch, query: str
+    ) -> None:
+        """A wrong setting would end a cluster."""
+
+        def resolve(*_: object, **__: object) -> None:
+            raise dns.resolver.NoNameservers
+
+        monkeypatch.setattr(dns.resolver, "resolve", resolve)
+        broker = MongodbBroker(Settings(broker=f"mongodb+srv://db.example.com/shop{query}"))
+        for call in (broker.ping, lambda: broker.enqueue([message()])):
+            with pytest.raises(BrokerUnavailable, match=r"mongodb\+srv://db.example.com/shop"):
+                call()
+        assert isinstance(broker.open_wake(), NoWake)
+        broker.close()
+
+    def test_threads_wait_for_an_unreachable_server_at_the_same_time(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They would wait in turn if one held a lock meanwhile."""
+        both_wait = threading.Barrier(2)
+
+        class Jobs:
+            def create_indexes(self, _: object) -> None:
+                both_wait.wait(PATIENCE_SECONDS)
+                raise AutoReconnect("It is away.")
+
+        monkeypatch.setattr(documents, "connect", lambda _: (object(), Jobs()))
+        connection = Connection(Settings(broker="mongodb://host/db"))
+
+        def ask() -> str:
+            with pytest.raises(AutoReconnect) as raised:
+                connection.jobs()
+            return str(raised.value)
+
+        with ThreadPoolExecutor(2) as threads:
+            answers = [threads.submit(ask) for _ in range(2)]
+        assert [one.result() for one in answers] == ["It is away."] * 2
 
     def test_missing_driver_raises_with_install_command(
         self, not_installed: Callable[[str, str], None]

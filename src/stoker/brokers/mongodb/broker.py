@@ -24,7 +24,6 @@ from uuid import UUID
 
 from pymongo import DeleteMany, UpdateMany
 from pymongo.errors import BulkWriteError, PyMongoError
-from pymongo.uri_parser import parse_uri
 
 from stoker.brokers.contract import (
     Broker,
@@ -48,11 +47,11 @@ from .documents import (
     as_deliveries,
     as_document,
     batches,
+    check_url,
     connect,
     fitting,
     in_seconds,
     selections,
-    sound_url,
 )
 
 SETTLING_SECONDS = 60.0
@@ -74,9 +73,7 @@ class MongodbBroker(Broker):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self._connection = Connection(settings)
-        if settings.broker.startswith("mongodb://"):
-            with sound_url(settings):
-                parse_uri(settings.broker)
+        check_url(settings)
 
     # -- in ---------------------------------------------------------------------------------------
 

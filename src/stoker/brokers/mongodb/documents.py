@@ -7,7 +7,6 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,6 +16,7 @@ from bson.codec_options import CodecOptions
 from pymongo import IndexModel, MongoClient, ReadPreference, WriteConcern
 from pymongo.errors import ConfigurationError as WrongOption
 from pymongo.errors import InvalidURI
+from pymongo.uri_parser import parse_uri
 
 from stoker.brokers.contract import CLAIM_BYTES, Delivery, Lease
 from stoker.conf import Settings
@@ -48,15 +48,17 @@ class Connection:
         self._lock = threading.Lock()
 
     def jobs(self) -> Any:
-        """Return the collection of jobs. Create its indexes on first use."""
+        """Return the collection of jobs. Create its indexes on first use, without the lock: while
+        the server is away, each thread would wait for the others in turn."""
         with self._lock:
             if self._client is None or self._process_id != os.getpid():
                 self._client, self._jobs = connect(self._settings)
                 self._process_id, self._has_indexes = os.getpid(), False
-            if not self._has_indexes:
-                self._jobs.create_indexes(INDEXES)
-                self._has_indexes = True
-            return self._jobs
+            jobs = self._jobs
+        if not self._has_indexes:
+            jobs.create_indexes(INDEXES)
+            self._has_indexes = True
+        return jobs
 
     def close(self) -> None:
         """Close the connection. The next use connects again."""
@@ -70,17 +72,17 @@ def connect(settings: Settings) -> tuple[Any, Any]:
     """Return a client, and the collection of jobs. The client connects on first use.
 
     Raises:
-        ConfigurationError: the URL cannot be used.
+        PyMongoError: old versions of the driver ask DNS here for the hosts of ``mongodb+srv://``.
     """
     limit_ms = max(1, int(settings.database_seconds * 1000))
-    with sound_url(settings):
-        client: Any = MongoClient(
-            settings.broker,
-            serverSelectionTimeoutMS=limit_ms,
-            connectTimeoutMS=limit_ms,
-            socketTimeoutMS=limit_ms,
-            waitQueueTimeoutMS=limit_ms,
-        )
+    client: Any = MongoClient(
+        settings.broker,
+        connect=False,
+        serverSelectionTimeoutMS=limit_ms,
+        connectTimeoutMS=limit_ms,
+        socketTimeoutMS=limit_ms,
+        waitQueueTimeoutMS=limit_ms,
+    )
     return client, client.get_default_database("stoker").get_collection(
         f"stoker_{settings.cluster}",
         CodecOptions(tz_aware=True, uuid_representation=UuidRepresentation.STANDARD),
@@ -89,10 +91,18 @@ def connect(settings: Settings) -> tuple[Any, Any]:
     )
 
 
-@contextmanager
-def sound_url(settings: Settings) -> Iterator[None]:
+def check_url(settings: Settings) -> None:
+    """Check the URL, without a question to DNS: if DNS is away, the broker is unavailable, and the
+    URL is not wrong.
+
+    Raises:
+        ConfigurationError: the URL cannot be used.
+    """
+    address, mark, query = settings.broker.replace("mongodb+srv://", "mongodb://", 1).partition("?")
+    if address != settings.broker.partition("?")[0]:  # options for DNS are refused without it
+        query = "&".join(one for one in query.split("&") if not one.lower().startswith("srv"))
     try:
-        yield
+        parse_uri(f"{address}{mark}{query}")
     except (InvalidURI, WrongOption, ValueError) as error:
         raise settings.wrong_broker(error, "mongodb://host:27017/database") from None
 
