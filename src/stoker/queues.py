@@ -24,6 +24,8 @@ from django.db.models import Model
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.arrivals import Arrivals
+from stoker.brokers.dispatch import Dispatch
+from stoker.brokers.outage import read_or_default
 from stoker.inspect.queue_depths import Pause, QueueDepth, pauses
 from stoker.inspect.queue_depths import queues as depths
 from stoker.jobs.cancel import cancel_those_outside, cancel_those_waiting
@@ -143,8 +145,7 @@ def clear(
     if limit is not None:
         checked_limit(limit)
     broker = broker_for(settings)
-    size = broker.sizes().get(queue, {})
-    waiting = sum(count for place, count in size.items() if place != "running")
+    waiting = _waiting(broker, queue)
     matched = waiting if limit is None else min(waiting, limit)
     if dry_run or not matched:
         return Cleared(matched, 0)
@@ -157,11 +158,21 @@ def clear(
             return Cleared(matched, done)
     if broker.arrivals is None:
         return Cleared(matched, done)
-    at_server = broker.arrivals.sizes().get(queue, {}).get("ready", 0)
+    at_server = broker.arrivals.size(queue)
     if limit is not None and at_server > limit - done:
         return Cleared(matched, done, left_at_server=at_server)
     purged = _purge(settings, broker.arrivals, queue)
     return Cleared(max(matched, done + purged), done + purged, purged)
+
+
+def _waiting(broker: Dispatch, queue: str) -> int:
+    """Return the number of waiting jobs. A message server is asked for this queue, because it may
+    list it under another name."""
+    sizes = [read_or_default(one.sizes, {}).get(queue, {}) for one in broker.lessors]
+    count = sum(count for size in sizes for place, count in size.items() if place != "running")
+    if broker.arrivals is None:
+        return count
+    return count + read_or_default(broker.arrivals.size, 0, queue)
 
 
 Cancel = Callable[[Sequence[UUID], str], int]
@@ -184,7 +195,7 @@ def _purge(settings: Settings, arrivals: Arrivals, queue: str) -> int:
     their number, which may be an estimate."""
     if not is_in_transaction(settings.database):
         return arrivals.purge(queue)
-    count = arrivals.sizes().get(queue, {}).get("ready", 0)
+    count = arrivals.size(queue)
     after_commit(settings.database, partial(arrivals.purge, queue))
     return count
 

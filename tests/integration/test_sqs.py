@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,9 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ReadTimeoutError
+from django.test import override_settings
 
+from stoker import queues
 from stoker.brokers.adapters import adapter_for
 from stoker.brokers.contract import Return
 from stoker.brokers.sqs.queues import address_of
@@ -25,6 +28,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 from stoker.models import Relayed
 
+from tests.app.tasks import add
 from tests.cluster.clusters import wait_for
 from tests.conformance.server_stands import SqsStand
 from tests.conformance.stands import message
@@ -213,6 +217,49 @@ class TestQueues:
         assert parcel.message.queue == "a"
         with pytest.raises(BrokerUnavailable):
             stand.transport.receive(["a", "b"], 20)
+
+    def test_queue_with_a_name_that_sqs_does_not_allow_is_shown_and_cleared(
+        self, stand: SqsStand
+    ) -> None:
+        queue = "mail.high"
+        backend = {
+            "BACKEND": "stoker.backend.StokerBackend",
+            "QUEUES": [],
+            "OPTIONS": {"BROKER": stand.settings.broker, "CLUSTER": stand.settings.cluster},
+        }
+        with override_settings(TASKS={"default": backend}):
+            add.using(queue_name=queue).enqueue(1, 2)
+            assert queues.clear(queue, dry_run=True) == queues.Cleared(1, 0)
+            assert queues.clear(queue) == queues.Cleared(1, 1, not_kept=1)
+            add.using(queue_name=queue).enqueue(1, 2)
+        with override_settings(TASKS={"default": backend | {"QUEUES": [queue]}}):
+            assert {one.name: one.ready for one in queues.list()} == {queue: 1}
+
+    def test_clear_counts_its_jobs_and_leaves_later_ones(self, stand: SqsStand) -> None:
+        """PurgeQueue deletes whatever comes in the next minute."""
+        stand.put(25)
+        (late,) = stand.put(run_after=stand.now() + 60)
+        assert stand.transport.purge("default") == 25
+        assert stand.transport.purge("default") == 0
+        (job_id,) = stand.put()
+        stand.advance(61)
+        assert {one.job_id for one in stand.claim()} == {job_id, late}
+
+    def test_each_of_many_queues_is_received_from(
+        self, stand: SqsStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A request is sent to ten queues at once. Those may have a backlog."""
+        asked: Counter[str] = Counter()
+
+        def receive(name: str, count: int, wait_seconds: float = 0.0) -> list[Parcel]:
+            asked[name] += 1
+            return [Parcel(message(), None)] * count
+
+        monkeypatch.setattr(stand.transport, "_receive", receive)
+        names = [f"queue-{number:02}" for number in range(15)]
+        for _ in range(15):
+            stand.transport.receive(names, 100)
+        assert sorted(asked.values()) == [10] * 15
 
     def test_receive_waits_for_several_queues_at_once(self, stand: SqsStand) -> None:
         def comes_before_the_others_end() -> bool:

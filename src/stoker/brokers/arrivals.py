@@ -279,6 +279,10 @@ class Arrivals:
         coming = self.transport.counts()
         return {queue: {**none, "ready": count} for queue, count in coming.items() if count}
 
+    def size(self, queue: str) -> int:
+        """Return the number of messages on the server for one queue."""
+        return self.transport.count(queue)
+
     def purge(self, queue: str) -> int:
         return self.transport.purge(queue)
 

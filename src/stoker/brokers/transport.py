@@ -97,6 +97,10 @@ class Transport(ABC):
         """Return the approximate number of messages by queue. Messages that are not due may be left
         out."""
 
+    def count(self, queue: str) -> int:
+        """Return the approximate number of messages of one queue."""
+        return self.counts().get(queue, 0)
+
     @abstractmethod
     def purge(self, queue: str) -> int:
         """Delete every message of a queue. Return their approximate number."""

@@ -164,7 +164,6 @@ ADVICE = {
     "AccessDenied": "Give it the permissions that docs/howto/use-sqs.md lists.",
     "AccessDeniedException": "Give it the permissions that docs/howto/use-sqs.md lists.",
     "InvalidParameterValue": "Is max_message_bytes in BROKER more than the queue allows?",
-    "AWS.SimpleQueueService.PurgeQueueInProgress": "It was cleared less than a minute ago: wait.",
 }
 
 
@@ -280,10 +279,6 @@ class Queues:
         with self._asked(name) as (client, url):
             answer = client.get_queue_attributes(QueueUrl=url, AttributeNames=["All"])
         return dict(answer["Attributes"])
-
-    def purge(self, name: str) -> None:
-        with self._asked(name) as (client, url):
-            client.purge_queue(QueueUrl=url)
 
     def ping(self) -> None:
         with self._asked() as (client, _):

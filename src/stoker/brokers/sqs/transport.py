@@ -34,6 +34,7 @@ BATCH_BYTES = 1 << 18
 """Bytes of all messages in one request, unless a single message may be larger than that."""
 LONGEST_HIDDEN_SECONDS = 43_200
 LONGEST_GROUP = 128
+PURGE_SECONDS = 60.0
 NAMES_SECONDS = 10.0
 """How long a list of queue names is used when all queues are served."""
 
@@ -67,6 +68,9 @@ class SqsTransport(Transport):
             max_delay_seconds=LONGEST_DELAY_SECONDS,
         )
         self.parcel_seconds = min(self.parcel_seconds, LONGEST_HIDDEN_SECONDS)
+        self._turn = 0
+        self._shown = {self.address.name_of(queue): queue for queue in settings.queues}
+        """SQS name -> Stoker queue, for the queues that the settings name."""
         self._names: list[str] = []
         self._names_until = 0.0
         self._polls = Polls(self._receive, self.release, AT_ONCE)
@@ -119,6 +123,9 @@ class SqsTransport(Transport):
         """Receive with several requests in parallel, and double their number in each round. If some
         requests fail, return the messages of the others."""
         left = self._served(queues)
+        if left:  # begin with another queue each time, because only some are asked at once
+            self._turn = (self._turn + 1) % len(left)
+            left = left[self._turn :] + left[: self._turn]
         if wait_seconds:
             return self._polls.wait(left, wait_seconds) if limit > 0 else []
         parcels: list[Parcel] = []
@@ -145,7 +152,7 @@ class SqsTransport(Transport):
         return parcels
 
     def _receive(self, name: str, count: int, wait_seconds: float = 0.0) -> list[Parcel]:
-        queue = self.address.queue_of(name)
+        queue = self._queue_of(name)
         found = self._queues.receive(
             name, count, hidden_seconds=round(self.parcel_seconds), wait_seconds=round(wait_seconds)
         )
@@ -202,17 +209,33 @@ class SqsTransport(Transport):
         included."""
         counts = {}
         for name in self._queues.names():
-            counts[self.address.queue_of(name)] = self._queues.count(name, "", "NotVisible")
+            counts[self._queue_of(name)] = self._queues.count(name, "", "NotVisible")
         return counts
 
-    def purge(self, queue: str) -> int:
-        """Delete all messages of the queue. SQS takes up to a minute, and may delete messages that
-        arrive in this time."""
+    def count(self, queue: str) -> int:
         name = self.address.name_of(queue)
-        count = self._queues.count(name, "", "Delayed")
-        if count:
-            self._queues.purge(name)
+        if name not in self._queues.names():
+            return 0
+        return self._queues.count(name, "", "NotVisible")
+
+    def purge(self, queue: str) -> int:
+        """Receive and delete messages until SQS has no more, for at most ``PURGE_SECONDS``. Delayed
+        ones stay. PurgeQueue would delete these, but also jobs that are sent in the next minute."""
+        name = self.address.name_of(queue)
+        until = time.monotonic() + PURGE_SECONDS
+        count = 0
+        while time.monotonic() < until:
+            parcels = self.receive([queue], AT_ONCE * CONNECTIONS)
+            # Only a request that waits asks all servers of SQS.
+            parcels = parcels or self._receive(name, AT_ONCE, 1.0)
+            if not parcels:
+                break
+            self.drop(parcels)
+            count += len(parcels)
         return count
+
+    def _queue_of(self, name: str) -> str:
+        return self._shown.get(name) or self.address.queue_of(name)
 
     def ping(self) -> None:
         self._queues.ping()
