@@ -40,7 +40,7 @@ from stoker.store.wake import PipeWake, Wake
 from stoker.values.ids import seconds_of
 
 from .contract import ClaimRequest, Delivery
-from .transport import LONGEST_QUEUE, Parcel, Transport
+from .transport import LONGEST_QUEUE, LONGEST_TASK, Parcel, Transport
 
 MOST_AT_ONCE = 100
 """Maximum number of messages that are moved to the store at once, unless a claim asks for more."""
@@ -321,8 +321,9 @@ def _concerns_single_jobs(error: Exception) -> bool:
 
 def _in_ascii(message: Message, *fields: str) -> Message:
     """Return the message with escapes for all other characters of these fields."""
+    most = {"task": LONGEST_TASK, "queue": LONGEST_QUEUE}
     texts = {
-        name: getattr(message, name).encode("ascii", "backslashreplace").decode()[:LONGEST_QUEUE]
+        name: getattr(message, name).encode("ascii", "backslashreplace").decode()[: most[name]]
         for name in fields
     }
     return replace(message, **texts)

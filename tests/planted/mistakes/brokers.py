@@ -112,6 +112,38 @@ MISTAKES = (
         "body_the_store_cannot_take_becomes_one_job_with_that_package",
     ),
     Mistake(
+        "arrivals: a message that the character set of the tables lacks stops the others",
+        [
+            Change(
+                "brokers.arrivals:_concerns_single_jobs",
+                drop_operand(
+                    "isinstance(error, RowsLocked | DataError) or is_text_refused(error)",
+                    "is_text_refused(error)",
+                ),
+            )
+        ],
+        "tests/integration/test_arrivals.py",
+        "tables_cannot_hold",
+        database="mariadb",
+    ),
+    Mistake(
+        "arrivals: a server that does not answer counts as empty",
+        [Change("brokers.arrivals:Arrivals._receive", replace("poller.is_idle", "True"))],
+        "tests/integration/test_arrivals.py",
+        "does_not_count_as_empty",
+    ),
+    Mistake(
+        "arrivals: the poller's thread ends at an unexpected error",
+        [
+            Change(
+                "brokers.arrivals:Poller._run",
+                replace("self.note_failure(error)", "return"),
+            )
+        ],
+        "tests/integration/test_arrivals.py",
+        "arrive_when_the_server_is_back",
+    ),
+    Mistake(
         "arrivals: unclaimed messages stay with the poller",
         [Change("brokers.arrivals:Poller._offer", drop("self._transport.release(parcels)"))],
         "tests/integration/test_arrivals.py",
