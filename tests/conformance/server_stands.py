@@ -134,6 +134,7 @@ class SqsStand(ArrivalsStand):
     """Moto's messages can be made older."""
 
     url = "sqs://"
+    purges_deferred = False
 
     def make_transport(self) -> Any:
         self._prefix = f"test-{uuid.uuid4().hex[:12]}"

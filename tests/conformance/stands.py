@@ -46,6 +46,8 @@ class Stand(ABC):
 
     orders_queues: ClassVar[bool] = True
     """Whether priority and age decide among all queues of a claim."""
+    purges_deferred: ClassVar[bool] = True
+    """Whether a purge removes jobs that are not due yet."""
 
     @property
     def place(self) -> tuple[str, str]:

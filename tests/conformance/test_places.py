@@ -121,12 +121,13 @@ def test_purge_removes_the_waiting_jobs_of_one_queue(stand: Stand) -> None:
     ready = stand.put(3)
     running = stand.claim_one()
     deferred = stand.put(2, run_after=stand.now() + 100)
+    left = [] if stand.purges_deferred else deferred
     others = stand.put(2, queue="mail")
-    assert stand.broker.purge("default") == 4
+    assert stand.broker.purge("default") == 4 - len(left)
     assert stand.broker.purge("default") == 0
     stand.advance(101)
-    assert stand.claim() == []
-    gone = set(ready + deferred) - {running.job_id}
+    assert sorted(one.job_id for one in stand.claim()) == left
+    gone = set(ready + deferred) - {running.job_id, *left}
     assert not gone & set(stand.broker.states(list(gone)))
     assert stand.broker.settle([running.lease]) == set()
     assert [delivery.job_id for delivery in stand.claim(10, "mail")] == others
