@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.conf import settings_for
+from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
+from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
 from stoker.models import Ready
 
@@ -47,6 +49,7 @@ class Runner:
         assert not Ready.objects.exists(), "a claim has left jobs behind"
 
     def _claim(self) -> list[Delivery]:
+        sweep_requests(self.settings)
         return self.broker.claim(
             ClaimRequest(self.chance.randint(1, 8), holder=uuid.uuid4(), lease_seconds=60)
         )
@@ -63,3 +66,38 @@ class Runner:
         if self.lost:
             leases = {one.delivery.lease for one in self.lost}
             assert finish(self.settings, self.broker, self.lost) == leases
+
+
+class StepByStep:
+    """Claims jobs and records their ends in the order that the test wants."""
+
+    def __init__(self) -> None:
+        self.settings = settings_for()
+        self.broker = broker_for(self.settings)
+        self.executor = Executor(self.settings, worker_id="test")
+        self.running: dict[str, Delivery] = {}
+        """The claimed jobs by their last argument, or by the task's name without one."""
+
+    def claim(self) -> list[str]:
+        """Claim all waiting jobs, except cancelled ones. Return their names."""
+        sweep_requests(self.settings)
+        request = ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60)
+        claimed: dict[str, Delivery] = {}
+        while deliveries := self.broker.claim(request):  # the first claim may leave some behind
+            claimed |= {self._name(one): one for one in deliveries}
+        self.running |= claimed
+        return sorted(claimed)
+
+    def end(self, *names: str) -> None:
+        """Run these claimed jobs, and record their ends in one transaction."""
+        attempted = [self.executor.run(self.running.pop(name)) for name in names]
+        assert not finish(self.settings, self.broker, attempted)
+
+    def run_all(self) -> None:
+        """Run the claimed and the waiting jobs one by one until there are none."""
+        while self.running or self.claim():
+            self.end(min(self.running))
+
+    def _name(self, delivery: Delivery) -> str:
+        package = sealer_for(self.settings).open(delivery.package)
+        return str(package.args[-1]) if package.args else package.task.rpartition(".")[2]

@@ -21,6 +21,8 @@ from stoker import chain, get_workflow, group
 from stoker.conf import settings_for
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.package import sealer_for
+from stoker.models import Step
+from stoker.models.step import UNDER_WAY
 from stoker.tasks.signatures import ChainNode, GroupNode, Node, Signature
 
 from tests.workflows.runner import Runner
@@ -169,6 +171,53 @@ def test_random_workflows_agree_with_the_model(
     assert workflow.status == ("SUCCESSFUL" if is_good else "FAILED")
     if is_good:
         assert workflow.value == value
+
+
+def stopping(node: Node, chance: random.Random) -> Node:
+    """Return a copy in which most steps of chains have undos, and most groups stop at their first
+    failure."""
+    changes: dict[str, Any] = {}
+    match node:
+        case ChainNode(steps=steps):
+            steps = tuple(stopping(step, chance) for step in steps)
+            undo = Signature(task=say, args=("?",))
+            changes["steps"] = tuple(
+                replace(step, undo_step=undo) if chance.random() < 0.6 else step for step in steps
+            )
+        case GroupNode():
+            changes["members"] = tuple(stopping(one, chance) for one in node.nodes())
+            changes["fails_fast"] = chance.random() < 0.7
+            changes["at_once"] = chance.choice([None, None, 1, 2])
+    return replace(node, **changes)
+
+
+@given(st.lists(nodes(), min_size=2, max_size=3), st.integers(0, 2**32))
+@settings(
+    max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "40")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+def test_random_workflows_that_stop_end_and_undo_each_finished_step(
+    members: list[Node], number: int
+) -> None:
+    DONE.clear()
+    FAILING.clear()
+    chance, counter = random.Random(number), [0]
+    node = group([without_undo(one) for one in members])
+    node = named(stopping(node, chance), counter)
+    FAILING.update(f"s{n + 1}" for n in range(counter[0]) if chance.random() < 0.2)
+    note(f"{drawn(node)}; failing: {sorted(FAILING)}")
+    workflow = node.enqueue()
+    runner = Runner(chance, 0.0)
+    runner.run()
+    rows = list(Step.objects.filter(workflow_id=workflow.id))
+    assert not [one for one in rows if one.state in UNDER_WAY]
+    assert get_workflow(workflow.id).is_finished
+    failed = {one.pk for one in rows if one.state in ("FAILED", "CANCELLED")}
+    finished = {one.pk for one in rows if one.parent_id in failed and one.state == "SUCCESSFUL"}
+    undos = [one for one in rows if one.role == "undo" and one.parent_id in finished]
+    assert not [one for one in undos if one.state == "PENDING"]
+    assert len({name for name, _ in DONE}) == len(DONE), "each step ran once"
 
 
 def again(runner: Runner, world: World) -> list[Any]:

@@ -6,6 +6,7 @@
     PENDING   --the steps before it have ended--> ENQUEUED (a task) or STARTED (a container)
     ENQUEUED  --its job ends--> SUCCESSFUL | FAILED | CANCELLED; STARTED, if it has added steps
     STARTED   --its steps have ended--> SUCCESSFUL | FAILED; UNDOING first, if a step has an undo
+    STARTED   --its group has failed and stops--> CANCELLED; if there are undos, UNDOING and FAILED
     FAILED, CANCELLED --its job is requeued--> ENQUEUED, and its parents STARTED
 
 A PENDING step whose parent has ended never starts.
@@ -73,6 +74,17 @@ class StepQuerySet(models.QuerySet["Step"]):
         adding = self.of_jobs(job_ids).filter(has_added=True)
         if ids := list(adding.values_list("pk", flat=True)):
             self.filter(parent_id__in=ids, state=Step.State.HELD).update(added_in=None)
+
+    def undone_among(self, chain_ids: Collection[UUID]) -> set[UUID]:
+        """Return the chains with a step that was undone or is being undone."""
+        if not chain_ids:
+            return set()
+        members = self.below(chain_ids).filter(has_undo=True)
+        chain = self.filter(pk=models.OuterRef("parent_id")).values("parent_id")
+        undos = self.filter(parent_id__in=members.values("pk"), role=Step.Role.UNDO)
+        begun = undos.exclude(state=Step.State.PENDING)
+        undone = begun.annotate(chain_id=models.Subquery(chain))
+        return set(undone.values_list("chain_id", flat=True))
 
     def become(self, ids: Iterable[UUID], state: str) -> None:
         """Set the state of the steps."""
@@ -165,4 +177,5 @@ class Step(models.Model):
 
 ENDED = (Step.State.SUCCESSFUL, Step.State.FAILED, Step.State.CANCELLED)
 OPEN = (Step.State.PENDING, Step.State.ENQUEUED, Step.State.STARTED, Step.State.UNDOING)
+UNDER_WAY = (Step.State.ENQUEUED, Step.State.STARTED, Step.State.UNDOING)
 GROUPS = (Step.Kind.GROUP, Step.Kind.MAP)

@@ -14,7 +14,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.models import Cancellation, Step, Workflow
 from stoker.models.job import Job, Message
-from stoker.models.step import GROUPS, OPEN, StepEnd
+from stoker.models.step import GROUPS, OPEN, UNDER_WAY, StepEnd
 from stoker.store.statements import update_by_key
 
 from . import deliver as stored
@@ -144,16 +144,28 @@ class Stopper:
         self._steps = Step.objects.using(self._alias)
         self._job_ids: list[UUID] = []
 
-    def stop_below(self, parent_ids: Sequence[UUID]) -> None:
-        """Cancel the running steps below the given parents, and collect their jobs for ``ask``."""
-        level = list(parent_ids)
+    def stop_below(self, parent_id: UUID, cause: UUID | None) -> bool:
+        """Stop the running steps below a parent, and collect their jobs for ``ask``.
+
+        If some of them have undos, all containers below wait for their running steps, and are
+        undone then.
+
+        Returns:
+            Whether the parent must wait for that, too.
+        """
+        level, stopped, must_undo = [parent_id], list[UUID](), False
         while level:
             below = self._steps.filter(parent_id__in=level).exclude(role=Step.Role.ERROR)
-            under_way = below.filter(state__in=(State.STARTED, State.UNDOING))
             enqueued = below.filter(state=State.ENQUEUED).exclude(job_id=None)
             self._job_ids += filter(None, enqueued.values_list("job_id", flat=True))
-            level = list(under_way.values_list("pk", flat=True))
-            self._steps.become(level, State.CANCELLED)
+            holding = below.filter(state__in=(State.STARTED, State.UNDOING))
+            rows = list(holding.values_list("pk", "state", "has_undo"))
+            level = [pk for pk, state, _ in rows if state == State.STARTED]
+            must_undo |= any(has_undo or state == State.UNDOING for _, state, has_undo in rows)
+            stopped += level
+        state = State.UNDOING if must_undo else State.CANCELLED
+        update_by_key(self._steps, stopped, state=state, cause=cause)
+        return must_undo
 
     def ask(self) -> list[UUID]:
         """Request the cancellation of the collected jobs, and return their ids.
@@ -294,14 +306,16 @@ class Advance:
                 held.setdefault(one.step.parent_id, []).append(one)
         if not held:
             return above
-        parents = self._steps.filter(pk__in=held, state=State.STARTED).defer("sealed", "value")
+        parents = self._steps.filter(pk__in=held).defer("sealed", "value")
         chains: list[tuple[Step, list[Over]]] = []
         groups: list[tuple[Step, list[Over]]] = []
-        for parent in parents:
+        for parent in parents.filter(state=State.STARTED):
             (groups if parent.kind in GROUPS else chains).append((parent, held[parent.pk]))
             self._call_back(held[parent.pk])
+        stopped = list(parents.filter(state=State.UNDOING))
         above += self._in_chains([(parent, overs[-1]) for parent, overs in chains])
         above += self._in_groups(groups)
+        above += self._in_stopped(stopped)
         return above
 
     def _in_chains(self, ended: Sequence[tuple[Step, Over]]) -> list[Over]:
@@ -329,19 +343,40 @@ class Advance:
         )
 
     def _in_groups(self, ended: Sequence[tuple[Step, list[Over]]]) -> list[Over]:
-        above, waiting, turns = [], [], []
+        above, waiting, turns, stopping = [], [], [], []
         for group, overs in ended:
             failed = next((one for one in overs if not one.lets_go_on), None)
             if failed is not None and group.fails_fast:
-                above += self._fail(group, failed.cause)
-                self._stopper.stop_below([group.pk])
+                stopping.append((group, failed.cause))
                 continue
             more = self._starter.next_members(group, len(overs)) if group.has_more else []
             turns += more
             if not more:
                 waiting.append(group)
         above += self._complete(waiting)
-        return above + self._start(turns)
+        above += self._start(turns)
+        for group, cause in stopping:  # last, because the other groups may be below
+            above += self._stop(group, cause)
+        return above
+
+    def _stop(self, group: Step, cause: UUID | None) -> list[Over]:
+        """End a group at its first failure, or after the undos of its members."""
+        if not self._stopper.stop_below(group.pk, cause):
+            return self._fail(group, cause)
+        self._steps.filter(pk=group.pk).update(state=State.UNDOING, cause=cause)
+        return []
+
+    def _in_stopped(self, stopped: Sequence[Step]) -> list[Over]:
+        """Undo the steps of containers that were stopped, after their running steps have ended."""
+        ids = [step.pk for step in stopped]
+        if not ids:
+            return []
+        under_way = self._steps.below(ids).filter(state__in=UNDER_WAY)
+        busy = set(under_way.values_list("parent_id", flat=True).distinct())
+        busy |= self._steps.undone_among(ids)  # their undos go on by themselves
+        return [
+            over for step in stopped if step.pk not in busy for over in self._fail(step, step.cause)
+        ]
 
     def _complete(self, groups: Sequence[Step]) -> list[Over]:
         """Finish the groups whose members have all ended. Return them and their parents that

@@ -32,7 +32,7 @@ from stoker.values.ids import following_job_id
 from stoker.values.text import first_line_of
 
 from .advance import Advance
-from .follow import end_waiting, open_above, reopen, undone_among
+from .follow import end_waiting, open_above, reopen
 
 State = Step.State
 ENDED_BADLY = (State.FAILED, State.CANCELLED)
@@ -155,7 +155,9 @@ def _refusal(alias: str, step: Step) -> str:
     if _with_failed_below(alias, [step]):
         return "steps that its job added have failed: retry those"
     above = _above(alias, [step])
-    undone = undone_among(alias, [pk for pk, one in above.items() if one.has_undo])
+    undone = Step.objects.using(alias).undone_among(
+        [pk for pk, one in above.items() if one.has_undo]
+    )
     return "steps of its chain were undone, and stay undone" if undone else ""
 
 
@@ -198,7 +200,9 @@ def _blocking(
     names = ("parent_id", "job_id", "has_added")
     read = list(later.only(*names).order_by("pk")[:ON_A_PAGE])
     above = _above(alias, read)
-    undone = undone_among(alias, [pk for pk, one in above.items() if one.has_undo])
+    undone = Step.objects.using(alias).undone_among(
+        [pk for pk, one in above.items() if one.has_undo]
+    )
     jobs = Job.objects.using(alias).filter(finished_at__gt=begun_at)
     job_ids = [step.job_id for step in read if step.job_id is not None]
     newer = set(with_keys(jobs, job_ids).values_list("pk", flat=True)) if job_ids else set()

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connections, transaction
-from django.db.models import Max, OuterRef, Subquery
+from django.db.models import Max
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
@@ -99,21 +99,9 @@ def open_above(alias: str, steps: Sequence[Step], *, is_next: bool = False) -> N
             return
         parents = with_keys(rows.defer("sealed", "value"), waiting)
         ended = list(parents.filter(state__in=(State.FAILED, State.CANCELLED)))
-        undone = undone_among(alias, [step.pk for step in ended if step.has_undo])
+        undone = rows.undone_among([step.pk for step in ended if step.has_undo])
         level = [step for step in ended if step.pk not in undone]
         update_by_key(rows, [step.pk for step in level], state=State.STARTED, cause=None)
-
-
-def undone_among(alias: str, chain_ids: Collection[UUID]) -> set[UUID]:
-    """Return the chains with a step that was undone or is being undone."""
-    if not chain_ids:
-        return set()
-    steps = Step.objects.using(alias)
-    members = steps.below(chain_ids).filter(has_undo=True)
-    chain = steps.filter(pk=OuterRef("parent_id")).values("parent_id")
-    undos = steps.filter(parent_id__in=members.values("pk"), role=Step.Role.UNDO)
-    undone = undos.exclude(state=State.PENDING).annotate(chain_id=Subquery(chain))
-    return set(undone.values_list("chain_id", flat=True))
 
 
 AT_ONCE = 100

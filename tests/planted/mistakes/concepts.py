@@ -329,11 +329,22 @@ MISTAKES = (
         "members of a group that fails fast go on",
         [
             Change(
-                "workflows.advance:Advance._in_groups", drop("self._stopper.stop_below([group.pk])")
+                "workflows.advance:Advance._stop",
+                replace("self._stopper.stop_below(group.pk, cause)", "False"),
             )
         ],
         "tests/workflows/test_flow.py",
         "failed_member_cancels_the_others_with_on_failure_stop",
+    ),
+    Mistake(
+        "chains that stop with their group are not undone",
+        [
+            Change(
+                "workflows.advance:Stopper.stop_below",
+                replace("State.UNDOING if must_undo else State.CANCELLED", "State.CANCELLED"),
+            )
+        ],
+        "tests/workflows/test_stop.py",
     ),
     Mistake(
         "fencing numbers do not grow",

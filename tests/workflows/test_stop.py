@@ -1,0 +1,133 @@
+"""A group that stops at its first failure: what was done in its other members is undone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stoker import WorkflowResult, chain, get_workflow, group
+from stoker.models import Step
+from stoker.tasks.signatures import Node
+
+from tests.workflows.runner import StepByStep
+from tests.workflows.tasks import DONE, FAILING, note, tell_result
+
+pytestmark = pytest.mark.django_db
+
+
+def order(number: int, *more: Node, **options: Any) -> Node:
+    """Return a chain that reserves and then charges, and takes the reservation back on failure.
+
+    Args:
+        options: for the step that charges.
+    """
+    reserve = note.si(f"reserve {number}").undo(note.si(f"release {number}"))
+    return chain(reserve, note.using(**options).si(f"charge {number}"), *more)
+
+
+def stopping(*members: Any) -> tuple[WorkflowResult, StepByStep]:
+    """Start a group that stops at its first failure, and run the first steps of its members."""
+    workflow = group(*members, on_failure="stop").enqueue()
+    hand = StepByStep()
+    hand.end(*hand.claim())
+    return workflow, hand
+
+
+def state(workflow: WorkflowResult) -> str:
+    return get_workflow(workflow.id).status
+
+
+def test_stopped_chain_is_undone_after_its_waiting_step_was_cancelled() -> None:
+    FAILING.add("charge 1")
+    workflow, hand = stopping(order(1), order(2, run_after=60))
+    hand.run_all()
+    assert sorted(DONE[2:]) == ["charge 1", "release 1", "release 2"]
+    assert state(workflow) == "FAILED"
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_stopped_chain_is_undone_after_its_running_step_has_ended(fails: bool) -> None:
+    FAILING.update(["charge 1", "charge 2"] if fails else ["charge 1"])
+    workflow, hand = stopping(order(1, note.si("ship 1")), order(2, note.si("ship 2")))
+    hand.claim()
+    hand.end("charge 1")
+    hand.claim()
+    hand.end("release 1")
+    assert not hand.claim(), "release 2 waits for charge 2"
+    assert state(workflow) == "RUNNING", "the group waits for its undos"
+    hand.run_all()
+    assert DONE[-2:] == ["charge 2", "release 2"]
+    assert state(workflow) == "FAILED"
+
+
+def test_chain_that_is_being_undone_goes_on_when_its_group_stops() -> None:
+    FAILING.update(["charge 1", "bad"])
+    account = note.si("open").undo(note.si("close"))
+    told = chain(account, *order(1).steps, on_error=tell_result.s("told"))
+    bad = chain(note.si("good"), note.si("bad"))
+    workflow, hand = stopping(told, bad)
+    hand.claim()
+    hand.end("reserve 1")
+    hand.claim()
+    hand.end("charge 1")
+    assert hand.claim() == ["release 1"]
+    hand.end("bad")
+    hand.run_all()
+    assert DONE[-3:] == ["release 1", "close", ("told", "FAILED", None)]
+    assert state(workflow) == "FAILED"
+
+
+def test_undos_of_nested_chains_run_from_the_inside_to_the_outside() -> None:
+    FAILING.add("bad")
+    inner = chain(note.si("open").undo(note.si("close")), chain(group(order(1))))
+    members = group(chain(inner), chain(note.si("good"), note.si("bad")), on_failure="stop")
+    workflow = chain(note.si("begin").undo(note.si("end")), members).enqueue()
+    hand = StepByStep()
+    for names in (["begin"], ["good", "open"], ["reserve 1"]):
+        hand.claim()
+        hand.end(*names)
+    assert hand.claim() == ["charge 1"]
+    hand.end("bad")
+    hand.run_all()
+    assert DONE[-4:] == ["charge 1", "release 1", "close", "end"]
+    assert state(workflow) == "FAILED"
+
+
+def test_group_without_undos_fails_at_once() -> None:
+    FAILING.add("bad")
+    slow = chain(note.si("good"), group(note.si("slow")), note.si("never"))
+    workflow, hand = stopping(slow, chain(note.si("fine"), note.si("bad")))
+    hand.claim()
+    hand.end("bad")
+    assert state(workflow) == "FAILED"
+    hand.run_all()
+    assert DONE[-1] == "slow"
+    assert not Step.objects.filter(state__in=["STARTED", "UNDOING"]).exists()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_failure_in_the_same_batch_starts_no_member_of_an_inner_group(is_first: bool) -> None:
+    FAILING.add("bad")
+    inner = group(note.si("a"), note.si("b"), note.si("c"), at_once=1)
+    members = [note.si("bad"), inner] if is_first else [inner, note.si("bad")]
+    workflow, hand = stopping(*members)
+    hand.run_all()
+    assert sorted(DONE) == ["a", "bad"]
+    assert state(workflow) == "FAILED"
+
+
+def test_stopped_chain_in_which_nothing_was_done_can_be_retried() -> None:
+    FAILING.add("bad")
+    workflow = group(order(1), note.si("bad"), on_failure="stop").enqueue()
+    hand = StepByStep()
+    hand.claim()
+    FAILING.add("reserve 1")
+    hand.end("bad")
+    hand.run_all()
+    assert state(workflow) == "FAILED"
+    FAILING.clear()
+    assert workflow.retry() == 2
+    hand.run_all()
+    assert DONE == ["bad", "reserve 1", "bad", "reserve 1", "charge 1"]
+    assert state(workflow) == "SUCCESSFUL"
