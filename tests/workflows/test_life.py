@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 from django.utils import timezone
 
-from stoker import chain, chord, dead_letters, get_workflow, group, queues
+from stoker import WorkflowResult, chain, chord, dead_letters, get_workflow, group, queues
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
@@ -15,7 +15,7 @@ from stoker.conf import settings_for
 from stoker.exceptions import JobFailed
 from stoker.jobs.relay import relay_from
 from stoker.jobs.results import fetch
-from stoker.models import Job, Ready, Step, Workflow
+from stoker.models import DeadLetter, Job, Ready, Step, Workflow
 from stoker.testing import drain
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow
@@ -196,3 +196,78 @@ def test_step_that_was_never_relayed_to_the_broker_is_relayed_later(
     drain()
     assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["a", "b"])
     assert relay_from(settings_for(), "default", lambda: None) == 0
+
+
+# -- requeued steps of workflows that have succeeded ----------------------------------------------
+
+
+def succeeded_without(failing: str, *steps: Any) -> tuple[WorkflowResult, DeadLetter]:
+    """Run a workflow that succeeds although a step fails. Return it and the step's dead letter."""
+    FAILING.add(failing)
+    workflow = chain(*steps).enqueue()
+    drain()
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+    FAILING.clear()
+    (letter,) = dead_letters.find().letters
+    return workflow, letter
+
+
+def test_requeued_step_of_a_successful_workflow_receives_the_same_argument() -> None:
+    _, letter = succeeded_without("b", note.si("a"), say.s("b").optional())
+    assert sweep().forget_values() == 0, "the step can still be requeued"
+    dead_letters.requeue(letter.pk)
+    drain()
+    assert DONE == ["a", ("b", "a"), ("b", "a")]
+    assert sweep().forget_values() == 1
+
+
+def test_requeued_undo_of_a_successful_workflow_receives_the_result() -> None:
+    FAILING.update(["undo", "c"])
+    inner = chain(note.si("b").undo(say.s("undo")), note.si("c"))
+    workflow = chain(note.si("a"), inner.optional()).enqueue()
+    drain()
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+    FAILING.clear()
+    for letter in dead_letters.find().letters:
+        if "note" in letter.task:
+            dead_letters.discard(letter.pk)
+    assert sweep().forget_values() == 0
+    (letter,) = dead_letters.find(task="tests.workflows.tasks.say").letters
+    dead_letters.requeue(letter.pk)
+    assert sweep().forget_values() == 0, "its new job has not read it"
+    drain()
+    assert DONE[-2:] == [("undo", "b"), ("undo", "b")]
+    assert sweep().forget_values() > 0
+
+
+def test_requeued_step_reads_its_argument_from_the_job_if_the_step_has_lost_it() -> None:
+    _, letter = succeeded_without("b", double.s(4), say.s("b").optional())
+    Step.objects.update(value=None)  # as an earlier version did
+    dead_letters.requeue(letter.pk)
+    drain()
+    assert DONE == [("b", 8)] * 2
+
+
+@pytest.mark.parametrize(
+    ("lost", "sentence"),
+    [
+        (Job, "The result of tests.workflows.tasks.double"),
+        (Workflow, "is not kept any more, so"),
+    ],
+)
+def test_requeued_step_whose_argument_is_not_kept_fails_and_says_what_to_do(
+    lost: Any, sentence: str
+) -> None:
+    workflow, letter = succeeded_without("b", double.s(4), say.s("b").optional())
+    if lost is Job:
+        Step.objects.update(value=None)
+        Job.objects.filter(task="tests.workflows.tasks.double").delete()
+    else:
+        Step.objects.filter(workflow_id=workflow.id).delete()
+        Workflow.objects.all().delete()
+    dead_letters.requeue(letter.pk)
+    drain()
+    assert DONE == [("b", 8)]
+    letter.refresh_from_db()
+    assert sentence in letter.message
+    assert "Enqueue a new workflow, and discard this dead letter." in letter.message

@@ -13,8 +13,9 @@ from uuid import UUID
 
 from stoker.compat import TaskError, TaskResultStatus
 from stoker.conf import Settings
+from stoker.exceptions import StokerError, WorkflowNotFound
 from stoker.models import Attempt, Job, Step
-from stoker.models.step import GROUPS
+from stoker.models.step import GROUPS, StepQuerySet
 from stoker.workflows.hooks import About, about_of
 
 from .package import Package, sealer_for
@@ -23,13 +24,14 @@ from .states import JobState, Progress, task_of
 
 AT_ONCE = 1000
 COLUMNS = ("sealed",)
+WITH_VALUE = (Step.State.SUCCESSFUL, Step.State.UNDOING, Step.State.STARTED)
 
 
 def with_received(settings: Settings, package: Package) -> Package:
     """Return the package with the received value as its first argument."""
     options = package.options
     if options.receives == "value":
-        received = Values(settings).before(package.job_id)
+        received = Values(settings, is_strict=True).before(package.job_id)
     elif options.about:
         received = result_about(settings, about_of(options.about))
     else:
@@ -54,11 +56,20 @@ def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:
 
 class Values:
     """Reads the results of steps. The number of queries grows with the depth of the result, plus
-    one query per thousand members."""
+    one or two queries per thousand members.
 
-    def __init__(self, settings: Settings) -> None:
+    Results that no other step receives, or that were deleted from their steps because the workflow
+    has succeeded, are read from the rows of their jobs.
+
+    Args:
+        is_strict: raise an error if a result is not kept any more. Otherwise it is None.
+    """
+
+    def __init__(self, settings: Settings, *, is_strict: bool = False) -> None:
         self._sealer = sealer_for(settings)
         self._steps = Step.objects.using(settings.database).defer(*COLUMNS)
+        self._jobs = Job.objects.using(settings.database)
+        self._is_strict = is_strict
 
     def before(self, job_id: UUID) -> Any:
         """Return the result of the step before this job's step."""
@@ -69,9 +80,9 @@ class Values:
 
     def step_before(self, job_id: UUID) -> Step | None:
         """Return the previous step in the workflow, or the step that added this one."""
-        node = self._steps.of_jobs([job_id]).get()
+        node = step_of(self._steps, job_id)
         while node.parent_id is not None:
-            parent = self._steps.get(pk=node.parent_id)
+            parent = parent_of(self._steps, node)
             if node.role == Step.Role.UNDO:
                 return parent
             if parent.kind not in GROUPS:
@@ -84,7 +95,7 @@ class Values:
 
     def of(self, step: Step) -> Any:
         """Return the step's value, or None if it failed and was optional."""
-        if step.state not in (Step.State.SUCCESSFUL, Step.State.UNDOING, Step.State.STARTED):
+        if step.state not in WITH_VALUE:
             return None
         if step.kind in GROUPS:
             results = list(self.of_members(step))
@@ -111,15 +122,53 @@ class Values:
             after = members[-1].position
 
     def _filled(self, members: list[Step]) -> list[Step]:
-        """Return the members with their values. Subclasses override it to read the values
-        elsewhere."""
+        """Return the members with their values."""
+        missing = {
+            one.job_id: one
+            for one in members
+            if one.value is None and one.job_id is not None and one.state in WITH_VALUE
+        }
+        if missing:
+            rows = self._jobs.filter(pk__in=missing).values_list("pk", "value")
+            for job_id, value in rows:
+                missing[job_id].value = value
         return members
 
     def _below(self, step: Step) -> Any:
         return self._steps.below([step.pk]).exclude(state=Step.State.HELD)
 
     def _own(self, step: Step) -> Any:
+        if step.value is None:
+            self._filled([step])
+        if step.value is None and self._is_strict:
+            raise StokerError(
+                f"The result of {step.label} (job {step.job_id}) is not kept any more, so the "
+                "step that receives it cannot run. Enqueue a new workflow, and discard this dead "
+                "letter."
+            )
         return None if step.value is None else self._sealer.open_value(bytes(step.value))
+
+
+def step_of(steps: StepQuerySet, job_id: UUID) -> Step:
+    """Return the step of a job. Raises WorkflowNotFound if it is not kept any more."""
+    step = steps.of_jobs([job_id]).first()
+    if step is None:
+        raise WorkflowNotFound(
+            f"The workflow of job {job_id} is not kept any more, so the job cannot receive its "
+            "argument. Enqueue a new workflow, and discard this dead letter."
+        )
+    return step
+
+
+def parent_of(steps: StepQuerySet, step: Step) -> Step:
+    """Return the parent of a step. Raises WorkflowNotFound if it is not kept any more."""
+    parent = steps.filter(pk__in=[step.parent_id]).first()
+    if parent is None:
+        raise WorkflowNotFound(
+            f"Workflow {step.workflow_id} is not kept any more, so its job {step.job_id} cannot "
+            "receive its argument. Enqueue a new workflow, and discard this dead letter."
+        )
+    return parent
 
 
 def _is_adding(step: Step) -> bool:
@@ -173,11 +222,10 @@ def result_about(settings: Settings, about: About) -> Result[Any]:
 def _result_of_cause(settings: Settings, job_id: UUID) -> Result[Any]:
     """Return the Result of the job that caused a failure, for ``on_error``."""
     steps = Step.objects.using(settings.database)
-    node = steps.of_jobs([job_id]).get()
+    node = step_of(steps, job_id)
     while node.role != Step.Role.ERROR:
-        assert node.parent_id is not None
-        node = steps.get(pk=node.parent_id)
-    failed = steps.in_bulk([node.parent_id])[node.parent_id]
+        node = parent_of(steps, node)
+    failed = parent_of(steps, node)
     cause = failed.cause or failed.job_id or failed.pk
     leaf = steps.of_jobs([cause]).first()
     cancelled = Job.Status.CANCELLED.value

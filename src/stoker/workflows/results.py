@@ -33,7 +33,7 @@ from stoker.jobs.results import (
     pauses,
     refuse_endless_wait,
 )
-from stoker.models import Job, Step, Workflow
+from stoker.models import Step, Workflow
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import parse_job_id
 
@@ -106,30 +106,6 @@ def read_steps(rows: Any, backend: str) -> Iterator[WorkflowStep]:
         if len(part) < AT_ONCE:
             return
         after = part[-1].pk
-
-
-class KeptValues(Values):
-    """Reads the results of steps. Results that no other step receives are read from the rows of
-    their jobs."""
-
-    def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
-        self._jobs = Job.objects.using(settings.database)
-
-    def _filled(self, members: list[Step]) -> list[Step]:
-        missing = {
-            one.job_id: one for one in members if one.value is None and one.job_id is not None
-        }
-        if missing:
-            rows = self._jobs.filter(pk__in=missing).values_list("pk", "value")
-            for job_id, value in rows:
-                missing[job_id].value = value
-        return members
-
-    def _own(self, step: Step) -> Any:
-        if step.value is None and step.job_id is not None:
-            self._filled([step])
-        return super()._own(step)
 
 
 State = Step.State
@@ -332,8 +308,8 @@ class WorkflowResult:
         return Step.objects.using(self._settings.database).filter(workflow_id=self._row.pk)
 
     @property
-    def _values(self) -> KeptValues:
-        return KeptValues(self._settings)
+    def _values(self) -> Values:
+        return Values(self._settings)
 
     def _root(self) -> Step:
         root: Step = self._steps.defer("sealed").get(pk=self._row.pk)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from uuid import UUID
 
+from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
-from stoker.models import Job, Step, Workflow
+from stoker.models import DeadLetter, Job, Step, Workflow
 from stoker.signals import tell
 from stoker.store.prepared import any_of
 from stoker.store.statements import deciding, update_by_key
@@ -98,10 +99,23 @@ class WorkflowSweep:
 
     def forget_values(self) -> int:
         """Delete values of successful workflows, because no step will receive them. Return their
-        number."""
+        number.
+
+        Workflows keep them while a step that was requeued runs, or may be requeued.
+        """
         since = timezone.now() - timedelta(seconds=SHORTEST_SECONDS)
+        letters = DeadLetter.objects.using(self._alias).unclosed()
+        has_letter = Exists(letters.filter(job_id=OuterRef("job_id")))
+        reading = self._steps.filter(
+            Q(state=Step.State.ENQUEUED) | Q(has_letter, state=Step.State.FAILED),
+            workflow_id=OuterRef("pk"),
+            kind=Step.Kind.TASK,
+        )
         done = self._workflows.filter(
-            state=Workflow.State.SUCCESSFUL, finished_at__gte=since, has_values=True
+            ~Exists(reading),
+            state=Workflow.State.SUCCESSFUL,
+            finished_at__gte=since,
+            has_values=True,
         )
         count = 0
         for workflow_id in list(done.values_list("pk", flat=True)[:AT_ONCE]):
