@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
 
-from stoker import chain, get_workflow, group
+from stoker import chain, current_workflow, get_workflow, group, task
 from stoker.conf import settings_for
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.package import sealer_for
@@ -25,12 +25,19 @@ from stoker.models import Step
 from stoker.models.step import UNDER_WAY
 from stoker.tasks.signatures import ChainNode, GroupNode, Node, Signature
 
-from tests.workflows.runner import Runner
+from tests.workflows.runner import Runner, StepByStep
 from tests.workflows.tasks import DONE, FAILING, say
 
 pytestmark = pytest.mark.django_db
 
 NOTHING = "nothing"
+
+
+@task(max_attempts=1)
+def add_and_say(*given: Any) -> str:
+    """Add a step, and do the same as ``say``."""
+    current_workflow().add(say.s(f"{given[-1]} added"))
+    return say.call(*given)
 
 
 @dataclass
@@ -63,6 +70,9 @@ class World:
         name = node.args[-1]
         received = given if node.receives and given is not NOTHING else NOTHING
         self.done.append((name, received))
+        if node.task is add_and_say:
+            self.done.append((f"{name} added", name))
+            return True, f"{name} added"
         return name not in self.failing, name if name not in self.failing else None
 
     def _chain(self, node: ChainNode, given: Any) -> tuple[bool, Any]:
@@ -173,19 +183,20 @@ def test_random_workflows_agree_with_the_model(
         assert workflow.value == value
 
 
-def stopping(node: Node, chance: random.Random) -> Node:
-    """Return a copy in which most steps of chains have undos, and most groups stop at their first
+def stopping(node: Node, chance: random.Random, undo_rate: float) -> Node:
+    """Return a copy in which some steps of chains have undos, and most groups stop at their first
     failure."""
     changes: dict[str, Any] = {}
     match node:
         case ChainNode(steps=steps):
-            steps = tuple(stopping(step, chance) for step in steps)
+            steps = tuple(stopping(step, chance, undo_rate) for step in steps)
             undo = Signature(task=say, args=("?",))
             changes["steps"] = tuple(
-                replace(step, undo_step=undo) if chance.random() < 0.6 else step for step in steps
+                replace(step, undo_step=undo) if chance.random() < undo_rate else step
+                for step in steps
             )
         case GroupNode():
-            changes["members"] = tuple(stopping(one, chance) for one in node.nodes())
+            changes["members"] = tuple(stopping(one, chance, undo_rate) for one in node.nodes())
             changes["fails_fast"] = chance.random() < 0.7
             changes["at_once"] = chance.choice([None, None, 1, 2])
     return replace(node, **changes)
@@ -204,7 +215,7 @@ def test_random_workflows_that_stop_end_and_undo_each_finished_step(
     FAILING.clear()
     chance, counter = random.Random(number), [0]
     node = group([without_undo(one) for one in members])
-    node = named(stopping(node, chance), counter)
+    node = named(stopping(node, chance, chance.choice([0.0, 0.6])), counter)
     FAILING.update(f"s{n + 1}" for n in range(counter[0]) if chance.random() < 0.2)
     note(f"{drawn(node)}; failing: {sorted(FAILING)}")
     workflow = node.enqueue()
@@ -218,6 +229,61 @@ def test_random_workflows_that_stop_end_and_undo_each_finished_step(
     undos = [one for one in rows if one.role == "undo" and one.parent_id in finished]
     assert not [one for one in undos if one.state == "PENDING"]
     assert len({name for name, _ in DONE}) == len(DONE), "each step ran once"
+    workflow.refresh()
+    undone = [one for one in rows if one.role == "undo" and one.state != "PENDING"]
+    if workflow.status == "FAILED" and not undone:
+        FAILING.clear()
+        assert workflow.retry()
+        runner.run()
+        assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
+@given(nodes(), st.integers(0, 2**32))
+@settings(
+    max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "40")),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+def test_random_workflows_that_were_cancelled_succeed_after_a_retry(
+    node: Node, number: int
+) -> None:
+    DONE.clear()
+    FAILING.clear()
+    chance = random.Random(number)
+    node = adding(named(node, [0]), chance)
+    note(drawn(node))
+    world = World(set())
+    _, value = world.run(node, NOTHING)
+    workflow, hand = node.enqueue(), StepByStep()
+    for _ in range(chance.randint(1, 3)):
+        for _ in range(chance.randint(0, 4)):
+            if hand.claim() or hand.running:
+                hand.end(*chance.sample(sorted(hand.running), chance.randint(1, len(hand.running))))
+        hand.claim()
+        workflow.refresh()
+        was_cancelled = workflow.cancel()
+        hand.end(*hand.running)
+        workflow.refresh()
+        assert bool(workflow.retry()) == was_cancelled
+    hand.run_all()
+    workflow.refresh()
+    assert (workflow.status, workflow.value) == ("SUCCESSFUL", value)
+    assert _counted(DONE) == _counted(world.done), "each step ran once"
+
+
+def adding(node: Node, chance: random.Random) -> Node:
+    """Return a copy without optional steps and callbacks, in which some tasks add a step."""
+    changes: dict[str, Any] = {"is_optional": False, "error_step": None, "undo_step": None}
+    match node:
+        case Signature() if chance.random() < 0.3:
+            changes["task"] = add_and_say
+        case ChainNode(steps=steps):
+            changes["steps"] = tuple(adding(step, chance) for step in steps)
+        case GroupNode():
+            changes["members"] = tuple(adding(one, chance) for one in node.nodes())
+            changes["fails_fast"] = chance.random() < 0.5
+            changes["at_once"] = chance.choice([None, None, 1, 2])
+    return replace(node, **changes)
 
 
 def again(runner: Runner, world: World) -> list[Any]:

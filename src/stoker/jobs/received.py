@@ -73,25 +73,26 @@ class Values:
 
     def before(self, job_id: UUID) -> Any:
         """Return the result of the step before this job's step."""
-        step = self.step_before(job_id)
+        step, has_added_it = self.step_before(job_id)
         if step is None:
             return None
-        return self._own(step) if _is_adding(step) else self.of(step)
+        return self._own(step) if has_added_it else self.of(step)
 
-    def step_before(self, job_id: UUID) -> Step | None:
-        """Return the previous step in the workflow, or the step that added this one."""
+    def step_before(self, job_id: UUID) -> tuple[Step | None, bool]:
+        """Return the previous step in the workflow, or the step that added this one, and whether it
+        is the latter."""
         node = step_of(self._steps, job_id)
         while node.parent_id is not None:
             parent = parent_of(self._steps, node)
             if node.role == Step.Role.UNDO:
-                return parent
+                return parent, False
             if parent.kind not in GROUPS:
                 earlier = self._below(parent).filter(position__lt=node.position)
                 step = earlier.order_by("-position").first()
                 if step is not None or parent.kind == Step.Kind.TASK:
-                    return step or parent
+                    return step or parent, step is None
             node = parent
-        return None
+        return None, False
 
     def of(self, step: Step) -> Any:
         """Return the step's value, or None if it failed and was optional."""
@@ -169,11 +170,6 @@ def parent_of(steps: StepQuerySet, step: Step) -> Step:
             "receive its argument. Enqueue a new workflow, and discard this dead letter."
         )
     return parent
-
-
-def _is_adding(step: Step) -> bool:
-    """Return whether the step has added steps that are running."""
-    return step.kind == Step.Kind.TASK and step.state == Step.State.STARTED
 
 
 def result_about(settings: Settings, about: About) -> Result[Any]:

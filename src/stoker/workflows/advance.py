@@ -14,7 +14,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.models import Cancellation, Step, Workflow
 from stoker.models.job import Job, Message
-from stoker.models.step import GROUPS, OPEN, UNDER_WAY, StepEnd
+from stoker.models.step import ENDED, GROUPS, OPEN, UNDER_WAY, StepEnd, StepState
 from stoker.store.statements import update_by_key
 
 from . import deliver as stored
@@ -242,6 +242,22 @@ class Advance:
         """Start the given steps. Return the ids of jobs to cancel."""
         return self.go_on([Over(step, State.SUCCESSFUL) for step in self._starter.start(steps)])
 
+    def resume(self, containers: Sequence[Step]) -> list[UUID]:
+        """Continue chains and groups that were stopped, none of whose steps is under way. Return
+        the ids of jobs to cancel."""
+        update_by_key(self._steps, [one.pk for one in containers], state=State.STARTED, cause=None)
+        groups = [one for one in containers if one.kind in GROUPS]
+        chains = {one.pk: one for one in containers if one.kind not in GROUPS}
+        rows = self._steps.below(chains).defer("sealed", "value").order_by("position")
+        last = {one.parent_id: one for one in rows.filter(state__in=ENDED)}
+        begun = [(chain, last[pk]) for pk, chain in chains.items() if pk in last]
+        waiting = self._steps.below(chains.keys() - last.keys()).filter(state=State.PENDING)
+        first = {one.parent_id: one for one in waiting.order_by("-position")}
+        wave = self._complete(groups)
+        wave += self._in_chains([(chain, Over(one, one.state)) for chain, one in begun])
+        wave += self._start(first.values())
+        return self.go_on(wave)
+
     def waiting_members(self, workflow_id: UUID) -> list[Step]:
         """Return the members that may start now in the unfinished groups of a workflow."""
         return self._starter.waiting_members(workflow_id)
@@ -258,28 +274,35 @@ class Advance:
             state = STATES[Job.Status(one.status)]
             value = one.value if step.is_wanted and one.has_succeeded else None
             cause = None if one.has_succeeded else step.job_id
-            may_grow = step.has_added and step.workflow_id not in cancelled
-            if may_grow and one.has_succeeded and self._adopt(step, one.attempt):
-                ends.append(StepEnd(step.pk, State.STARTED.value, value))
-                continue
+            if step.has_added and one.has_succeeded:
+                state = self._adopt(step, one.attempt, step.workflow_id in cancelled)
             ends.append(StepEnd(step.pk, state.value, value, cause))
-            wave.append(Over(step, state, cause))
+            if state != State.STARTED:
+                wave.append(Over(step, state, cause))
         self._steps.end(ends)
         return wave
 
-    def _adopt(self, step: Step, attempt: int) -> bool:
-        """Add to the workflow the steps that the job created in its successful attempt.
+    def _adopt(self, step: Step, attempt: int, is_cancelled: bool) -> StepState:
+        """Add to the workflow the steps that the job created in its successful attempt. Return the
+        new state of the job's step.
 
-        Steps from other attempts never start. Returns whether there are any.
+        Steps from other attempts never start. If the workflow or a group above was stopped
+        meanwhile, the added steps wait for a retry.
         """
-        if step.role == Role.STEP and step.parent_id is not None:
-            above = self._steps.filter(pk=step.parent_id, state=State.STARTED)
-            if not above.exists():  # as a group that has failed meanwhile
-                return False
+        is_part = step.role == Role.STEP and step.parent_id is not None
+        above = self._steps.filter(pk__in=[step.parent_id]).first() if is_part else None
+        if above is None:
+            may_start, stays = not is_cancelled, is_cancelled
+        else:
+            may_start = above.state == State.STARTED
+            will_be_undone = step.has_undo and above.state == State.UNDOING
+            stays = will_be_undone or above.state == State.SUCCESSFUL
+        if stays:
+            return State.SUCCESSFUL
         added = self._steps.below([step.pk]).filter(state=State.HELD, added_in=attempt)
         ids = list(added.order_by("position").values_list("pk", flat=True))
         if not ids:
-            return False
+            return State.SUCCESSFUL
         self._steps.become(ids, State.PENDING)
         level, count = ids, 0
         while level:
@@ -287,8 +310,10 @@ class Advance:
             count += rows.count()
             level = list(self._steps.filter(parent_id__in=level).values_list("pk", flat=True))
         self._workflows.grow(step.workflow_id, count)
+        if not may_start:
+            return State.CANCELLED
         self._late += self._start([self._steps.get(pk=ids[0])])
-        return True
+        return State.STARTED
 
     # -- groups and chains ------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace as changed
 from datetime import datetime
 from typing import NamedTuple
@@ -23,7 +23,7 @@ from stoker.jobs.package import sealer_for
 from stoker.jobs.sealing import needs_of_step
 from stoker.models import Cancellation, DeadLetter, Job, Step, Workflow
 from stoker.models.job import Message
-from stoker.models.step import GROUPS
+from stoker.models.step import UNDER_WAY, StepQuerySet
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
 from stoker.store.transactions import repeat_if_aborted
@@ -146,13 +146,14 @@ def _retry_batch(
 
 def _refusal(alias: str, step: Step) -> str:
     """Return why this step cannot be retried alone; "" = it can."""
+    stopped = stopped_containers(alias, step.workflow_id)
     if step.kind != Step.Kind.TASK:
         return f"it is a {step.kind}, not a task"
     if step.role != Step.Role.STEP:
         return "it is an undo or on_error step"
     if step.state not in ENDED_BADLY:
         return f"it is {step.state}, and only a failed or cancelled step can be retried"
-    if _with_failed_below(alias, [step]):
+    if _with_added(alias, [step]) and not stopped.filter(pk=step.pk).exists():
         return "steps that its job added have failed: retry those"
     above = _above(alias, [step])
     undone = Step.objects.using(alias).undone_among(
@@ -170,8 +171,8 @@ def steps_to_retry(
     """Return a page of the steps that a retry of the workflow begins with, each with the cursor
     that points behind it, and the cursor of the next page; None = this is the last page.
 
-    First the failed and cancelled tasks that block the workflow, then the steps that have never
-    started because their chain was cancelled after the step before them.
+    First the failed and cancelled tasks that block the workflow, then the chains and groups that
+    were stopped between two steps.
 
     Args:
         after: the cursor; "" = the first page.
@@ -182,47 +183,70 @@ def steps_to_retry(
         found, edge = _blocking(alias, workflow_id, last, begun_at)
         rest = NEXT if edge is None else f"{BLOCKING} {edge}"
         return [(pk, f"{BLOCKING} {pk}") for pk in found], rest
-    found = _next_in_chains(alias, workflow_id, last)
-    is_last = len(found) < ON_A_PAGE
-    return [(pk, f"{NEXT} {pk}") for pk in found], None if is_last else f"{NEXT} {found[-1]}"
+    stopped = stopped_containers(alias, workflow_id)
+    later = stopped.filter(pk__gt=UUID(last)) if last else stopped
+    read = list(later.order_by("pk")[:ON_A_PAGE])
+    found = [step.pk for step in _waited_for(alias, read)]
+    is_last = len(read) < ON_A_PAGE
+    return [(pk, f"{NEXT} {pk}") for pk in found], None if is_last else f"{NEXT} {read[-1].pk}"
 
 
 def _blocking(
     alias: str, workflow_id: UUID, last: str, begun_at: datetime
 ) -> tuple[list[UUID], UUID | None]:
-    """Return failed and cancelled tasks, and the last one that was read if there may be more.
-
-    Omit undone and optional steps, callbacks, and steps of chains that continued without them.
-    """
+    """Return failed and cancelled tasks that the workflow waits for, and the last one that was read
+    if there may be more."""
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id, kind=Step.Kind.TASK)
     ended = steps.filter(role=Step.Role.STEP, state__in=ENDED_BADLY, is_optional=False)
     later = ended.filter(pk__gt=UUID(last)) if last else ended
-    names = ("parent_id", "job_id", "has_added")
+    names = ("parent_id", "job_id", "has_added", "has_undo")
     read = list(later.only(*names).order_by("pk")[:ON_A_PAGE])
-    above = _above(alias, read)
-    undone = Step.objects.using(alias).undone_among(
-        [pk for pk, one in above.items() if one.has_undo]
-    )
     jobs = Job.objects.using(alias).filter(finished_at__gt=begun_at)
     job_ids = [step.job_id for step in read if step.job_id is not None]
     newer = set(with_keys(jobs, job_ids).values_list("pk", flat=True)) if job_ids else set()
-    others = _with_failed_below(alias, read)
+    others = _with_added(alias, read)
+    found = [
+        step.pk
+        for step in _waited_for(alias, read)
+        if step.pk not in others and step.job_id not in newer
+    ]
+    return found, read[-1].pk if len(read) == ON_A_PAGE else None
+
+
+def stopped_containers(alias: str, workflow_id: UUID) -> StepQuerySet:
+    """Return the chains and groups that have failed or were cancelled although none of their steps
+    has: it succeeded, or has never started. None of their steps is under way."""
+    steps = Step.objects.using(alias).defer("sealed", "value")
+    below = steps.filter(parent_id=OuterRef("pk"), role=Step.Role.STEP).exclude(state=State.HELD)
+    has_failed = Q(state__in=ENDED_BADLY, is_optional=False)
+    ended = steps.filter(workflow_id=workflow_id, role=Step.Role.STEP, state__in=ENDED_BADLY)
+    containers = ended.exclude(kind=Step.Kind.TASK, has_added=False)
+    needed = containers.filter(Q(is_optional=False) | Q(parent_id=None))
+    return needed.filter(Exists(below), ~Exists(below.filter(has_failed | Q(state__in=UNDER_WAY))))
+
+
+def _waited_for(alias: str, read: Sequence[Step]) -> list[Step]:
+    """Omit undone steps, callbacks, and steps of optional containers and of chains that continued
+    without them."""
+    above = _above(alias, read)
+    chains = [one.pk for one in (*above.values(), *read) if one.has_undo]
+    undone = Step.objects.using(alias).undone_among(chains)
 
     def is_waited_for(step: Step) -> bool:
+        if step.pk in undone:
+            return False
         while step.parent_id is not None:
-            step = above[step.parent_id]
+            parent = above.get(step.parent_id)
+            if parent is None:  # the workflow is being deleted
+                return False
+            step = parent
             is_left = step.is_optional and step.parent_id is not None
             has_gone_on = step.state not in (*ENDED_BADLY, State.STARTED)
             if is_left or has_gone_on or step.role != Step.Role.STEP or step.pk in undone:
                 return False
         return True
 
-    found = [
-        step.pk
-        for step in read
-        if step.pk not in others and step.job_id not in newer and is_waited_for(step)
-    ]
-    return found, read[-1].pk if len(read) == ON_A_PAGE else None
+    return list(filter(is_waited_for, read))
 
 
 def _above(alias: str, steps: Sequence[Step]) -> dict[UUID, Step]:
@@ -237,28 +261,13 @@ def _above(alias: str, steps: Sequence[Step]) -> dict[UUID, Step]:
     return found
 
 
-def _with_failed_below(alias: str, steps: Sequence[Step]) -> set[UUID]:
-    """Return the steps that ended because steps that their jobs had added failed."""
+def _with_added(alias: str, steps: Collection[Step]) -> set[UUID]:
+    """Return the steps that did not end with their jobs, because these have added steps."""
     adding = [step.pk for step in steps if step.has_added]
     if not adding:
         return set()
     added = Step.objects.using(alias).below(adding).exclude(state=State.HELD)
     return {pk for pk in added.values_list("parent_id", flat=True).distinct() if pk is not None}
-
-
-def _next_in_chains(alias: str, workflow_id: UUID, last: str) -> list[UUID]:
-    """Return the steps to start in chains that were cancelled between two steps."""
-    steps = Step.objects.using(alias)
-    chains = steps.filter(pk=OuterRef("parent_id"), state=State.CANCELLED)
-    chains = chains.exclude(kind__in=GROUPS).exclude(kind=Step.Kind.TASK, has_added=False)
-    before = steps.filter(
-        parent_id=OuterRef("parent_id"), role=Step.Role.STEP, position=OuterRef("position") - 1
-    )
-    has_ended = Q(state=State.SUCCESSFUL) | Q(state__in=ENDED_BADLY, is_optional=True)
-    waiting = steps.filter(workflow_id=workflow_id, role=Step.Role.STEP, state=State.PENDING)
-    found = waiting.filter(Exists(chains), Exists(before.filter(has_ended)))
-    later = found.filter(pk__gt=UUID(last)) if last else found
-    return list(later.order_by("pk").values_list("pk", flat=True)[:ON_A_PAGE])
 
 
 # -- retry them -----------------------------------------------------------------------------------
@@ -270,8 +279,8 @@ def retry_together(
     """Retry steps of a workflow, in the open transaction. The number of statements does not depend
     on how many they are.
 
-    A failed or cancelled task gets a new job, and a step that has never started starts. The steps
-    above them are reopened, and members of groups that have never started may start.
+    A failed or cancelled task gets a new job, and a chain or group that was stopped continues. The
+    steps above them are reopened, and members of groups that have never started may start.
 
     Returns:
         The outcomes in the order of the ids, and the number of those members.
@@ -279,19 +288,25 @@ def retry_together(
     alias = settings.database
     rows = Step.objects.using(alias).filter(workflow_id=workflow_id)
     steps = {one.pk: one for one in with_keys(rows.defer("sealed", "value"), step_ids)}
-    again = [step for step in steps.values() if step.state in ENDED_BADLY]
+    holding = _with_added(alias, steps.values())
+    holding |= {pk for pk, step in steps.items() if step.kind != Step.Kind.TASK}
+    again = [step for pk, step in steps.items() if step.state in ENDED_BADLY and pk not in holding]
     outcomes = _enqueue_again(settings, again, wish)
     Workflow.objects.using(alias).lock([workflow_id])
-    new = [step.pk for step in steps.values() if step.state == State.PENDING]
-    turns = list(with_keys(rows, new).filter(state=State.PENDING)) if new else []
-    open_above(alias, turns, is_next=True)
-    outcomes |= {step.pk: StepOutcome() for step in turns}
-    members = Advance(settings).waiting_members(workflow_id)
-    Advance(settings).begin([*turns, *members])
+    stopped = stopped_containers(alias, workflow_id)
+    resumed = list(with_keys(stopped, holding)) if holding else []
+    open_above(alias, resumed)
+    advance = Advance(settings)
+    advance.resume(resumed)
+    outcomes |= {step.pk: StepOutcome() for step in resumed}
+    members = advance.waiting_members(workflow_id)
+    advance.begin(members)
     for step_id in step_ids:
         state = steps[step_id].state if step_id in steps else "gone"
         outcomes.setdefault(step_id, StepOutcome(f"it is {state}"))
-    return [outcomes[step_id] for step_id in step_ids], len(members)
+    # A group that continues with its members counts as one of them.
+    counted = {one.parent_id for one in members}.intersection(one.pk for one in resumed)
+    return [outcomes[step_id] for step_id in step_ids], len(members) - len(counted)
 
 
 def _enqueue_again(

@@ -84,7 +84,7 @@ class CurrentWorkflow:
         For callbacks written with ``si``, if the list of results would be too long.
         """
         values = Values(settings_for(self._backend), is_strict=True)
-        step = values.step_before(self._running.job_id)
+        step, _ = values.step_before(self._running.job_id)
         return iter(()) if step is None else values.of_members(step)
 
 

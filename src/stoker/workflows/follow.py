@@ -75,14 +75,9 @@ def reassign(alias: str, jobs: Mapping[UUID, UUID]) -> None:
     steps.bulk_update(ends, ["cause"])
 
 
-def open_above(alias: str, steps: Sequence[Step], *, is_next: bool = False) -> None:
+def open_above(alias: str, steps: Sequence[Step]) -> None:
     """Reopen the parents of steps that start again, in locked workflows, with two or three queries
-    for each level.
-
-    Args:
-        is_next: the steps have never started, so their parents wait for them even if they are
-            optional.
-    """
+    for each level."""
     rows, level = Step.objects.using(alias), steps
     while level:
         roots = {step.workflow_id for step in level if step.parent_id is None}
@@ -91,9 +86,7 @@ def open_above(alias: str, steps: Sequence[Step], *, is_next: bool = False) -> N
         waiting = {
             step.parent_id
             for step in level
-            if step.parent_id is not None
-            and step.role == Step.Role.STEP
-            and (is_next or not step.is_optional)
+            if step.parent_id is not None and step.role == Step.Role.STEP and not step.is_optional
         }
         if not waiting:
             return

@@ -269,7 +269,8 @@ class WorkflowResult:
         return is_cancelled
 
     def retry(self, by: str = "", because: str = "", *, step: Any = None) -> int:
-        """Retry the steps that failed or were cancelled. Undone steps stay undone.
+        """Retry the steps that failed or were cancelled, and continue chains and groups that were
+        stopped between two steps. Undone steps stay undone.
 
         Args:
             by, because: person and reason, stored with the requeues.
@@ -277,7 +278,8 @@ class WorkflowResult:
                 while other steps run; None = all.
 
         Returns:
-            The number of jobs that were enqueued.
+            The number of jobs that were enqueued, and of chains and groups that continued without
+            a new job.
 
         Raises:
             WorkflowNotFound: the workflow does not exist (any more).

@@ -70,6 +70,16 @@ MISTAKES = (
         "added",
     ),
     Mistake(
+        "steps that a job has added are lost if the workflow is cancelled meanwhile",
+        [
+            Change(
+                "workflows.advance:Advance._adopt", replace("State.CANCELLED", "State.SUCCESSFUL")
+            )
+        ],
+        "tests/workflows/test_resume.py",
+        "added_while",
+    ),
+    Mistake(
         "a step continues each time its end is recorded",
         [
             Change(
