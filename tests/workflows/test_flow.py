@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from asgiref.sync import async_to_sync
 
-from stoker import chain, chord, get_workflow, group
+from stoker import chain, chord, dead_letters, get_workflow, group
 from stoker.models import Ready, Step
 from stoker.testing import drain
 
@@ -148,6 +148,24 @@ def test_group_with_at_once_limits_its_enqueued_members() -> None:
     drain()
     workflow.refresh()
     assert (workflow.status, sorted(DONE)) == ("SUCCESSFUL", [*"abcde"])
+
+
+def test_requeued_members_do_not_raise_the_number_at_once() -> None:
+    FAILING.update("abc")
+    workflow = group((note.si(name) for name in "abcdefghijklmn"), at_once=2).enqueue()
+    enqueued = Step.objects.filter(state="ENQUEUED")
+    drain(until_empty=False)
+    drain(until_empty=False)
+    assert enqueued.count() == 2
+    FAILING.clear()
+    for letter in dead_letters.find().letters:
+        dead_letters.requeue(letter.pk)
+    assert enqueued.count() == 5, "a requeue starts its job at once"
+    drain(until_empty=False)
+    assert enqueued.count() == 2
+    drain()
+    workflow.refresh()
+    assert (workflow.status, sorted(DONE)) == ("SUCCESSFUL", sorted("abcabcdefghijklmn"))
 
 
 def test_cancel_ends_waiting_steps() -> None:

@@ -61,19 +61,24 @@ class Starter:
             self._steps.filter(pk=group.pk).update(has_more=False)
         return members
 
+    def rooms(self, limits: Mapping[UUID, int | None]) -> dict[UUID, int]:
+        """Return how many members may start now in each group, if any may.
+
+        Args:
+            limits: group -> ``at_once``.
+        """
+        if not limits:
+            return {}
+        under_way = self._steps.below(limits.keys()).filter(state__in=UNDER_WAY)
+        busy = dict(under_way.order_by().values_list("parent_id").annotate(Count("pk")))
+        rooms = {pk: min(most or WINDOW, WINDOW) - busy.get(pk, 0) for pk, most in limits.items()}
+        return {pk: room for pk, room in rooms.items() if room > 0}
+
     def waiting_members(self, workflow_id: UUID) -> list[Step]:
         """Return the members that may start now in the unfinished groups of a workflow, with four
         queries however many groups there are."""
         groups = self._steps.filter(workflow_id=workflow_id, kind__in=GROUPS, state=State.STARTED)
-        limits = dict(groups.filter(has_more=True).values_list("pk", "at_once"))
-        under_way = self._steps.below(limits).filter(state__in=(State.ENQUEUED, State.STARTED))
-        counted = under_way.order_by().values_list("parent_id").annotate(Count("pk"))
-        busy = dict(counted) if limits else {}
-        rooms = {
-            pk: room
-            for pk, limit in limits.items()
-            if (room := min(limit or WINDOW, WINDOW) - busy.get(pk, 0)) > 0
-        }
+        rooms = self.rooms(dict(groups.filter(has_more=True).values_list("pk", "at_once")))
         if not rooms:
             return []
         number = Window(RowNumber(), partition_by=F("parent_id"), order_by=F("position").asc())
@@ -369,12 +374,14 @@ class Advance:
 
     def _in_groups(self, ended: Sequence[tuple[Step, list[Over]]]) -> list[Over]:
         above, waiting, turns, stopping = [], [], [], []
+        rooms = self._starter.rooms({one.pk: one.at_once for one, _ in ended if one.has_more})
         for group, overs in ended:
             failed = next((one for one in overs if not one.lets_go_on), None)
             if failed is not None and group.fails_fast:
                 stopping.append((group, failed.cause))
                 continue
-            more = self._starter.next_members(group, len(overs)) if group.has_more else []
+            room = rooms.get(group.pk, 0)
+            more = self._starter.next_members(group, room) if room else []
             turns += more
             if not more:
                 waiting.append(group)
