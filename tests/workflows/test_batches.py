@@ -19,6 +19,7 @@ from stoker.models import Cancellation
 from stoker.tasks.signatures import Node
 from stoker.testing import drain
 from stoker.workflows import control as steering
+from stoker.workflows.advance import Advance
 
 from tests.workflows.tasks import DONE, FAILING, give_up, note
 
@@ -150,6 +151,29 @@ def test_requeued_optional_step_does_not_revive_a_failed_chain(optional: Node) -
     drain()
     assert send_again_and_run_all(workflow) == "FAILED"
     assert DONE == ["b", "b"]
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_requeued_optional_step_that_ends_together_with_a_later_step_does_not_stop_the_chain(
+    is_reversed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database may return both steps in any order."""
+    FAILING.add("a")
+    workflow = chain(note.si("a").optional(), note.si("b"), note.si("c")).enqueue()
+    run_in_one_batch()
+    FAILING.clear()
+    (letter,) = dead_letters.find().letters
+    dead_letters.requeue(letter.pk)
+    really = Advance._record_jobs
+
+    def in_order(self: Advance, *given: Any) -> Any:
+        wave = really(self, *given)
+        return sorted(wave, key=lambda one: one.step.position, reverse=is_reversed)
+
+    monkeypatch.setattr(Advance, "_record_jobs", in_order)
+    run_in_one_batch()
+    drain()
+    assert (get_workflow(workflow.id).status, DONE[-1]) == ("SUCCESSFUL", "c")
 
 
 def test_interrupted_cancel_is_completed_by_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:

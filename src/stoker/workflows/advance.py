@@ -343,7 +343,10 @@ class Advance:
             (groups if parent.kind in GROUPS else chains).append((parent, held[parent.pk]))
             self._call_back(held[parent.pk])
         stopped = list(parents.filter(state=State.UNDOING))
-        above += self._in_chains([(parent, overs[-1]) for parent, overs in chains])
+        # An optional step that was requeued may end together with a later step.
+        above += self._in_chains(
+            [(chain, max(overs, key=lambda one: one.step.position)) for chain, overs in chains]
+        )
         above += self._in_groups(groups)
         above += self._in_stopped(stopped)
         return above
