@@ -12,7 +12,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import settings_for
-from stoker.exceptions import JobFailed
+from stoker.exceptions import JobFailed, WorkflowNotFound
 from stoker.jobs.relay import relay_from
 from stoker.jobs.results import fetch
 from stoker.models import DeadLetter, Job, Ready, Step, Workflow
@@ -159,6 +159,67 @@ def test_values_are_deleted_and_workflows_pruned() -> None:
     Upkeep(Plan(), settings_for(), broker_for(settings_for()), lambda: None).run()
     assert not Workflow.objects.exists()
     assert not Step.objects.exists()
+
+
+def old_failed_workflow(count: int = 3) -> WorkflowResult:
+    """Return a workflow with that many failed steps that need not be kept any more."""
+    names = [f"m{number}" for number in range(count)]
+    FAILING.update(names)
+    workflow = group(note.si(name) for name in names).enqueue()
+    drain()
+    FAILING.clear()
+    Workflow.objects.update(finished_at=timezone.now() - timedelta(days=800))
+    workflow.refresh()
+    return workflow
+
+
+def test_workflow_that_is_retried_just_before_it_is_pruned_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workflow = old_failed_workflow()
+    really = WorkflowSweep._remove
+
+    def remove(*given: Any) -> bool:
+        assert workflow.retry() == 3
+        return really(*given)
+
+    monkeypatch.setattr(WorkflowSweep, "_remove", remove)
+    assert sweep().prune() == 0
+    drain()
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
+def test_workflow_with_a_requeued_step_is_not_pruned() -> None:
+    _, letter = succeeded_without("b", note.si("a"), say.s("b").optional())
+    Workflow.objects.update(finished_at=timezone.now() - timedelta(days=800))
+    dead_letters.requeue(letter.pk)
+    assert sweep().prune() == 0
+    drain()
+    assert DONE[-1] == ("b", "a")
+    assert sweep().prune() == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_workflow_that_is_half_deleted_cannot_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    workflow = old_failed_workflow()
+    step = Step.objects.filter(workflow_id=workflow.id, kind="task").order_by("-pk")[0]
+    settings = settings_for()
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("stoker.workflows.sweep.AT_ONCE", 1)
+        with pytest.raises(KeyboardInterrupt):
+            WorkflowSweep(settings, broker_for(settings), die).prune()
+    assert Step.objects.filter(workflow_id=workflow.id).count() == 2
+    for only in (None, step.pk):
+        with pytest.raises(WorkflowNotFound):
+            workflow.retry(step=only)
+    assert not Ready.objects.exists()
+    assert sweep().prune() == 1
+    assert not Step.objects.exists()
+    assert not Workflow.objects.exists()
 
 
 def test_unfinished_workflow_is_not_pruned() -> None:

@@ -105,12 +105,19 @@ def why_not(alias: str, workflow_id: UUID) -> str:
     Raises:
         WorkflowNotFound: it does not exist (any more).
     """
+    _check_kept(alias, workflow_id)
     workflow = Workflow.objects.using(alias).filter(pk=workflow_id).first()
     if workflow is None:
         raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
     if workflow.state in (Workflow.State.RUNNING, Workflow.State.SUCCESSFUL):
         return f"The workflow {workflow_id} has no step to retry: {workflow.state}."
     return ""
+
+
+def _check_kept(alias: str, workflow_id: UUID) -> None:
+    """Raise WorkflowNotFound if upkeep has begun to delete the workflow: see WorkflowSweep."""
+    if not Step.objects.using(alias).filter(pk=workflow_id).exists():
+        raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
 
 
 def retry_step(settings: Settings, workflow_id: UUID, step_id: UUID, wish: Wish) -> int:
@@ -293,6 +300,7 @@ def retry_together(
     again = [step for pk, step in steps.items() if step.state in ENDED_BADLY and pk not in holding]
     outcomes = _enqueue_again(settings, again, wish)
     Workflow.objects.using(alias).lock([workflow_id])
+    _check_kept(alias, workflow_id)
     stopped = stopped_containers(alias, workflow_id)
     resumed = list(with_keys(stopped, holding)) if holding else []
     open_above(alias, resumed)

@@ -16,6 +16,7 @@ from django.utils import timezone
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.models import DeadLetter, Job, Step, Workflow
+from stoker.models.workflow import WorkflowQuerySet
 from stoker.signals import tell
 from stoker.store.prepared import any_of
 from stoker.store.statements import deciding, update_by_key
@@ -141,18 +142,26 @@ class WorkflowSweep:
             if seconds is None:
                 continue
             limit = timezone.now() - timedelta(seconds=max(seconds, SHORTEST_SECONDS))
-            old = self._workflows.filter(state=state, finished_at__lt=limit).order_by("finished_at")
-            while ids := list(old.values_list("pk", flat=True)[:AT_ONCE]):
-                for workflow_id in ids:
-                    self._remove(workflow_id)
-                removed += len(ids)
+            running = self._enqueued.filter(workflow_id=OuterRef("pk"), kind=Step.Kind.TASK)
+            old = self._workflows.filter(~Exists(running), state=state, finished_at__lt=limit)
+            while ids := list(old.order_by("finished_at").values_list("pk", flat=True)[:AT_ONCE]):
+                removed += sum(self._remove(workflow_id, old) for workflow_id in ids)
         return removed
 
-    def _remove(self, workflow_id: UUID) -> None:
-        """Delete the steps, then the workflow, so that an interrupted deletion is continued
-        later."""
+    def _remove(self, workflow_id: UUID, old: WorkflowQuerySet) -> bool:
+        """Delete a workflow unless it was retried meanwhile. Return whether it was deleted.
+
+        The outermost step goes first: without it, the workflow cannot be retried any more. The row
+        of the workflow goes last, so that an interrupted deletion is continued later.
+        """
+        with deciding(self._alias):
+            self._workflows.lock([workflow_id])
+            if not old.filter(pk=workflow_id).exists():
+                return False
+            self._steps.filter(pk=workflow_id).delete()
         steps = self._steps.filter(workflow_id=workflow_id)
         while ids := list(steps.values_list("pk", flat=True)[:AT_ONCE]):
             self._steps.filter(pk__in=ids).delete()
             self._beat()
         self._workflows.filter(pk=workflow_id).delete()
+        return True
