@@ -3,6 +3,8 @@
 import uuid
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from stoker import chain, group
 from stoker.conf import settings_for
@@ -36,6 +38,19 @@ def test_workflows_are_listed_by_state_and_page(anna: Caller) -> None:
     assert ([one["name"] for one in found["workflows"]], found["is_cut"]) == (["order 1"], False)
     assert anna.call("GET", "workflows?state=x").status_code == 422
     assert anna.call("GET", f"workflows?after={ids[0]}").status_code == 422
+
+
+def test_page_of_workflows_takes_the_same_number_of_queries_for_any_number(anna: Caller) -> None:
+    counts, totals = [], []
+    for number in (1, 49):
+        for _ in range(number):
+            chain(note.si("a"), note.si("b")).enqueue()
+        with CaptureQueriesContext(connection) as captured:
+            page = anna.get("workflows")
+        counts.append(len(captured))
+        totals += [one["progress"]["total"] for one in page["workflows"]]
+    assert totals == [2] * 51
+    assert counts[0] == counts[1]
 
 
 def test_failed_workflow_is_shown_and_retried(anna: Caller) -> None:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from django.core.management import CommandError, call_command
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from stoker import chain, chord, get_workflow, group
 from stoker.testing import drain
@@ -55,6 +57,17 @@ def test_list_filters_by_state_and_shows_pages() -> None:
     assert stoker("list", "--state", "failed")[0] == "No such workflows.\n"
     with pytest.raises(CommandError, match="not the mark of a page of this list"):
         stoker("list", "--after", "x")
+
+
+def test_list_takes_the_same_number_of_queries_for_any_number_of_workflows() -> None:
+    counts = []
+    for number in (1, 49):
+        for _ in range(number):
+            chain(note.si("a")).enqueue()
+        with CaptureQueriesContext(connection) as captured:
+            stoker("list", "--limit", "100")
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
 
 
 def test_show_draws_the_tree_of_steps() -> None:

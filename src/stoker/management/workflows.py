@@ -17,7 +17,13 @@ from stoker.operations.wording import first_line, since
 from stoker.operations.workflows import CANCEL, RETRY, find, workflow_as_plain
 from stoker.values.durations import in_words
 from stoker.values.text import plural
-from stoker.workflows.results import WorkflowResult, WorkflowStep, get_workflow
+from stoker.workflows.results import (
+    WorkflowProgress,
+    WorkflowResult,
+    WorkflowStep,
+    count_tasks,
+    get_workflow,
+)
 
 from .subcommand import (
     BACKEND,
@@ -74,15 +80,16 @@ class ListWorkflows(Subcommand):
         settings, most = self.settings(options), options["limit"]
         wanted = {"state": options["state"] or "", "text": options["text"].strip()}
         page = find(settings, most, options["after"] or "", **wanted)
-        shown = [WorkflowResult(row) for row in page.rows]
-        lines = [line for one in shown for line in _lines_of(one)]
+        progress = count_tasks(settings, page.rows)
+        shown = [(WorkflowResult(row), progress[row.pk]) for row in page.rows]
+        lines = [line for one in shown for line in _lines_of(*one)]
         if not shown:
             hint = "No workflows. Enqueue one: chain(...).enqueue()"
             lines = ["No such workflows." if any(wanted.values()) else hint]
         if page.next is not None:
             why = "Search further back" if page.is_cut else "The next page"
             lines.append(f"{why}: --after {page.next}")
-        plain = {"workflows": [workflow_as_plain(one) for one in shown], "next": page.next}
+        plain = {"workflows": [workflow_as_plain(*one) for one in shown], "next": page.next}
         self.answer(options, plain, lines)
         return ExitCode.DONE
 
@@ -111,8 +118,9 @@ class ShowWorkflow(Subcommand):
         steps, has_more = found[:MOST_SHOWN], len(found) > MOST_SHOWN
         plain = {"steps": [asdict(one) for one in steps], "has_more": has_more}
         more = [f"... and more: stoker workflows steps {workflow.id}"] if has_more else []
-        lines = [*_lines_of(workflow), *_tree(steps), *more]
-        self.answer(options, {**workflow_as_plain(workflow), **plain}, lines)
+        progress = workflow.progress()
+        lines = [*_lines_of(workflow, progress), *_tree(steps), *more]
+        self.answer(options, {**workflow_as_plain(workflow, progress), **plain}, lines)
         return ExitCode.DONE
 
 
@@ -267,8 +275,7 @@ class WorkflowsCommand(SubcommandGroup):
     parts = (ListWorkflows, ShowWorkflow, ListSteps, CancelWorkflow, RetryWorkflow, UndoRetry)
 
 
-def _lines_of(workflow: WorkflowResult) -> Iterator[str]:
-    progress = workflow.progress()
+def _lines_of(workflow: WorkflowResult, progress: WorkflowProgress) -> Iterator[str]:
     ended = progress.successful + progress.failed + progress.cancelled
     yield f"{workflow.id}  {workflow.status.lower()}"
     if workflow.name:

@@ -15,7 +15,7 @@ from stoker.models import BulkOperation, Step, Workflow
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall
 from stoker.values.ids import parse_job_id
-from stoker.workflows.results import WorkflowResult, get_workflow
+from stoker.workflows.results import WorkflowProgress, WorkflowResult, get_workflow
 
 from . import bulk, steps
 from .details import opened_call
@@ -53,8 +53,14 @@ def find(
         return scan(rows, condition, limit, after, most=SCANNED, newest_first=True)
 
 
-def workflow_as_plain(workflow: WorkflowResult) -> dict[str, Any]:
-    """Return a workflow for JSON."""
+def workflow_as_plain(
+    workflow: WorkflowResult, progress: WorkflowProgress | None = None
+) -> dict[str, Any]:
+    """Return a workflow for JSON.
+
+    Args:
+        progress: None = count its tasks.
+    """
     return {
         "id": workflow.id,
         "name": workflow.name,
@@ -62,7 +68,7 @@ def workflow_as_plain(workflow: WorkflowResult) -> dict[str, Any]:
         "made_at": workflow.made_at,
         "finished_at": workflow.finished_at,
         "reason": workflow.reason,
-        "progress": workflow.progress(),
+        "progress": progress or workflow.progress(),
     }
 
 

@@ -22,6 +22,7 @@ from stoker.workflows.results import (
     WorkflowProgress,
     WorkflowResult,
     WorkflowStep,
+    count_tasks,
     get_workflow,
 )
 
@@ -152,7 +153,8 @@ def get_workflows(
     the id of the workflow or of one of its jobs. With a filter a page searches 10,000 workflows."""
     settings, mark = settings_of(backend), mark_of(after) or ""
     found = find(settings, limit, mark, state=state or "", text=q.strip())
-    shown = [workflow_as_plain(WorkflowResult(row)) for row in found.rows]
+    progress = count_tasks(settings, found.rows)
+    shown = [workflow_as_plain(WorkflowResult(row), progress[row.pk]) for row in found.rows]
     return {"workflows": shown, "next": cursor_of(found.next), "is_cut": found.is_cut}
 
 

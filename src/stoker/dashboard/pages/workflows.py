@@ -21,6 +21,7 @@ from stoker.operations import steps as operations_on_steps
 from stoker.operations.details import REVEAL
 from stoker.operations.workflows import calls_of_steps, find
 from stoker.store.engines.sessions import explained
+from stoker.workflows.results import WorkflowProgress, count_tasks, progress_of
 
 ON_A_PAGE = 30
 LONGEST_TEXT = 255
@@ -29,7 +30,6 @@ MOST_DRAWN = 120
 MOST_LEVELS = 3
 """How many levels of a large workflow are drawn below the outermost step."""
 VIEW_ARGUMENTS = "stoker.view_job"
-NOT_BEGUN = (Step.State.PENDING, Step.State.HELD)
 
 
 @page("stoker.view_workflow")
@@ -40,10 +40,9 @@ def show(visit: DashboardContext) -> PageContent:
     if state and state not in Workflow.State:
         raise PageRefused(400, f"There is no state {state!r}.")
     found = find(visit.settings, ON_A_PAGE, given.get("after", ""), state=state, text=text)
-    with explained(visit.database):
-        counts = _task_counts(visit, [row.pk for row in found.rows])
+    progress = count_tasks(visit.settings, found.rows)
     context = {
-        "rows": [{"is": row, **_progress(row, counts.get(row.pk, {}))} for row in found.rows],
+        "rows": [{"is": row, **_progress(progress[row.pk])} for row in found.rows],
         "state": state.lower(),
         "text": text,
         "states": visit.tabs(("", *Workflow.State.values), state),
@@ -68,7 +67,6 @@ def show_one(visit: DashboardContext, workflow_id: UUID) -> PageContent:
     calls = {}
     if visit.may(VIEW_ARGUMENTS):
         calls = calls_of_steps(visit.settings, found.steps, reveal=visit.may(REVEAL))
-    begun = {state: count for state, count in found.counts.items() if state not in NOT_BEGUN}
     gantt = gantt_of(row, found.steps, timezone.now())
     context = {
         "row": row,
@@ -82,7 +80,7 @@ def show_one(visit: DashboardContext, workflow_id: UUID) -> PageContent:
         "may_change": visit.may(operations_on_steps.RETRY.permission),
         "can_retry": any(one.can_retry for one in found.steps),
         **visit.paging(found.next),
-        **_progress(row, begun),
+        **_progress(progress_of(row, found.counts)),
     }
     return PageContent("workflow", context)
 
@@ -101,30 +99,14 @@ def _steps(visit: DashboardContext) -> StepQuerySet:
     return Step.objects.using(visit.database).all()
 
 
-def _task_counts(
-    visit: DashboardContext, workflow_ids: Sequence[UUID]
-) -> dict[UUID, dict[str, int]]:
-    """Return workflow -> state -> number of its tasks that have started. Runs one indexed query."""
-    steps = _steps(visit).filter(workflow_id__in=workflow_ids, kind=Step.Kind.TASK)
-    begun = [state for state in Step.State.values if state not in NOT_BEGUN]
-    grouped = steps.filter(state__in=begun).order_by().values_list("workflow_id", "state")
-    counts: dict[UUID, dict[str, int]] = {}
-    for workflow_id, state, number in grouped.annotate(Count("pk")):
-        counts.setdefault(workflow_id, {})[state] = number
-    return counts
-
-
-def _progress(row: Workflow, counts: dict[str, int]) -> dict[str, Any]:
+def _progress(progress: WorkflowProgress) -> dict[str, Any]:
     """Return the number of the workflow's tasks in each state."""
-    states = Step.State
-    # A task that added steps is STARTED until these end, but its own job is done.
-    done = sum(counts.get(one, 0) for one in (states.SUCCESSFUL, states.STARTED, states.UNDOING))
     return {
-        "done": done,
-        "failed_count": counts.get(states.FAILED, 0),
-        "under_way": counts.get(states.ENQUEUED, 0),
-        "cancelled": counts.get(states.CANCELLED, 0),
-        "waiting": max(0, row.tasks - sum(counts.values())),
+        "done": progress.successful,
+        "failed_count": progress.failed,
+        "under_way": progress.enqueued,
+        "cancelled": progress.cancelled,
+        "waiting": progress.waiting,
     }
 
 
