@@ -192,6 +192,27 @@ def test_interrupted_cancel_is_completed_by_the_sweep(monkeypatch: pytest.Monkey
     assert not Cancellation.objects.exists()
 
 
+def test_cancel_leaves_the_jobs_of_a_retry_that_begins_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workflow = group(note.si("a"), note.si("b")).enqueue()
+    really, batches = steering.end_waiting, []
+
+    def end_waiting(*given: Any) -> Any:
+        gone = really(*given)
+        batches.append(gone)
+        if len(batches) == 1:  # upkeep has been faster than the rest of cancel()
+            sweep_requests(settings_for())
+            assert get_workflow(workflow.id).retry() == 2
+        return gone
+
+    monkeypatch.setattr(steering, "AT_ONCE", 1)
+    monkeypatch.setattr(steering, "end_waiting", end_waiting)
+    workflow.cancel()
+    drain()
+    assert get_workflow(workflow.id).status == "SUCCESSFUL"
+
+
 def test_steps_added_by_a_member_of_a_failed_group_never_run() -> None:
     FAILING.add("bad")
     group([add_one.si("a"), note.si("bad")], on_failure="stop").enqueue()

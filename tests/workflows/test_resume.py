@@ -111,6 +111,22 @@ def test_stopped_step_that_is_optional_is_left_out() -> None:
     assert (workflow.status, DONE) == ("SUCCESSFUL", ["a", "c"])
 
 
+def test_stopped_chain_that_the_workflow_has_left_behind_does_not_continue() -> None:
+    FAILING.update(["bad", "c"])
+    members = group(chain(note.si("a"), note.si("b")), note.si("bad"), on_failure="stop")
+    workflow, hand = running(chain(members.optional(), note.si("c")))
+    hand.end("bad")
+    hand.end("a")
+    hand.run_all()
+    workflow.refresh()
+    assert workflow.status == "FAILED"
+    FAILING.clear()
+    assert workflow.retry() == 1
+    hand.run_all()
+    workflow.refresh()
+    assert (workflow.status, DONE) == ("SUCCESSFUL", ["bad", "a", "c", "c"])
+
+
 def test_retry_in_the_background_continues_stopped_groups() -> None:
     members = [group((note.si(f"{one}{n}") for n in range(3)), at_once=1) for one in "ab"]
     workflow, hand = running(group(*members))

@@ -65,7 +65,7 @@ def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
         # If this process dies, clusters and upkeep process the requests.
         job_ids = [job_id for job_id in jobs.values_list("job_id", flat=True) if job_id is not None]
         Cancellation.objects.using(alias).ask_all(job_ids, because)
-    _end_jobs(settings, workflow_id, because)
+    _end_jobs(settings, job_ids, because)
     return True
 
 
@@ -367,20 +367,15 @@ def _same_job(settings: Settings, job: Job) -> Message:
     )
 
 
-def _end_jobs(settings: Settings, workflow_id: UUID, reason: str) -> None:
-    """Cancel waiting jobs in batches, and running jobs one by one."""
-    alias = settings.database
-    enqueued = Step.objects.using(alias).filter(workflow_id=workflow_id, state=State.ENQUEUED)
-    after: UUID | None = None
-    while True:
-        later = enqueued if after is None else enqueued.filter(pk__gt=after)
-        part = list(later.order_by("pk").values_list("pk", "job_id", "label")[:AT_ONCE])
-        if not part:
-            return
-        after = part[-1][0]
-        job_ids = [job_id for _, job_id, _ in part if job_id is not None]
-        gone = end_waiting(settings, job_ids, reason)
-        for _, job_id, label in part:
+def _end_jobs(settings: Settings, job_ids: Sequence[UUID], reason: str) -> None:
+    """Cancel waiting jobs of steps in batches, and running jobs one by one.
+
+    A retry may have given new jobs to some of the steps. These are left alone.
+    """
+    enqueued = Step.objects.using(settings.database).filter(state=State.ENQUEUED)
+    for first in range(0, len(job_ids), AT_ONCE):
+        part = job_ids[first : first + AT_ONCE]
+        gone = end_waiting(settings, part, reason)
+        for job_id, label in enqueued.of_jobs(part).values_list("job_id", "label"):
             if job_id is not None and job_id not in gone:
-                unstored = unstored_step(job_id, label)
-                cancel_job(settings, unstored, reason)
+                cancel_job(settings, unstored_step(job_id, label), reason)
