@@ -135,7 +135,7 @@ def clear(
     Args:
         limit: maximum number, above 0; None = all. A message server (Amazon SQS, Disque, IronMQ)
             cannot list its jobs. It deletes all of them, without a record, or none if they are
-            more than the limit allows.
+            more than the limit allows. Cancel workflows whose steps were among them.
         dry_run: count only.
 
     Raises: as ``pause``.

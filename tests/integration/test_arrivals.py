@@ -21,7 +21,7 @@ from django.db import (
 )
 from django.test import override_settings
 
-from stoker import queues
+from stoker import chain, queues
 from stoker.brokers.adapters import ADAPTERS, broker_for
 from stoker.brokers.arrivals import Poller, PollRequest
 from stoker.brokers.contract import ClaimRequest, Return
@@ -108,6 +108,15 @@ class TestOfProject:
         assert (job.pk, job.status) == (UUID(received.id), "CANCELLED")
         assert job.reason == "the queue was cleared by alice: old"
         assert (broker.sizes(), claim()) == ({}, [])
+
+    def test_workflow_whose_step_was_deleted_by_clear_runs_until_it_is_cancelled(self) -> None:
+        workflow = chain(add.si(1, 2), add.si(3, 4)).enqueue()
+        assert queues.clear("default") == queues.Cleared(1, 1, not_kept=1)
+        workflow.refresh()
+        assert workflow.status == "RUNNING", "no record says that its step has ended"
+        assert workflow.cancel()
+        assert workflow.status == "CANCELLED"
+        assert workflow.progress().cancelled == 1
 
     def test_clear_deletes_no_messages_if_they_are_more_than_the_limit(self) -> None:
         for _ in range(3):
