@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from stoker import WorkflowResult, chain, get_workflow, group
 from stoker.models import Step
@@ -131,3 +133,18 @@ def test_stopped_chain_in_which_nothing_was_done_can_be_retried() -> None:
     hand.run_all()
     assert DONE == ["bad", "reserve 1", "bad", "reserve 1", "charge 1"]
     assert state(workflow) == "SUCCESSFUL"
+
+
+def test_failure_of_a_group_does_not_look_for_undos_in_each_member() -> None:
+    FAILING.add("bad")
+    counts = []
+    for size in (2, 20):
+        members = [chain(note.si(f"{size}-{n}").undo(note.si("undo"))) for n in range(size)]
+        chain(group(*members, note.si("bad")).undo(note.si("never")), note.si("end")).enqueue()
+        hand = StepByStep()
+        hand.end(*(name for name in hand.claim() if name != "bad"))
+        with CaptureQueriesContext(connection) as captured:
+            hand.end("bad")
+        counts.append(len(captured))
+    assert counts[0] == counts[1]
+    assert "undo" not in DONE

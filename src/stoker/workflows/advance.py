@@ -449,7 +449,8 @@ class Advance:
     def _fail(self, step: Step, cause: UUID | None) -> list[Over]:
         """Mark a chain or group as failed. If it has steps to undo, start the first undo
         instead."""
-        undo = self._next_undo(step, None) if step.has_undo else None
+        may_undo = step.has_undo and step.kind not in GROUPS  # no member of a group has an undo
+        undo = self._next_undo(step, None) if may_undo else None
         state = State.FAILED if undo is None else State.UNDOING
         self._steps.filter(pk=step.pk).update(state=state, cause=cause)
         if undo is None:

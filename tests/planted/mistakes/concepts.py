@@ -317,7 +317,7 @@ MISTAKES = (
         [
             Change(
                 "workflows.advance:Advance._fail",
-                replace("self._next_undo(step, None) if step.has_undo else None", "None"),
+                replace("self._next_undo(step, None) if may_undo else None", "None"),
             )
         ],
         "tests/workflows/test_flow.py",
