@@ -100,12 +100,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection() -> None:
-    """Let the garbage collector rest: what is collected stays to the end."""
+    """Disable the garbage collector while pytest collects tests."""
     gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Let it pass over all of that, and run less often: together this saves a tenth of the time."""
+    """Exclude the collected tests from garbage collection, and run it less often. This saves a
+    tenth of the processor time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(5_000, 20, 20)

@@ -21,7 +21,12 @@ def test_operation_shows_no_arguments_without_the_permission_to_see_jobs(
         body = {"because": "for alice"}
         seen = who_may(permission).post(f"jobs/{job.id}/{word}", body)
         assert seen["task"] == payments.plain.module_path
-        assert (seen["args"], seen["kwargs"], seen["errors"]) == (None, None, [])
+        assert (seen["args"], seen["kwargs"], seen["errors"], seen["waits"]) == (
+            None,
+            None,
+            [],
+            None,
+        )
         assert "alice" not in str(seen)
     failed = payments.plain.enqueue(7, note="alice")
     seen = who_may("view_job", "cancel_job").post(f"jobs/{failed.id}/cancel")

@@ -46,7 +46,7 @@ def test_command_starts_waits_lists_and_undoes() -> None:
         plain("start", "hold-job")
     with pytest.raises(CommandError, match="Give at least one filter, or --all"):
         plain("start", "cancel-job", "--search", " ")
-    with pytest.raises(CommandError, match="cancel-job does not take the filter reason"):
+    with pytest.raises(CommandError, match="cancel-job does not support the filter 'reason'"):
         plain("start", "cancel-job", "--reason", "ordered twice")
     with pytest.raises(CommandError, match="a priority"):
         plain("start", "prioritise-job", "--all")

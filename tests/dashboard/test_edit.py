@@ -71,7 +71,7 @@ def test_undo_of_an_edit_refuses_to_overwrite_a_newer_edit(anna: Client) -> None
     for notice in (*notices, notices[1]):
         page = anna.post(f"{PREFIX}jobs/edit/", dict(notice["fields"]), follow=True)
         answers.append((page.context["notice"]["text"], tasks.add.get_result(job.id).args))
-    refusal = "Nothing was undone: its arguments changed again since that change."
+    refusal = "Nothing was undone: its arguments changed after the operation that you want to undo."
     assert answers == [
         (refusal, [7, 8]),
         ("1 of 1 jobs put back.", [5, 6]),

@@ -8,8 +8,10 @@ from uuid import UUID
 import pytest
 from django.db import connections
 from django.test import override_settings
+from django.utils import timezone
 
 from stoker import chain, dead_letters
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.dead_letters import requeueing
 from stoker.exceptions import BulkOperationNotFound
@@ -19,6 +21,7 @@ from stoker.operations.dead_letters import DISCARD, REQUEUE
 from stoker.operations.jobs import CANCEL
 from stoker.operations.operation import Operation, Operator
 from stoker.testing import drain
+from stoker.testing.store import promote_due
 
 from tests.app import frail, payments, tasks
 from tests.integration.killed_walks import LONG, walk_despite_kills
@@ -380,7 +383,7 @@ def test_undo_of_an_edit_leaves_a_newer_edit_of_pickled_arguments() -> None:
     whole(alice, waiting_jobs.MOVE, ids, {"queue": "slow"})
     undo = undone(alice, first)
     assert (undo.done, undo.refused) == (0, 1)
-    assert "changed again" in bulk.refusals_of(alice.settings, undo, 1)[0].refusal
+    assert "changed after the operation" in bulk.refusals_of(alice.settings, undo, 1)[0].refusal
     assert frail.keep.get_result(job.id).args == [1j, "b"]
     assert undone(alice, second).done == 1, "its place in the queue does not matter"
     assert frail.keep.get_result(job.id).args == [1j, "a"]
@@ -408,8 +411,18 @@ def test_undo_leaves_values_that_were_changed_again(
     again = places()
     undo = undone(alice, row)
     assert (undo.done, undo.refused) == (1, 1)
-    assert "changed again since" in bulk.refusals_of(alice.settings, undo, 1)[0].refusal
+    assert "changed after the operation" in bulk.refusals_of(alice.settings, undo, 1)[0].refusal
     assert places() == sorted([before[0], again[1]])
+
+
+def test_undo_of_a_new_start_time_works_when_that_time_has_come(alice: Operator) -> None:
+    job = tasks.nothing.using(run_after=3600).enqueue()
+    before = places()
+    row = whole(alice, waiting_jobs.RESCHEDULE, {}, {"run_after": timezone.now().isoformat()})
+    promote_due(broker_for(alice.settings))
+    assert not Deferred.objects.filter(pk=job.id).exists()
+    assert undone(alice, row).done == 1
+    assert places() == before
 
 
 @pytest.mark.parametrize(
@@ -567,8 +580,8 @@ def test_impossible_operation_is_refused_at_the_start(
 @pytest.mark.parametrize(
     ("operation", "filters", "sentence"),
     [
-        (CANCEL, {"reason": "ordered twice"}, "cancel-job does not take the filter reason"),
-        (CANCEL, {"fingerprint": "5f0c1e", "queue": "mail"}, "does not take the filter fingerpr"),
+        (CANCEL, {"reason": "ordered twice"}, "cancel-job does not support the filter 'reason'"),
+        (CANCEL, {"fingerprint": "5f0c1e", "queue": "mail"}, "does not support the filter 'fing"),
         (DISCARD, {"state": "resolved"}, "discard-letter acts on open dead letters only"),
         (REQUEUE, {"state": "all"}, "requeue-letter acts on open dead letters only"),
         (DISCARD, {"workflow": str(UUID(int=1))}, "retry-step needs the filter workflow"),

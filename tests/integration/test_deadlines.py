@@ -139,7 +139,8 @@ def test_call_to_silent_server_raises_after_its_deadline(moment: str) -> None:
     "refusal",
     [
         "FATAL:  unsupported startup parameter in options: statement_timeout",
-        "FATAL:  Feature not supported: RDS Proxy currently doesn't support command-line options.",
+        "FATAL:  Feature not supported: RDS Proxy doesn't support command-line options.",
+        "FATAL:  Feature not supported: RDS Proxy doesn\u2019t support command-line options.",
     ],
 )
 def test_refusal_by_a_pooler_says_which_setting_it_needs(refusal: str) -> None:

@@ -110,7 +110,7 @@ class WaitsShape(Shape):
 
 class JobShape(Shape):
     """One job in its current state. The answer to an operation leaves out arguments, label, errors,
-    reason, progress and return value for users without the permission `stoker.view_job`."""
+    reason, progress, waits and return value for users without the permission `stoker.view_job`."""
 
     id: UUID
     task: str

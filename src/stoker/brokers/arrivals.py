@@ -178,7 +178,7 @@ class Arrivals:
                 refusal = error
             else:
                 if refusal is not None:
-                    tell("parcel_escaped", job_id=message.job_id, error=refusal)
+                    tell("job_name_escaped", job_id=message.job_id, error=refusal)
                 return
         assert refusal is not None
         raise refusal

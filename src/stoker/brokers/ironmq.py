@@ -88,7 +88,7 @@ def loads(some: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
 BUSY = (429, 502, 503, 504)
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.1, 5.0
 SHORTEST_SECONDS = 0.1
-"""Shortest time for the answer to a request, if the deadline is over."""
+"""Shortest time for the answer to a request, even if the deadline has passed."""
 FEWEST_TRIES = 2
 """An idle connection may have been closed by the server, so a request is tried at least twice."""
 ADVICE = {
@@ -400,7 +400,7 @@ class IronmqTransport(Transport):
     def release(self, parcels: Sequence[Parcel]) -> None:
         with suppress(BrokerUnavailable), self._service.deadline():
             for parcel in parcels:
-                with unless_status(*GONE):
+                with suppress(IronmqRefusal):
                     self._about(parcel.receipt, "release", delay=0)
 
     def _about(self, receipt: Reservation, verb: str, **what: Any) -> Any:

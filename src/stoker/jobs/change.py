@@ -6,6 +6,7 @@ transaction. A job that has started meanwhile stays as it is.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -45,7 +46,7 @@ AT_ONCE = "at once"
 AS_IT_IS = "as it is"
 HIGHEST, LOWEST = 100, -100
 LONGEST_QUEUE = 100
-STARTED_SINCE = "it has started since that change"
+STARTED_SINCE = "it has started since that operation"
 STARTED = "it is not waiting (any more)"
 OUTSIDE = (
     "jobs of a backend with a broker outside the database cannot be changed. Cancel it, and "
@@ -225,8 +226,9 @@ def _new_job(
     sealed = bytes(job.package)
     old = replace(sealer.open(sealed), queue=job.queue, priority=job.priority)
     value_of = partial(_value_of, sealer, wanted)
-    if wanted.only_over not in (None, value_of(old, sealed, due_us)):
-        raise ValueError(f"its {wanted.what} changed again since that change")
+    is_unchanged = wanted.only_over in (None, value_of(old, sealed, due_us))
+    if not (is_unchanged or _has_become_ready(wanted, due_us)):
+        raise ValueError(f"its {wanted.what} changed after the operation that you want to undo")
     args, kwargs = _call(settings, old, wanted)
     package = replace(
         old,
@@ -257,6 +259,12 @@ def _new_job(
     )
     due_us = None if run_after is None else microseconds(run_after)
     return message, value_of(package, message.package, due_us)
+
+
+def _has_become_ready(wanted: Change, due_us: int | None) -> bool:
+    """Return whether the start time that the undone change has set has come."""
+    set_us = wanted.only_over if wanted.what == "start time" else None
+    return due_us is None and isinstance(set_us, int) and set_us <= microseconds(time.time())
 
 
 def _value_of(

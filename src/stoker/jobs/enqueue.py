@@ -468,7 +468,9 @@ def _open_transaction(store: str) -> str | None:
     opened = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
     if store in opened:
         return store
-    return max(opened, key=may_have_outbox, default=None)
+    if len(opened) < 2:
+        return opened[0] if opened else None
+    return next(filter(may_have_outbox, opened), opened[0])
 
 
 def _may_succeed(error: Exception) -> bool:

@@ -37,7 +37,7 @@ def note_begin(settings: Settings, package: Package, worker_id: str) -> None:
 
     Raises:
         AlreadyBegun: the job has started before.
-        DatabaseError, InterfaceError: the store cannot be reached, or only reads.
+        DatabaseError, InterfaceError: the store cannot be reached, or is read-only.
     """
     alias = settings.database
     row = Begun(job_id=package.job_id, worker_id=worker_id, begun_at=timezone.now())

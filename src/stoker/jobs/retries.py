@@ -137,7 +137,7 @@ def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outco
 def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:
     """Return the outcome for an attempt that failed before its task was called."""
     if may_pass(error):
-        reason = "the database could not be used before its task was called"
+        reason = "the database was not available, so the task was not called"
         return outcomes.Snoozed(UNREACHABLE_DELAY_SECONDS, reason)
     fault = fault_of(error)
     if is_out_of_attempts(package.options, delivery.attempt):

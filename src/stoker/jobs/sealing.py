@@ -124,12 +124,12 @@ def needs_of_step(
 
 def check_backend(task: Any, broker: Dispatch) -> None:
     """Raise InvalidTask if the broker does not support an option of the task."""
-    if getattr(task, "atomic", False) and not broker.capabilities.atomic:
+    if not broker.capabilities.atomic and getattr(task, "atomic", False):
         raise InvalidTask(
             f"{task.module_path} has atomic=True, but jobs of {broker.info()['broker']} cannot be "
             "part of a transaction: set BROKER to a database."
         )
-    if is_guarded(task) and not broker.capabilities.guards:
+    if not broker.capabilities.guards and is_guarded(task):
         raise InvalidTask(
             f"{task.module_path} has a guard (unique, lock, limit, rate or sequence), and "
             f"{broker.info()['broker']} does not support guards: set BROKER to a database."

@@ -47,12 +47,12 @@ def may_have_outbox(alias: str) -> bool:
 def has_outbox(alias: str) -> bool:
     """Return whether this database may have an outbox, and Stoker's migrations have been applied to
     it."""
-    if not may_have_outbox(alias):
-        return False
     if _has_table.get(alias):
-        return True
+        return may_have_outbox(alias)
     now = time.monotonic()
     if alias in _looked_at and now - _looked_at[alias] < LOOK_FOR_TABLE_SECONDS:
+        return False
+    if not may_have_outbox(alias):
         return False
     connection: Any = connections[alias]
     is_alone = engine_of(alias).is_private

@@ -25,8 +25,8 @@ from .operation import Done, Operation
 from .request_context import RequestContext
 
 CHANGED_MEANWHILE = (
-    "The arguments were changed after this form was opened. Look at them on the page before, then "
-    "submit the form again to replace them."
+    "The arguments were changed after this form was opened. Check the current arguments on the "
+    "previous page. To overwrite them, submit this form again."
 )
 CHECKED = (str, int, bool, float, list, dict)
 """Types of annotations that values are checked against."""

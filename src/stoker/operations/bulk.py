@@ -30,16 +30,16 @@ from .arguments import template_of
 from .bulk_walk import BY_NAME, ON_JOBS, State, count, go_on, hidden_names, rows_of_bulk
 from .operation import Done, Operation, Operator
 
-_OF_BOTH = ("state", "q", "task", "queue", "node", "since", "until")
+COMMON_FILTERS = ("state", "q", "task", "queue", "node", "since", "until")
 FILTERS: Mapping[str, Sequence[str]] = {
-    "job": _OF_BOTH,
-    "letter": (*_OF_BOTH, "key", "fingerprint", "reason"),
+    "job": COMMON_FILTERS,
+    "letter": (*COMMON_FILTERS, "key", "fingerprint", "reason"),
     "step": ("workflow",),
 }
 """Kind of target -> the filters that its list and its bulk operations take. Others are refused: a
 filter without an effect would widen the operation to all targets."""
 FILTER_NAMES = tuple(dict.fromkeys(name for names in FILTERS.values() for name in names))
-STATES_OF_OPEN = ("", "open", "unclosed")
+OPEN_STATES = ("", "open", "unclosed")
 """Filters for states of dead letters that include open ones, on which bulk operations act."""
 UNDOABLE = (*waiting_jobs.OPERATIONS, dead_letters.REQUEUE, steps.RETRY)
 MOST_IDS = 1_000
@@ -184,9 +184,10 @@ def _checked(operation: Operation, filters: dict[str, str]) -> dict[str, str]:
     takes = FILTERS[operation.target]
     if wrong := [name for name in filters if name not in takes]:
         raise ValueError(
-            f"{operation.name} does not take the filter {wrong[0]}. It takes {', '.join(takes)}."
+            f"{operation.name} does not support the filter {wrong[0]!r}. Supported filters: "
+            f"{', '.join(takes)}."
         )
-    if operation.target == "letter" and filters.get("state", "") not in STATES_OF_OPEN:
+    if operation.target == "letter" and filters.get("state", "") not in OPEN_STATES:
         raise ValueError(
             f"{operation.name} acts on open dead letters only: leave the filter state out."
         )

@@ -145,8 +145,10 @@ def _run(operator: Operator, name: str) -> Done:
 
 
 def _pause(operator: Operator, name: str) -> Done:
-    row = schedules.pause(name, **operator.signed)
-    if row.paused_by != operator.by:  # an undo would end the pause of someone else
+    same = schedules.find(backend=operator.alias).filter(name=name)
+    is_paused_now = bool(same.pause(operator.by, operator.because))
+    row = schedules.get(name, backend=operator.alias)
+    if not is_paused_now:  # an undo would end the pause of someone else
         return Done(f"The schedule {name} was paused already, {pause_of(row)}.", value=row, count=0)
     sentence = f"The schedule {name} is paused: no tick is fired until it is resumed."
     return Done(sentence, undo={"schedule": name}, value=row)

@@ -81,9 +81,9 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "The broker could not delete delivered messages and will deliver them again: {error}",
     ),
-    "parcel_escaped": (
+    "job_name_escaped": (
         logging.WARNING,
-        "The database cannot hold a name of job {job_id} ({error}): it is stored with escapes.",
+        "The database cannot store the task or queue name of job {job_id} ({error}): escaped.",
     ),
     "parcel_refused": (
         logging.ERROR,

@@ -307,7 +307,7 @@ def limit_transactions(alias: str, values: Mapping[str, int]) -> None:
     would affect its other clients.
     """
     isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-    wish = "; ".join([isolation, *(f"SET LOCAL {one} = {values[one]}" for one in values)])
+    settings_sql = "; ".join([isolation, *(f"SET LOCAL {one} = {values[one]}" for one in values)])
 
     def limit(
         execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
@@ -317,9 +317,9 @@ def limit_transactions(alias: str, values: Mapping[str, int]) -> None:
         if status != IDLE or str(sql).startswith(ALONE):
             return execute(sql, params, many, context)
         if not connection.get_autocommit():
-            _send(connection, wish)
+            _send(connection, settings_sql)
             return execute(sql, params, many, context)
-        _send(connection, f"BEGIN; {wish}")
+        _send(connection, f"BEGIN; {settings_sql}")
         try:
             result = execute(sql, params, many, context)
             _send(connection, "COMMIT")

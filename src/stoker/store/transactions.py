@@ -44,8 +44,9 @@ ER_CANT_AGGREGATE_NCOLLATIONS, ER_TRUNCATED_WRONG_VALUE_FOR_FIELD, ER_IMPOSSIBLE
 Drivers report them as OperationalError."""
 
 MYSQL_PACKET = {1153, 2006, 2013}
-"""Codes of packets above ``max_allowed_packet``: ER_NET_PACKET_TOO_LARGE, CR_SERVER_GONE_ERROR,
-CR_SERVER_LOST. PostgreSQL and SQLite have no such limit."""
+"""Codes with which MariaDB and MySQL answer a packet above ``max_allowed_packet``:
+ER_NET_PACKET_TOO_LARGE, CR_SERVER_GONE_ERROR, CR_SERVER_LOST. The last two may have another reason,
+too."""
 
 
 def is_conflict(error: BaseException | None) -> bool:
@@ -89,7 +90,7 @@ def is_locked_out(error: BaseException | None) -> bool:
 
 def is_session_unusable(error: BaseException | None) -> bool:
     """Return whether the error, or one of its causes, says that the server ended the session
-    because its transaction took too long, or that the server only reads."""
+    because its transaction took too long, or that the server is read-only."""
     return _has_code(error, POSTGRES_UNUSABLE, ())
 
 

@@ -156,9 +156,9 @@ def _checked(
         return value
 
 
-UNSEEN: dict[str, Any] = {
+HIDDEN_FIELDS: dict[str, Any] = {
     "label": "", "args": None, "kwargs": None, "return_value": None, "reason": "", "errors": [],
-    "progress": None,
+    "progress": None, "waits": None,
 }  # fmt: skip
 """What the answer to an operation contains for users without ``stoker.view_job``."""
 
@@ -397,7 +397,7 @@ def _changed(
         raise CallRefused(409, first_line_of(error)) from error
     shape = shape_of(operator.settings, job_id, reveal=may_reveal(request))
     may_see = request.auth.has_perm("stoker.view_job")  # type: ignore[attr-defined] # ninja sets it
-    return shape if may_see else shape.model_copy(update=UNSEEN)
+    return shape if may_see else shape.model_copy(update=HIDDEN_FIELDS)
 
 
 def address_of(request: HttpRequest, result: Result[Any]) -> str:

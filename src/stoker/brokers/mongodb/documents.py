@@ -92,7 +92,7 @@ def connect(settings: Settings) -> tuple[Any, Any]:
 
 
 def check_url(settings: Settings) -> None:
-    """Check the URL, without a question to DNS: if DNS is away, the broker is unavailable, and the
+    """Check the URL, without asking DNS: if DNS is away, the broker is unavailable, and the
     URL is not wrong.
 
     Raises:

@@ -220,7 +220,7 @@ class SqsTransport(Transport):
 
     def purge(self, queue: str) -> int:
         """Receive and delete messages until SQS has no more, for at most ``PURGE_SECONDS``. Delayed
-        ones stay. PurgeQueue would delete these, but also jobs that are sent in the next minute."""
+        ones stay. PurgeQueue would delete them, but also jobs that are sent a minute later."""
         name = self.address.name_of(queue)
         until = time.monotonic() + PURGE_SECONDS
         count = 0

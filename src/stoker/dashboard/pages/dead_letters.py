@@ -46,7 +46,7 @@ def show(visit: DashboardContext) -> PageContent:
     filters = filters_of(given.dict())
     found = page_of(visit.settings, filters, ON_A_PAGE, given.get("after") or None)
     faults = faults_of(visit.settings, filters, FAULTS)
-    can_change = wanted["state"] in bulk.STATES_OF_OPEN
+    can_change = wanted["state"] in bulk.OPEN_STATES
     context = {
         "wanted": wanted,
         **(menus := menus_of(visit)),

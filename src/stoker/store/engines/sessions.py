@@ -36,7 +36,7 @@ CHECK_AFTER_SECONDS = 30.0
 """Idle time after which Django checks that a connection still works."""
 LARGE_BYTES = 1 << 19
 """Every server accepts values up to this size, so smaller ones need no check."""
-POOLER_SIGNS = ("unsupported startup parameter", "doesn't support command-line options")
+POOLER_SIGNS = ("unsupported startup parameter", "support command-line options")
 """Parts of the messages by which PgBouncer and RDS Proxy refuse a cluster's session options."""
 SHORTEST_IDLE_SECONDS = 2
 """Shortest limit for a transaction's pause between two statements, to allow for a busy machine."""
@@ -181,7 +181,7 @@ class Sessions:
             Table -> number of rows that have died so far.
 
         Raises:
-            DatabaseError: a table could not be vacuumed. All others were.
+            DatabaseError: a table could not be vacuumed. The others were tried.
         """
         return dead
 
