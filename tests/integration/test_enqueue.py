@@ -6,10 +6,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -166,6 +167,27 @@ class TestOne:
         before = time.time()
         task_backends["default"].enqueue(later, [1, 2], {})
         assert Deferred.objects.get().due_us > before * 1e6 + 59e6
+
+    @pytest.mark.parametrize(
+        ("now", "delay"),
+        [
+            (datetime(2050, 3, 26, 11, tzinfo=UTC), timedelta(days=1)),  # the next day has 23 hours
+            (datetime(2050, 10, 30, 0, 55, tzinfo=UTC), timedelta(minutes=10)),  # the hour repeats
+        ],
+    )
+    def test_delay_across_a_change_of_the_clocks_keeps_its_length(
+        self, now: datetime, delay: timedelta, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class FixedClock(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> "FixedClock":
+                moment = now.astimezone(tz or ZoneInfo("Europe/Zurich"))
+                return cls.fromtimestamp(moment.timestamp(), tz)
+
+        monkeypatch.setattr("stoker.tasks.task.datetime", FixedClock)
+        with override_settings(USE_TZ=False, TIME_ZONE="Europe/Zurich"):
+            add.using(run_after=delay).enqueue(1, 2)
+        assert Deferred.objects.get().due_us == (now + delay).timestamp() * 1e6
 
     def test_plain_django_task_runs(self) -> None:
         result = plain_function_task.enqueue(21)

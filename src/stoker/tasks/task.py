@@ -6,11 +6,10 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import Field, dataclass, fields, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack, cast
 
 from asgiref.sync import sync_to_async
-from django.utils import timezone
 
 from stoker.compat import (
     DEFAULT_TASK_BACKEND_ALIAS,
@@ -20,6 +19,7 @@ from stoker.compat import (
     TaskResultMismatch,
 )
 from stoker.exceptions import InvalidTaskOption
+from stoker.values.marks import project_moment
 
 from .dead_letters import DeadLetters
 from .guards import (
@@ -401,10 +401,14 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         return result
 
     def _counted_from_now(self) -> Self:
-        """Replace the delay by a datetime, for backends that do not support delays."""
+        """Replace the delay by a datetime, for backends that do not support delays.
+
+        The delay is added in UTC, because an hour is skipped or repeated on the wall clock when
+        daylight saving time begins or ends.
+        """
         if self.run_after_seconds is None:
             return self
-        run_after = timezone.now() + timedelta(seconds=self.run_after_seconds)
+        run_after = project_moment(datetime.now(UTC) + timedelta(seconds=self.run_after_seconds))
         return replace(self, run_after=run_after, run_after_seconds=None)
 
     def __deepcopy__(self, memo: Any) -> Self:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-
-from django.utils import timezone
+from datetime import UTC, datetime, timedelta
 
 from stoker.conf import settings_for
 from stoker.schedules import service as schedules
@@ -41,7 +39,7 @@ def fire_due(
     Raises: any error of a schedule, such as UnknownTask.
     """
     if at is None or isinstance(at, timedelta):
-        at = timezone.now() + (at or timedelta())
+        at = datetime.now(UTC) + (at or timedelta())
     until_us = int(as_timestamp(at) * 1_000_000)
     firing = Firing(settings_for(backend))
     rows = schedules.find(backend=backend).filter(due_us__lte=until_us).order_by("due_us")
