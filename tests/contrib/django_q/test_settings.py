@@ -57,7 +57,30 @@ def test_keys_become_options() -> None:
 def test_usual_settings_are_valid(given: dict[str, Any]) -> None:
     entry = entry_of(given)
     assert not problems_of_tasks("default", entry)
-    assert read_settings("default", entry).max_attempts == (1 if "ack_failures" in given else 3)
+    assert read_settings("default", entry).workers
+
+
+@pytest.mark.parametrize(
+    ("given", "attempts"),
+    [
+        ({}, 1),  # Django Q's default is Redis
+        ({"redis": {"host": "localhost"}}, 1),
+        ({"django_redis": "default"}, 1),
+        ({"redis": "redis://localhost", "max_attempts": 0}, 1),
+        ({"redis": "redis://localhost", "max_attempts": 5}, 5),
+        ({"disque_nodes": ["localhost"]}, 3),
+        ({"orm": "default"}, 3),
+        ({"orm": "default", "redis": {"host": "localhost"}}, 3),  # "orm" takes precedence
+        ({"orm": "default", "ack_failures": True}, 1),
+    ],
+    ids=str,
+)
+def test_failed_task_runs_again_only_if_django_q_runs_it_again(
+    given: dict[str, Any], attempts: int
+) -> None:
+    assert read_settings("default", entry_of(given)).max_attempts == attempts
+    warned = [one for one in problems(given) if one.key == "max_attempts"]
+    assert not warned
 
 
 def test_alternative_cluster_overrides_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +182,8 @@ def test_sqs_credentials_cause_a_warning() -> None:
 
 def test_ineffective_setting_is_a_warning() -> None:
     given = {"cpu_affinity": 1, "error_reporter": {"pager": {}}, "max_attempts": 0}
-    assert [one.key for one in problems(given) if not one.is_error] == [*given]
+    found = problems({**given, "orm": "default"})
+    assert [one.key for one in found if not one.is_error] == [*given]
     assert not list(problems({"orm": "default", "redis": {"host": "x"}, "bulk": 5}))
 
 

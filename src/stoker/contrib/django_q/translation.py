@@ -175,6 +175,17 @@ TRANSLATIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 """Key of Q_CLUSTER -> function that returns the broker's URL, in Django Q's order of precedence."""
 
 
+def _runs_failures_again(given: Mapping[str, Any]) -> bool:
+    """Return whether Django Q would run a failed task again with this broker.
+
+    It would not with Redis, its default: there a message is gone when a cluster has read it.
+    """
+    if given.get("broker_class"):
+        return True
+    broker = next((key for key in TRANSLATIONS if given.get(key)), "redis")
+    return broker not in ("redis", "django_redis")
+
+
 def _login(terms: Mapping[str, Any]) -> str:
     user, password = (quote(str(terms.get(key) or ""), safe="") for key in ("username", "password"))
     if not user and not password:
@@ -301,6 +312,8 @@ def entry_of(configured: Mapping[str, Any]) -> dict[str, Any]:
         options["MAX_ATTEMPTS"] = 1
     elif given.get("max_attempts"):
         options["MAX_ATTEMPTS"] = given["max_attempts"]
+    elif not _runs_failures_again(given):  # its tasks may not be safe to repeat
+        options["MAX_ATTEMPTS"] = 1
     if not options.get("COMPRESS"):
         options.pop("COMPRESS", None)
     if reporters := _reporters(given.get("error_reporter")):
@@ -339,8 +352,8 @@ def problems(configured: Any) -> Iterator[SettingProblem]:
         for key, value in given.items():
             yield from _problem(where, str(key), value)
         yield from _broker_problems(where, given, {**configured, **given})
-    attempts = configured.get("max_attempts", 0)
-    if attempts == 0 and "max_attempts" in configured and not configured.get("ack_failures"):
+    is_unlimited = configured.get("max_attempts") == 0 and not configured.get("ack_failures")
+    if is_unlimited and _runs_failures_again(configured):
         yield SettingProblem(
             "max_attempts",
             'Q_CLUSTER["max_attempts"] is 0, which means no limit in Django Q: Stoker tries 3 '
