@@ -174,6 +174,13 @@ def test_iteration_unpacks_tuples_as_arguments() -> None:
     assert result(task_id) == [-1, -2]
 
 
+def test_iteration_passes_a_list_as_one_argument() -> None:
+    async_iter(f"{HERE}.note", [[1, 2], [3, 4]])
+    Iter(f"{HERE}.note", args=[[5, 6]]).run()
+    drain()
+    assert functions.done == [(([1, 2],), {}), (([3, 4],), {}), (([5, 6],), {})]
+
+
 def test_empty_iteration_returns_an_empty_list() -> None:
     task_id = async_iter("math.floor", [])
     drain()

@@ -75,7 +75,7 @@ def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
     the order of the arguments.
 
     Args:
-        args_iter: for each call its positional arguments as a tuple or list, or its only argument.
+        args_iter: for each call its positional arguments as a tuple, or its only argument.
         kwargs: options of ``async_task``.
 
     Returns:
@@ -84,7 +84,8 @@ def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
     options = taken_out(kwargs)
     options["cached"] = options.get("iter_cached") or options.get("cached")
     spec = spec_of(func, options)
-    settings, items = conf.settings(), [_as_arguments(one) for one in args_iter]
+    settings = conf.settings()
+    items = [list(one) if isinstance(one, tuple) else [one] for one in args_iter]
     path = spec["func"]
     item: Spec = {"func": path}
     whole = packed(settings, items, {})
@@ -202,12 +203,8 @@ def _parts(step: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
         if isinstance(part, Mapping):
             kwargs = dict(part)
         else:
-            args = _as_arguments(part)
+            args = part if isinstance(part, tuple | list) else (part,)
     return func, tuple(args), kwargs
-
-
-def _as_arguments(one: Any) -> list[Any]:
-    return list(one) if isinstance(one, tuple | list) else [one]
 
 
 def _last_job(workflow_id: str) -> str:
