@@ -70,6 +70,15 @@ def test_resubmitted_success_runs_again_under_a_new_id(anna: Visitor) -> None:
     assert row.pk != task_id
 
 
+def test_resubmitted_task_keeps_an_argument_named_like_an_option(anna: Visitor) -> None:
+    task_id = async_task(f"{HERE}.note", group="eu", q_options={"group": "sums"})
+    drain()
+    choose(anna, "success/", "resubmit", task_id)
+    assert len(drain()) == 1
+    (row,) = Success.objects.all()
+    assert (row.kwargs, row.group) == ({"group": "eu"}, "sums")
+
+
 def test_resubmitted_failure_settles_its_dead_letter(anna: Visitor) -> None:
     task_id = async_task(f"{HERE}.fail", ack_failure=True)
     drain()

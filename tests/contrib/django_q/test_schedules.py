@@ -15,6 +15,7 @@ from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.models import Schedule, Task
 from stoker.contrib.django_q.tasks import result, schedule
 from stoker.exceptions import InvalidSchedule
+from stoker.models import Job
 from stoker.models import Schedule as OwnSchedule
 from stoker.schedules.fire import Firing
 from stoker.testing import drain
@@ -142,6 +143,27 @@ def test_arguments_given_as_text_are_parsed(
     fire()
     drain()
     assert functions.done == [given]
+
+
+def test_options_among_the_keyword_arguments_do_not_reach_the_function() -> None:
+    schedule(f"{HERE}.note", x=1, timeout=30, task_name="nightly", q_options={"group": "g"})
+    fire()
+    drain()
+    assert functions.done == [((), {"x": 1})]
+    (row,) = Task.objects.all()
+    assert (row.name, row.group) == ("nightly", "g")
+
+
+@pytest.mark.parametrize("name", ["cluster", "broker_name"])
+def test_cluster_in_q_options_is_the_queue(name: str) -> None:
+    Schedule.objects.create(func=f"{HERE}.note", kwargs=f"q_options={{'{name}': 'high'}}")
+    fire()
+    assert Job.objects.get().queue == "high"
+
+
+def test_chain_of_a_schedule_is_refused() -> None:
+    with pytest.raises(InvalidSchedule, match="schedule a function that calls async_chain"):
+        schedule(f"{HERE}.note", q_options={"chain": [(f"{HERE}.note", (2,))]})
 
 
 def test_repeats_count_down_to_zero() -> None:

@@ -99,12 +99,21 @@ def test_task_row_has_name_group_times_and_attempts() -> None:
     assert not Failure.objects.exists()
 
 
-def test_q_options_take_precedence() -> None:
-    async_task(f"{HERE}.note", task_name="one", x=1, q_options={"task_name": "two", "group": "g"})
+def test_option_in_q_options_leaves_the_argument_of_that_name_to_the_function() -> None:
+    options = {"group": "g", "task_name": "two"}
+    async_task(f"{HERE}.note", group="eu", save=True, q_options=options)
+    drain()
+    assert functions.done == [((), {"group": "eu"})]
+    row = fetch("two")
+    assert row is not None
+    assert row.group == "g"
+
+
+def test_task_name_is_always_an_option() -> None:
+    async_task(f"{HERE}.note", task_name="one", x=1, q_options={"task_name": "two"})
     drain()
     assert functions.done == [((), {"x": 1})]
-    assert fetch("two") is not None
-    assert fetch("one") is None
+    assert fetch("one") is not None
 
 
 def test_result_of_failed_task_raises_job_failed() -> None:

@@ -21,7 +21,7 @@ from . import conf
 from .calls import call_task
 from .models import Failure, OrmQ, Schedule, Success, Task
 from .models.sealed import Unreadable
-from .tasks import async_task
+from .tasks import enqueue_call
 
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
@@ -157,7 +157,7 @@ def enqueue_again(row: Task, by: str) -> str:
         if isinstance(value, Unreadable):
             raise StokerError(f"Its arguments cannot be read: {value}")
     options = {"hook": row.hook, "group": row.group, "cluster": row.cluster}
-    return async_task(row.func, *args, q_options=options, **kwargs)
+    return enqueue_call(row.func, args, kwargs, options)
 
 
 def _call_of(row: Task) -> tuple[Any, Any]:

@@ -26,6 +26,7 @@ from . import conf
 from .instances import as_references
 
 Spec = dict[str, Any]
+Options = dict[str, Any]
 
 OPTIONS = (
     "hook", "group", "save", "sync", "cached", "ack_failure", "iter_count", "iter_cached", "chain",
@@ -34,6 +35,21 @@ OPTIONS = (
 """Keyword arguments of ``async_task`` that are not passed to the function."""
 LONGEST_FUNCTION = 256
 LONGEST = 100
+
+
+def taken_out(kwargs: dict[str, Any]) -> Options:
+    """Remove the options from these keyword arguments and return them.
+
+    As in Django Q, an option in ``q_options`` leaves a keyword argument of the same name to the
+    function. Only ``task_name`` is always an option.
+    """
+    given = kwargs.pop("q_options", None) or {}
+    names = [name for name in OPTIONS if name not in given or name == "task_name"]
+    options: Options = {**given, **{name: kwargs.pop(name) for name in names if name in kwargs}}
+    broker = options.pop("broker", None)
+    if broker is not None and getattr(broker, "list_key", None):
+        options.setdefault("cluster", broker.list_key)
+    return options
 
 
 def spec_of(function: Any, options: Mapping[str, Any]) -> Spec:

@@ -36,10 +36,9 @@ from .results import (
     result_group,
     result_group_cached,
 )
-from .spec import OPTIONS, Spec, packed, path_of, spec_of
+from .spec import OPTIONS, Options, Spec, packed, path_of, spec_of, taken_out
 
 logger = logging.getLogger("stoker")
-Options = dict[str, Any]
 
 
 def async_task(func: Any, *args: Any, **kwargs: Any) -> str:
@@ -48,7 +47,8 @@ def async_task(func: Any, *args: Any, **kwargs: Any) -> str:
     Args:
         func: a module-level function, or its dotted path.
         args, kwargs: the function's arguments. The options in ``spec.OPTIONS`` are taken out of
-            kwargs, and so is ``q_options``, a dict of options that takes precedence.
+            kwargs, and so is ``q_options``, a dict of options. If a name is in ``q_options``, a
+            keyword argument of that name is the function's.
 
     Returns:
         The id of the job and of its Task: 32 hexadecimal digits.
@@ -58,7 +58,13 @@ def async_task(func: Any, *args: Any, **kwargs: Any) -> str:
         NotSerializable, PackageTooLarge: the arguments cannot be serialised.
         Exception: with ``sync=True``, any exception of the function.
     """
-    options = taken_out(kwargs)
+    return enqueue_call(func, args, kwargs, taken_out(kwargs))
+
+
+def enqueue_call(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], options: Options
+) -> str:
+    """Enqueue a call, as ``async_task`` does. All of ``kwargs`` are the function's."""
     spec = spec_of(func, options)
     arguments = packed(conf.settings(), args, kwargs)
     followers = options.get("chain")
@@ -120,16 +126,6 @@ def async_chain(
     """
     options = {"group": group, "cached": cached, "sync": sync, "broker": broker}
     return _chain(chain, options)[1]
-
-
-def taken_out(kwargs: dict[str, Any]) -> Options:
-    """Remove the options from these keyword arguments and return them."""
-    options: Options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
-    options |= kwargs.pop("q_options", None) or {}
-    broker = options.pop("broker", None)
-    if broker is not None and getattr(broker, "list_key", None):
-        options.setdefault("cluster", broker.list_key)
-    return options
 
 
 def is_sync(options: Mapping[str, Any]) -> bool:
@@ -377,19 +373,15 @@ def schedule(func: Any, *args: Any, **kwargs: Any) -> Schedule:
         func: a module-level function, or its dotted path.
         args, kwargs: the function's arguments: plain values. kwargs may also contain ``name``,
             ``hook``, ``schedule_type``, ``minutes``, ``repeats``, ``next_run``, ``cron``,
-            ``cluster``, ``intended_date_kwarg``, and ``q_options``, a dict of options of
-            ``async_task``.
+            ``cluster``, ``intended_date_kwarg``, and options of ``async_task``, also in
+            ``q_options``.
 
     Raises:
         IntegrityError: a schedule of that name exists.
         InvalidSchedule: the message says which value is wrong.
     """
     name = kwargs.pop("name", None)
-    options = kwargs.get("q_options") or {}
     columns = {key: kwargs.pop(key, None) for key in COLUMNS}
-    for key in ("hook", "cluster"):
-        if columns[key] is None:
-            columns[key] = options.get(key)
     if columns["hook"] is not None:
         columns["hook"] = path_of(columns["hook"])
     next_run: datetime = kwargs.pop("next_run", None) or now()

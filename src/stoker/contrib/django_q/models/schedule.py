@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.calls import call_task
-from stoker.contrib.django_q.spec import Spec, packed, spec_of
+from stoker.contrib.django_q.spec import Options, Spec, packed, spec_of, taken_out
 from stoker.exceptions import InvalidSchedule
 from stoker.models import Schedule as OwnSchedule
 from stoker.schedules import service as schedules
@@ -290,14 +290,13 @@ def _when(row: Schedule, known: OwnSchedule | None) -> Scheduled:
     if known is not None and known.start_us is not None:
         start = as_moment(known.start_us)
     settings = conf.settings()
-    args, kwargs = _arguments(row)
-    kwargs.pop("q_options", None)
+    args, kwargs, options = _call_of(row)
     terms: dict[str, Any] = {
         "tz": zone,
-        "args": (_spec(row), packed(settings, args, kwargs)),
+        "args": (_spec(row, options), packed(settings, args, kwargs)),
         "repeats": row.repeats if row.repeats > 0 else -1,
         "misfire": "once",
-        "queue_name": conf.queue(row.cluster),
+        "queue_name": conf.queue(options["cluster"]),
     }
     if row.schedule_type == Schedule.ONCE:
         return Once(start, **terms)
@@ -320,9 +319,30 @@ def _count(row: Schedule) -> int:
     return UNITS[row.schedule_type][1]
 
 
-def _spec(row: Schedule) -> Spec:
-    options = {"group": row.name or str(row.pk), **_arguments(row)[1].pop("q_options", {})}
-    options |= {key: getattr(row, key) for key in ("hook", "cluster") if getattr(row, key)}
+def _call_of(row: Schedule) -> tuple[tuple[Any, ...], dict[str, Any], Options]:
+    """Return the arguments of the function and the options of ``async_task``, as Django Q's
+    scheduler takes them from a row.
+
+    Raises:
+        InvalidSchedule: the row's arguments cannot be read, or an option has no effect here.
+    """
+    args, kwargs = _arguments(row)
+    given = dict(kwargs.get("q_options") or {})
+    other_name = given.pop("broker_name", None)
+    given["cluster"] = row.cluster or given.get("cluster", other_name)
+    given.setdefault("group", row.name or str(row.pk))
+    if row.hook:
+        given["hook"] = row.hook
+    kwargs["q_options"] = given
+    options = taken_out(kwargs)
+    if options.get("chain"):
+        raise InvalidSchedule(
+            'A schedule cannot have the option "chain": schedule a function that calls async_chain.'
+        )
+    return args, kwargs, options
+
+
+def _spec(row: Schedule, options: Options) -> Spec:
     spec = spec_of(row.func, options)
     spec |= {key: options[key] for key in ("timeout", "ack_failure") if options.get(key)}
     if row.intended_date_kwarg:
