@@ -13,12 +13,16 @@ from django.db.models.signals import post_save
 from django.dispatch import Signal
 from django.test import override_settings
 
-from stoker.contrib.django_q import recording, signals
+from stoker.contrib.django_q import conf, recording, signals
 from stoker.contrib.django_q.models import Task
 from stoker.contrib.django_q.recording import prune
 from stoker.contrib.django_q.tasks import async_iter, async_task, fetch, result, schedule
+from stoker.jobs.package import sealer_for
 from stoker.models import Job
+from stoker.tasks.arguments import HIDDEN, hidden_pattern, shown_call
+from stoker.tasks.registry import task_of
 from stoker.testing import drain
+from stoker.values.pickles import nothing_unpickled
 
 from tests.contrib.django_q import functions
 from tests.contrib.django_q.test_schedules import fire
@@ -159,6 +163,25 @@ def test_pickle_serializer_passes_any_value() -> None:
     assert row.args == [Parcel(7)]
     assert result(whole) == [(Parcel(1),), (Parcel(2),)]
     assert ((5,), {}) in functions.done
+
+
+@pytest.mark.usefixtures("pickled")
+def test_secrets_among_pickled_arguments_are_hidden() -> None:
+    async_task(f"{HERE}.sign_in", "ben", "correct horse", token="battery")
+    package = sealer_for(conf.settings()).open(bytes(Job.objects.get().package))
+    shown = shown_call(package, conf.settings().redact)
+    assert shown.args[-1] == [["ben", HIDDEN], {"token": HIDDEN}]
+    pattern = hidden_pattern(task_of(package), package, conf.settings().redact)
+    assert pattern.sub(HIDDEN, "ben: correct horse, battery") == f"ben: {HIDDEN}, {HIDDEN}"
+
+
+@pytest.mark.usefixtures("pickled")
+def test_pickled_arguments_are_hidden_where_nothing_is_unpickled() -> None:
+    async_task(f"{HERE}.sign_in", "ben", "correct horse")
+    package = sealer_for(conf.settings()).open(bytes(Job.objects.get().package))
+    with nothing_unpickled():
+        shown = shown_call(package, conf.settings().redact)
+    assert shown.args[-1] == [[HIDDEN], {}]
 
 
 def test_doctor_finds_no_fault() -> None:

@@ -18,7 +18,7 @@ from stoker.compat import is_task
 from stoker.conf import Settings
 from stoker.exceptions import StokerError, UnknownTask
 from stoker.jobs.package import sealer_for
-from stoker.tasks.arguments import InnerCall
+from stoker.tasks.arguments import HIDDEN, InnerCall
 from stoker.tasks.registry import find_task
 from stoker.tasks.task import Task
 
@@ -210,12 +210,16 @@ class CallingTask(Task[..., Any]):
         return self.own_path if self.path else ""
 
     def inner_call(self, args: Sequence[Any]) -> InnerCall | None:
-        """Return the call of the function. None = the arguments are pickled or not complete."""
+        """Return the call of the function. None = the arguments are not complete.
+
+        If they are pickled and cannot be opened here, all of them are hidden.
+        """
         if len(args) < 2 or not isinstance(args[-1], list | tuple) or len(args[-1]) != 2:
             return None
-        given, named = args[-1]
-        if not isinstance(given, list | tuple) or not isinstance(named, Mapping):
-            return None
+        try:
+            given, named = unpacked(conf.settings(), args[-1])
+        except (StokerError, TypeError, ValueError):
+            return InnerCall(None, [HIDDEN], {})
         try:
             found = _look_up(self.module_path)
         except UnknownTask:
