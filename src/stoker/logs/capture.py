@@ -133,11 +133,11 @@ class Capture:
     def _add(
         self, attempt: _GatheredAttempt, at: float, level: str, source: str, text: str
     ) -> None:
-        text = storable(text, LINE_CHARACTERS)
         if attempt.secrets is None:
             running = attempt.running
             attempt.secrets = hidden_pattern(running.found.task, running.package, self._redact)
-        text = attempt.secrets.sub(HIDDEN, text)
+        # A secret that the limit cuts in two would not be found afterwards.
+        text = storable(attempt.secrets.sub(HIDDEN, text), LINE_CHARACTERS)
         size = len(text.encode())
         is_full = attempt.lines_left <= 0 or attempt.bytes_left < size
         if is_full or len(self._lines) >= MOST_WAITING:

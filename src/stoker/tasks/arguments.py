@@ -225,6 +225,7 @@ def hidden_texts(
 ) -> set[str]:
     """Return the hidden values of a call as text, to find them in other texts.
 
+    Each line of a longer text is a value, too, because printed text is searched line by line.
     Values with less than four characters are left out, because they would be found everywhere.
 
     Args:
@@ -237,7 +238,8 @@ def hidden_texts(
     named = [*zip(names_by_position(task, len(args)), args, strict=True), *kwargs.items()]
     found: set[str] = set()
     for name, value in named:
-        found.update(_secrets_in(value, hidden, is_secret(name, hidden)))
+        for text in _secrets_in(value, hidden, is_secret(name, hidden)):
+            found.update((text, *map(str.strip, text.splitlines())))
     return {text for text in found if len(text) >= SHORTEST_FOUND}
 
 

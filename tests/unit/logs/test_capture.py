@@ -123,6 +123,21 @@ def test_hidden_arguments_are_hidden(capture: Capture, job: Any) -> None:
     assert taken(capture) == ["[withheld] and [withheld], order 7"]
 
 
+def test_printed_secret_of_several_lines_is_hidden(capture: Capture, job: Any) -> None:
+    job.package.args = ("1234", "-- KEY --\r\n  abcd\nef\n-- END --", 7)
+    capture.put_printed("stdout", f"{job.package.args[1]}\n")
+    assert taken(capture) == ["[withheld]", "  [withheld]", "ef", "[withheld]"]
+    capture.put(1, "INFO", "shop", job.package.args[1])
+    assert taken(capture) == ["[withheld]"]
+
+
+def test_secret_at_the_limit_of_a_line_is_hidden(capture: Capture, job: Any) -> None:
+    before = "x" * (LINE_CHARACTERS // 2 - 4)
+    capture.put(1, "INFO", "shop", f"{before}hunter22{'y' * LINE_CHARACTERS}")
+    (line,) = taken(capture)
+    assert "hunt" not in line
+
+
 @pytest.fixture
 def log(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     """A logger whose records a capture gathers, and that a handler of the project gets, too."""
