@@ -220,7 +220,8 @@ class Settings:
     unknown_task_grace_seconds: float = option(
         "UNKNOWN_TASK_GRACE_SECONDS", 600.0, seconds(0),
         "A cluster that does not know the task of a job releases the job for a newer cluster, as "
-        "in a rolling deploy. This long after its enqueue, the job becomes a dead letter instead.",
+        "in a rolling deploy. This long after a cluster first did not know the task, the job "
+        "becomes a dead letter instead.",
     )  # fmt: skip
     database_seconds: float = option(
         "DATABASE_SECONDS", 15.0, seconds(1),

@@ -13,8 +13,11 @@ from django.db import connection
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.jobs.package import JobOptions, Package, Sealer, sealer_for
+from stoker.jobs.retries import UNKNOWN_TASK
 from stoker.models import Claimed, DeadLetter, Deferred, Job
 from stoker.models.job import Message
+from stoker.models.wait import NewWait, Wait
+from stoker.store.written import microseconds
 from stoker.values.ids import new_job_id
 
 from tests.app import chaos, tasks
@@ -221,9 +224,9 @@ def test_unreadable_packages_become_dead_letters_and_other_jobs_run(
         "another job's": _put(_package("tests.app.tasks.add"), lambda _: sealed),
         "no package": _put(_package("tests.app.tasks.add"), lambda _: b"what is this?"),
         "empty": _put(_package("tests.app.tasks.add"), lambda _: b""),
-        "newer": _put(_package("tests.app.tasks.add", job_id=old), _of_version(99)),
-        "unknown task": _put(_package("tests.app.gone.task", age_seconds=HOUR_SECONDS)),
-        "unknown name": _put(_package("tests.app.tasks.gone", age_seconds=HOUR_SECONDS)),
+        "newer": _put(_long_unknown(_package("tests.app.tasks.add", job_id=old)), _of_version(99)),
+        "unknown task": _put(_long_unknown(_package("tests.app.gone.task"))),
+        "unknown name": _put(_long_unknown(_package("tests.app.tasks.gone"))),
     }
     good = tasks.add.enqueue_many([((number, 1), {}) for number in range(20)])
     assert [value_of(result, cluster) for result in good] == [n + 1 for n in range(20)]
@@ -246,10 +249,12 @@ def test_unreadable_packages_become_dead_letters_and_other_jobs_run(
 def test_unknown_task_or_version_is_deferred_within_the_grace_period(
     what: str, cluster: ProcessCluster
 ) -> None:
+    """The period begins when a cluster first did not know the task, not at the enqueue."""
     if what == "unknown task":
-        result = _put(_package("tests.app.gone.task"))
+        result = _put(_package("tests.app.gone.task", age_seconds=HOUR_SECONDS))
     else:
-        result = _put(_package("tests.app.tasks.add"), _of_version(99))
+        old = _job_id_of(time.time() - HOUR_SECONDS)
+        result = _put(_package("tests.app.tasks.add", job_id=old), _of_version(99))
     deferred = Deferred.objects.filter(pk=result.id)
     put_back = wait_for(deferred.first, cluster.tail)  # only for a short time
     assert put_back is not None
@@ -364,6 +369,14 @@ def _package(
         time.time() - age_seconds,
         JobOptions(expires_at=expires_at),
     )
+
+
+def _long_unknown(package: Package) -> Package:
+    """Record that a cluster did not know the job's task an hour ago."""
+    began_us = microseconds(time.time() - HOUR_SECONDS)
+    wait = NewWait(package.job_id, 0, Wait.Kind.PUT_BACK, UNKNOWN_TASK, began_us, 2_000_000)
+    Wait.objects.add([wait])
+    return package
 
 
 def _put(

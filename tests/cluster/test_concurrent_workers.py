@@ -9,7 +9,8 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from stoker.models import Job
+from stoker.models import Job, Wait
+from stoker.tasks.decorator import task as make_task
 
 from tests.app import chaos, tasks
 from tests.app.models import Account, Ledger
@@ -65,6 +66,17 @@ def test_neighbours_of_a_killed_job_lose_no_attempt(
     may_end.touch()
     end = end_of(neighbour, cluster)
     assert (end.job.status, end.job.attempts, end.attempts) == (Job.Status.SUCCESSFUL, 1, [])
+
+
+def test_job_of_an_unknown_task_is_put_back(cluster: ProcessCluster) -> None:
+    """The event loop cannot read from the database since when the task has been unknown."""
+
+    def gone() -> None: ...
+
+    gone.__module__, gone.__qualname__ = "tests.app.gone", "gone"
+    result = make_task(gone).enqueue()
+    assert wait_for(Wait.objects.filter(job_id=result.id).first, cluster.tail)
+    result.cancel()
 
 
 def test_async_task_can_keep_a_cursor_open(cluster: ProcessCluster) -> None:

@@ -32,7 +32,6 @@ from stoker.conf import Settings
 from stoker.exceptions import (
     BadSignature,
     BrokerUnavailable,
-    NewerVersion,
     PackageError,
     Snooze,
     TaskTimeout,
@@ -56,7 +55,7 @@ from .package import Package, sealer_for
 from .received import each_of, with_received
 from .record import Recorder
 from .results import Result
-from .retries import UNREACHABLE_DELAY_SECONDS, decide, unprepared
+from .retries import UNREACHABLE_DELAY_SECONDS, decide, unopened, unprepared
 from .running import (
     FoundTask,
     Running,
@@ -67,38 +66,11 @@ from .running import (
     time_limit,
 )
 
-UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
-"""Delays of a job whose task is unknown here. They grow with the age of the job."""
-
-
-def unopened(
-    settings: Settings, error: Exception, enqueued_at: float | None, delivery: Delivery
-) -> Outcome:
-    """Return the outcome for a job that this worker cannot open or whose task it does not know.
-
-    During a rolling deploy another cluster may know the task, so within the grace period the job is
-    released.
-    """
-    reason = "unknown_task" if isinstance(error, UnknownTask) else "unreadable"
-    if isinstance(error, UnknownTask | NewerVersion):
-        since = enqueued_at or _moment_of(delivery)
-        age_seconds = max(0.0, time.time() - since)
-        if age_seconds < settings.unknown_task_grace_seconds:
-            step = min(int(age_seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
-            return outcomes.Snoozed(UNKNOWN_TASK_DELAYS_SECONDS[step], str(error))
-    return outcomes.Failed(fault_of(error), reason)
-
 
 def expired(late_seconds: float) -> Outcome:
     """Return the outcome for a job whose ``expires`` has passed."""
     fault = plain_fault(TimeoutError, f"the job expired {late_seconds:.1f} s before it could start")
     return outcomes.Failed(fault, "expired")
-
-
-def _moment_of(delivery: Delivery) -> float:
-    """Return when the job was created, in seconds since 1970: the first 48 bits of its id (RFC
-    9562)."""
-    return (delivery.job_id.int >> 80) / 1000
 
 
 logger = logging.getLogger("stoker")
@@ -278,8 +250,7 @@ class Executor:
                 f"{package.task} {options.via}" if options.via else package.task
             ) or self._find(package)
         except (PackageError, UnknownTask) as error:
-            enqueued_at = package.enqueued_at if package else None
-            outcome = unopened(self.settings, error, enqueued_at, delivery)
+            outcome = unopened(self.settings, error, delivery)
             return self._not_run(delivery, started_at, outcome, package)
         try:
             if options.receives:

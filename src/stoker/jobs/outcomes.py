@@ -61,6 +61,8 @@ class Snoozed:
     kind: ClassVar[str] = "snoozed"
     delay_seconds: float
     reason: str = ""
+    wait: str = ""
+    """Name of the wait that is recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +139,8 @@ def pack_outcome(outcome: Outcome) -> Packed:
             return ("failed", _pack_fault(fault), reason)
         case Retried(fault, delay_seconds, reason):
             return ("retry", _pack_fault(fault), delay_seconds, reason)
-        case Snoozed(delay_seconds, reason):
-            return ("snoozed", delay_seconds, reason)
+        case Snoozed(delay_seconds, reason, wait):
+            return ("snoozed", delay_seconds, reason, wait)
         case Crashed(detail, exit_code, signal, has_begun):
             return ("crashed", detail, exit_code, signal, has_begun)
         case TimedOut(detail, signal):

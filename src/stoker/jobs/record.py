@@ -494,4 +494,4 @@ def _wait_of(verdict: Verdict) -> NewWait:
     seconds = attempted.finished_at - began_at + outcome.delay_seconds
     attempts = attempted.delivery.attempt - 1
     waited = (microseconds(began_at), microseconds(seconds))
-    return NewWait(verdict.lease.job_id, attempts, Wait.Kind.PUT_BACK, "", *waited)
+    return NewWait(verdict.lease.job_id, attempts, Wait.Kind.PUT_BACK, outcome.wait, *waited)

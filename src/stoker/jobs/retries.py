@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+from django.db import InterfaceError, OperationalError
 
 from stoker.brokers.contract import Delivery
 from stoker.conf import Settings
 from stoker.exceptions import (
     Cancel,
+    NewerVersion,
     Retry,
     Snooze,
     TaskTimeout,
+    UnknownTask,
     as_seconds,
 )
 from stoker.jobs.outcomes import Outcome
+from stoker.models import Wait
 from stoker.store.transactions import may_pass
+from stoker.store.written import MICROSECONDS
 from stoker.tasks.backoff import exponential
 from stoker.tasks.options import TaskOptions
 from stoker.values.text import stored_text
@@ -32,6 +39,11 @@ UNREACHABLE_DELAY_SECONDS = 5.0
 """Delay in seconds before the next attempt of a job that could not be prepared, or recorded in its
 own transaction, because the store or the broker was unreachable."""
 CRASH_DELAY_CAP_SECONDS = 600.0
+UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
+"""Delays of a job whose task is unknown here. They grow with the time since it was first unknown.
+"""
+UNKNOWN_TASK = "for a newer cluster"
+"""Name of the wait of a job whose task, or whose format, was unknown to a cluster."""
 
 
 def decide(
@@ -132,6 +144,39 @@ def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outco
     if is_last:
         return outcomes.Failed(fault, reason)
     return outcomes.Retried(fault, crash_delay_seconds(times), reason)
+
+
+def unopened(settings: Settings, error: Exception, delivery: Delivery) -> Outcome:
+    """Return the outcome for a job that this worker cannot open or whose task it does not know.
+
+    During a rolling deploy another cluster may know the task, so within the grace period the job is
+    released. The period begins when a cluster first did not know the task, because the job may have
+    been deferred since long before the deploy.
+    """
+    reason = "unknown_task" if isinstance(error, UnknownTask) else "unreadable"
+    if isinstance(error, UnknownTask | NewerVersion):
+        seconds = _unknown_seconds(settings, delivery)
+        if seconds < settings.unknown_task_grace_seconds:
+            step = min(int(seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
+            delay_seconds = UNKNOWN_TASK_DELAYS_SECONDS[step]
+            return outcomes.Snoozed(delay_seconds, str(error), UNKNOWN_TASK)
+    return outcomes.Failed(fault_of(error), reason)
+
+
+def _unknown_seconds(settings: Settings, delivery: Delivery) -> float:
+    """Return for how long the task of a job has been unknown before this attempt; 0 = it was not,
+    or the store cannot be reached."""
+    waits = Wait.objects.using(settings.database).filter(
+        job_id=delivery.job_id,
+        attempts=delivery.attempt - 1,
+        kind=Wait.Kind.PUT_BACK,
+        name=UNKNOWN_TASK,
+    )
+    try:
+        began_us = waits.values_list("began_us", flat=True).first()
+    except (OperationalError, InterfaceError):
+        return 0.0
+    return 0.0 if began_us is None else max(0.0, time.time() - began_us / MICROSECONDS)
 
 
 def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:

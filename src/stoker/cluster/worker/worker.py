@@ -16,10 +16,13 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
+from django.core.exceptions import SynchronousOnlyOperation
 
+from stoker.brokers.contract import Delivery
 from stoker.cluster import board as place
 from stoker.cluster.board import is_fenced, lease_mark
 from stoker.cluster.channel import Closed, Stream, is_readable, take_stream
@@ -389,11 +392,7 @@ class ConcurrentRunner:
 
     async def _attend(self, slot: int, job: Job) -> None:
         worker, number, delivery = self._worker, job[0], open_job(job)
-        # Its earlier attempts are read from the database, or passed in.
-        if delivery.attempt > 1 or is_marked(delivery.job_id):
-            running = await self._in_thread(lambda: worker.executor.open(delivery))
-        else:
-            running = worker.executor.open(delivery)
+        running = await self._opened(delivery)
         if not isinstance(running, Running):
             worker.end(slot, number, running)
         elif not worker.leave_if_late(slot, job):
@@ -404,6 +403,14 @@ class ConcurrentRunner:
         if not self._workload.is_leaving and worker.should_be_replaced():
             self._workload.leave()
         self._changed.set()
+
+    async def _opened(self, delivery: Delivery) -> Running | Attempted:
+        executor = self._worker.executor
+        # Its earlier attempts are read from the database, or passed in.
+        if not (delivery.attempt > 1 or is_marked(delivery.job_id)):
+            with suppress(SynchronousOnlyOperation):  # its task is unknown, perhaps for long
+                return executor.open(delivery)
+        return await self._in_thread(lambda: executor.open(delivery))
 
     async def _run_opened(self, running: Running) -> Attempted:
         if not running.found.is_async:
