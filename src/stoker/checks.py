@@ -111,8 +111,8 @@ def check_caches(settings: Settings) -> Iterator[CheckMessage]:
     ours = _redis_database(settings.broker, {})
     for name, cache in project.CACHES.items():
         locations = cache.get("LOCATION") or ()
-        if isinstance(locations, str):
-            locations = locations.replace(";", ",").split(",")
+        if not isinstance(locations, list | tuple):  # it may be a Path
+            locations = str(locations).replace(";", ",").split(",")
         options = cache.get("OPTIONS") or {}
         theirs = [_redis_database(str(one).strip(), options) for one in locations]
         if ours is not None and ours in theirs:

@@ -219,6 +219,7 @@ def test_database_checks_leave_an_invalid_broker_to_e002(
         ("redis://cache:6380/2", "redis://cache/2", {}, False),
         ("redis://cache/2", "cache:11211", {}, False),
         ("redis://cache/2", None, {}, False),
+        ("redis://cache/2", Path("/var/cache/shop"), {}, False),
         ("redis://cache/2", "redis://cache:none/2", {}, False),
         ("orm://default", "redis://cache/2", {}, False),
     ],
