@@ -179,6 +179,8 @@ def _signal_main_thread() -> None:
 
 
 NO_LIMIT = nullcontext()
+SHORTEST_SECONDS = 1e-6
+"""Shortest time of a timer; 0 would turn it off."""
 
 
 def time_limit(seconds: float | None) -> AbstractContextManager[None]:
@@ -199,13 +201,16 @@ def _alarm(seconds: float) -> Iterator[None]:
     def ring(_signal: int, _frame: Any) -> None:
         raise TaskTimeout(message(seconds))
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before, began_at = signal.signal(signal.SIGALRM, ring), time.monotonic()
+    rest, interval = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        if rest:  # a timer of the caller, such as a test's own time-out
+            rest = max(rest - (time.monotonic() - began_at), SHORTEST_SECONDS)
+            signal.setitimer(signal.ITIMER_REAL, rest, interval)
 
 
 class Aim:

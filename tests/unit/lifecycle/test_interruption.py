@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 import time
@@ -52,6 +53,26 @@ def work_on(began: threading.Event) -> None:
     began.set()
     while time.monotonic() < until:
         time.sleep(0.001)
+
+
+def test_time_limit_leaves_the_timer_of_its_caller_running() -> None:
+    """A test may have a time-out of its own, by the same signal."""
+    rang = threading.Event()
+    before = signal.signal(signal.SIGALRM, lambda *_: rang.set())
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 2 * LONG_SECONDS, LONG_SECONDS)
+        with time_limit(LONG_SECONDS):
+            pass
+        rest, interval = signal.getitimer(signal.ITIMER_REAL)
+        assert LONG_SECONDS < rest <= 2 * LONG_SECONDS
+        assert interval == LONG_SECONDS
+        signal.setitimer(signal.ITIMER_REAL, 0.001)  # it rings meanwhile
+        with time_limit(LONG_SECONDS):
+            time.sleep(0.002)
+        assert rang.wait(LONG_SECONDS)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_cancellation_is_raised_in_the_task_with_its_reason(run: Run) -> None:
