@@ -5,6 +5,8 @@ from typing import Any
 
 from stoker.contrib.django_q.tasks import async_task
 
+from tests.app.models import Account
+
 done: list[Any] = []
 
 
@@ -42,6 +44,10 @@ def fail_on(number: int, bad: int) -> int:
     if number == bad:
         raise ValueError(f"{number} is bad")
     return number
+
+
+def create_account(pk: int) -> None:
+    Account.objects.create(pk=pk)
 
 
 def hook(task: Any) -> None:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from stoker.conf import settings_for
@@ -199,6 +199,14 @@ def test_failed_sync_task_is_recorded_and_raises() -> None:
     assert row.attempt_count == 1
     assert functions.done == []
     assert drain() == []
+
+
+def test_database_error_of_a_sync_task_in_a_transaction_is_raised() -> None:
+    """The transaction is broken, so that nothing can be recorded in it."""
+    functions.create_account(7)
+    with pytest.raises(IntegrityError), transaction.atomic():
+        async_task(f"{HERE}.create_account", 7, sync=True)
+    assert not Job.objects.exists()
 
 
 def test_unknown_function_in_sync_raises() -> None:

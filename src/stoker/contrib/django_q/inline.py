@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
-from django.db import transaction
+from django.db import DatabaseError, transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Delivery
@@ -53,13 +53,19 @@ def run_here(task: Any, *args: Any) -> str:
     """Run one job of this task. Return its id.
 
     Raises:
-        Exception: any exception of the function.
+        Exception: any exception of the function. If it broke a transaction of the caller, the job
+            is rolled back with that.
         JobFailed: the job failed before its function was called.
     """
     run = Inline()
     token = inline.set(run)
     try:
         job_id, has_succeeded = _run(task, *args)
+    except DatabaseError:
+        if run.error is None:
+            raise
+        # The function's error broke the caller's transaction, so its job could not be recorded.
+        raise run.error from None
     finally:
         inline.reset(token)
     for announce in run.announcements:
