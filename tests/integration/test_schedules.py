@@ -26,7 +26,7 @@ from stoker.testing import drain, enqueued
 
 from tests.app.tasks import add, echo, nothing, tell_moment
 from tests.integration.fronted import fronted_broker, outside
-from tests.integration.work import work_off
+from tests.integration.work import claim, outside_the_database, work_off
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -213,20 +213,13 @@ def test_held_tick_is_released_after_a_pause() -> None:
 
 def test_schedule_fires_with_a_broker_outside_the_database() -> None:
     """The job is sent when the tick's transaction has committed."""
-    tasks = {
-        "default": {
-            "BACKEND": "stoker.backend.StokerBackend",
-            "QUEUES": [],
-            "OPTIONS": {"BROKER": "memory://"},
-        }
-    }
-    with override_settings(TASKS=tasks):
+    with override_settings(TASKS=outside_the_database()):
         schedules.create("elsewhere", nothing, every(hours=1))
         moment = due("elsewhere")
         fired = fire("elsewhere", moment)
         assert fired is not None
         assert fire("elsewhere", moment) is None
-        assert [job.id for job in enqueued()] == [str(fired.job_id)]
+        assert [delivery.job_id for delivery in claim()] == [fired.job_id]
         with pytest.raises(InvalidSchedule, match="cannot tell whether a job has ended"):
             schedules.create("overlaps", nothing, every(hours=1, overlap="skip"))
 

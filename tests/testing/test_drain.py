@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -11,11 +12,13 @@ from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from stoker.compat import task_signals
+from stoker.exceptions import ConfigurationError
 from stoker.jobs.outcomes import Retried
 from stoker.models import Attempt, Claimed, DeadLetter, Deferred, Job, Ready
-from stoker.testing import drain, enqueued
+from stoker.testing import assert_not_enqueued, drain, enqueued
 
 from tests.app.models import Account
+from tests.integration.work import outside_the_database
 from tests.testing import tasks
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -278,3 +281,21 @@ def test_system_exit_and_time_out_fail_the_job_and_not_the_test() -> None:
     ran = drain()
     errors = [one.outcome.fault.exception_class for one in ran.failed]  # type: ignore[union-attr] # they are Failed
     assert errors == ["builtins.SystemExit", "stoker.exceptions.TaskTimeout"]
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        drain,
+        lambda: drain(include_deferred=True),
+        lambda: drain(until_empty=False),
+        enqueued,
+        lambda: assert_not_enqueued(tasks.note),
+    ],
+)
+def test_broker_in_memory_is_refused(settings: Any, look: Callable[[], object]) -> None:
+    """In a test's transaction its jobs wait for a commit that never comes."""
+    settings.TASKS = outside_the_database()
+    tasks.note.enqueue("one")
+    with pytest.raises(ConfigurationError, match='set BROKER to "orm://default"'):
+        look()

@@ -21,6 +21,7 @@ from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow
 from stoker.workflows.sweep import WorkflowSweep
 
+from tests.integration.work import outside_the_database, work_off
 from tests.workflows.tasks import DONE, FAILING, double, note, say, tell, tell_result, total
 
 pytestmark = pytest.mark.django_db
@@ -230,13 +231,13 @@ def test_unfinished_workflow_is_not_pruned() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_workflow_runs_on_a_broker_outside_the_store(settings: Any) -> None:
-    options = {"BROKER": "memory://"}
-    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
+    settings.TASKS = outside_the_database()
     FAILING.add("x")
     members = group([double.s(1), double.s(2), note.si("x")], on_failure="continue")
     workflow = chain(members, tell.s(), on_error=note.si("never")).enqueue()
     hooked = double.using(on_success=tell_result.s("good")).enqueue(4)
-    drain()
+    while work_off():
+        pass
     assert get_workflow(workflow.id).value == [2, 4, None]
     assert ("good", "SUCCESSFUL", 8) in DONE
     assert fetch(settings_for(), hooked.id).return_value == 8
@@ -246,15 +247,14 @@ def test_workflow_runs_on_a_broker_outside_the_store(settings: Any) -> None:
 def test_step_that_was_never_relayed_to_the_broker_is_relayed_later(
     settings: Any, monkeypatch: Any
 ) -> None:
-    options = {"BROKER": "memory://"}
-    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
-    drain()  # jobs that other tests left in this process's memory broker
+    settings.TASKS = outside_the_database()
     with monkeypatch.context() as patch:
         patch.setattr("stoker.brokers.dispatch.Dispatch.relay_outbox", lambda *_: None)
         workflow = chain(note.si("a"), note.si("b")).enqueue()
-        assert not drain()
+        assert not work_off()
     assert relay_from(settings_for(), "default", lambda: None) == 1
-    drain()
+    while work_off():
+        pass
     assert (get_workflow(workflow.id).status, DONE) == ("SUCCESSFUL", ["a", "b"])
     assert relay_from(settings_for(), "default", lambda: None) == 0
 

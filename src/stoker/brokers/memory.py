@@ -191,13 +191,6 @@ class MemoryBroker(Broker):
             first = min((job.due_at for job in self._deferred.values()), default=None)
             return None if first is None else max(0.0, first - self._clock())
 
-    def bring_forward(self, queues: Sequence[str]) -> None:
-        """Make all deferred jobs of the queues due. If no queue is named, do so for all queues."""
-        with self._lock:
-            for job in self._deferred.values():
-                if not queues or job.queue in queues:
-                    job.due_at = 0.0
-
     def waiting(self) -> list[Message]:
         """Return the messages of all waiting jobs in the order of their ids, oldest first."""
         with self._lock:
