@@ -67,8 +67,17 @@ def test_failures_of_a_group_are_counted_but_not_in_its_results() -> None:
 def test_result_group_waits_for_the_given_count() -> None:
     async_task("math.sqrt", 4, group="roots")
     drain()
-    assert result_group("roots", count=2, wait=20) is None
+    assert result_group("roots", count=2) is None
     assert result_group("roots", count=1) == [2]
+
+
+def test_result_group_returns_what_there_is_when_the_time_is_over() -> None:
+    async_task("math.sqrt", 4, group="roots")
+    async_task("math.sqrt", 4, group="cached", cached=60)
+    assert result_group("roots", count=2, wait=1) is None
+    drain()
+    assert result_group("roots", count=2, wait=1) == [2]
+    assert result_group_cached("cached", count=2, wait=1) == [2]
 
 
 def test_delete_group_removes_the_name_or_the_tasks() -> None:

@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 from django.core.checks import CheckMessage
 from django.test import override_settings
+from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import problems as problems_of_tasks
 from stoker.conf import read_settings
 from stoker.contrib.django_q.apps import check_q_cluster
+from stoker.contrib.django_q.conf import Conf, logger
+from stoker.contrib.django_q.exceptions import TimeoutException
+from stoker.contrib.django_q.status import Stat
 from stoker.contrib.django_q.translation import entry_of, problems, read_cluster
+from stoker.inspect.stats import ClusterState, ProcessState
 
 
 def test_keys_become_options() -> None:
@@ -259,3 +264,34 @@ def test_existing_stoker_backend_is_used() -> None:
 def test_check_asks_for_the_stoker_app() -> None:
     told = in_a_project('call_command("check")', apps='"stoker.contrib.django_q"')
     assert "but 'stoker' is not: add it there, and run manage.py migrate." in told
+
+
+@override_settings(Q_CLUSTER={"workers": 3, "retry": 90})
+def test_conf_has_django_qs_names() -> None:
+    assert (Conf.RETRY, Conf.TIMEOUT, Conf.RECYCLE, Conf.MAX_ATTEMPTS) == (90, None, 500, 0)
+    assert Conf.QUEUE_LIMIT == Conf.WORKERS**2
+    with pytest.raises(AttributeError, match=r"Conf has no SQS. Read it from settings.Q_CLUSTER"):
+        _ = Conf.SQS
+    assert logger.name == "stoker"
+    assert issubclass(TimeoutException, TimeoutError)
+
+
+@pytest.mark.parametrize(
+    ("roles", "pids"),
+    [
+        (("sentinel", "pusher", "monitor"), (1, 2, 3)),
+        (("sentinel", "core"), (1, 2, 2)),
+        ((), (1, 0, 0)),
+    ],
+)
+def test_stat_names_the_processes(
+    roles: tuple[str, ...], pids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = tuple(ProcessState(role, place + 1, 0) for place, role in enumerate(roles))
+    state = ClusterState(
+        "id", "shop", "host", 1, "running", "", timezone.now(), 0, (), 0, (), processes=processes
+    )
+    monkeypatch.setattr("stoker.contrib.django_q.status.clusters", lambda _: [state])
+    (stat,) = Stat.get_all()
+    assert (stat.sentinel, stat.pusher, stat.monitor) == pids
+    assert (stat.reincarnations, stat.done_q_size) == (0, 0)

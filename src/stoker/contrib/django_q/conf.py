@@ -3,6 +3,7 @@ backend that the shim uses."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,9 @@ from stoker.conf import Settings, settings_for
 from stoker.tasks.decorator import own_backends
 
 from .translation import CACHED_SECONDS, entry_of, read_cluster
+
+logger = logging.getLogger("stoker")
+"""Django Q's name for the logger. Its level and handlers are those of Stoker's."""
 
 OWN = "django_q"
 """Alias of the backend that is derived from Q_CLUSTER if the project has other backends."""
@@ -110,8 +114,40 @@ def cached_seconds(cached: Any) -> float | None:
     return float(cached) if cached else None
 
 
+PLAIN: dict[str, tuple[str, Any]] = {
+    "ACK_FAILURES": ("ack_failures", False),
+    "BULK": ("bulk", 1),
+    "CATCH_UP": ("catch_up", True),
+    "COMPRESSED": ("compress", False),
+    "GUARD_CYCLE": ("guard_cycle", 0.5),
+    "LOG_LEVEL": ("log_level", "INFO"),
+    "MAX_ATTEMPTS": ("max_attempts", 0),
+    "MAX_RSS": ("max_rss", None),
+    "POLL": ("poll", 0.2),
+    "RECYCLE": ("recycle", 500),
+    "RETRY": ("retry", 60),
+    "SCHEDULER": ("scheduler", True),
+    "TIMEOUT": ("timeout", None),
+}
+"""Name in Django Q's ``Conf`` -> key of Q_CLUSTER, and Django Q's default."""
+
+
 class _Conf:
     """The settings in Q_CLUSTER under the names that Django Q's ``Conf`` has."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in PLAIN:
+            raise AttributeError(f"Conf has no {name}. Read it from settings.Q_CLUSTER.", name=name)
+        key, default = PLAIN[name]
+        return given().get(key, default)
+
+    @property
+    def WORKERS(self) -> int:  # noqa: N802 - Django Q's name
+        return settings().workers
+
+    @property
+    def QUEUE_LIMIT(self) -> int:  # noqa: N802 - as above
+        return int(given().get("queue_limit") or self.WORKERS**2)
 
     @property
     def PREFIX(self) -> str:  # noqa: N802 - Django Q's name

@@ -75,7 +75,8 @@ def result_group(
 
     Args:
         failures: include failed tasks, with the error as text.
-        wait: milliseconds to wait for ``count`` tasks, or for the first one.
+        wait: milliseconds to wait for ``count`` tasks, or for the first one. Then the results that
+            there are are returned.
         count: number of tasks that must have ended, failed ones included.
     """
     rows = fetch_group(group_id, failures, wait, count, cached)
@@ -102,9 +103,23 @@ def fetch_group(
 ) -> Any:
     """Return the finished Tasks of a group: a query set, or a list from the cache.
 
-    Takes the arguments of ``result_group``. None = there are no such Tasks, or fewer than
-    ``count``.
+    Takes the arguments of ``result_group``. None = there are no such Tasks, or with ``wait=0``
+    fewer than ``count``. When another ``wait`` is over, those that have ended are returned.
     """
+    rows = fetch_whole_group(group_id, failures, wait, count, cached)
+    if rows is None and wait and count is not None:
+        rows = fetch_whole_group(group_id, failures, cached=cached)
+    return rows
+
+
+def fetch_whole_group(
+    group_id: str,
+    failures: bool = True,
+    wait: int = 0,
+    count: int | None = None,
+    cached: Any = None,
+) -> Any:
+    """Return what ``fetch_group`` returns, but None if fewer than ``count`` Tasks have ended."""
     is_cached = _is_cached(cached)
 
     def look() -> Any:

@@ -34,6 +34,20 @@ class Stat:
     silent_seconds: float
     """Seconds since its last heartbeat."""
 
+    pusher: int = 0
+    """Process id of the pusher; 0 = unknown."""
+    monitor: int = 0
+    """Process id of the monitor; 0 = unknown."""
+    reincarnations: int = 0
+    """Always 0: Stoker does not count how often processes were replaced."""
+    done_q_size: int = 0
+    """Always 0: ended jobs are claimed until they are recorded."""
+
+    @property
+    def sentinel(self) -> int:
+        """Process id of the sentinel."""
+        return self.pid
+
     @classmethod
     def get_all(cls) -> list[Self]:
         """Return all live clusters."""
@@ -60,6 +74,8 @@ class Stat:
     @classmethod
     def _of(cls, state: ClusterState) -> Self:
         status = "Working" if state.leases else "Idle"
+        pids = {one.role: one.pid for one in state.processes}
+        core = pids.get("core", 0)
         return cls(
             cluster_id=state.id,
             host=state.host,
@@ -70,4 +86,6 @@ class Stat:
             tob=state.started_at,
             jobs_done=sum(worker.jobs_done for worker in state.workers),
             silent_seconds=state.silent_seconds,
+            pusher=pids.get("pusher", core),
+            monitor=pids.get("monitor", core),
         )

@@ -30,6 +30,7 @@ from .results import (
     fetch_cached,
     fetch_group,
     fetch_group_cached,
+    fetch_whole_group,
     queue_size,
     result,
     result_cached,
@@ -351,7 +352,7 @@ class Chain:
         """Return the Tasks of all steps in order, after all have ended."""
         if not self.started or self.group is None:
             return None
-        rows = fetch_group(self.group, failures, wait, self.length(), self.cached)
+        rows = fetch_whole_group(self.group, failures, wait, self.length(), self.cached)
         return None if rows is None else sorted(rows, key=lambda row: row.stopped)
 
     def current(self) -> int | None:
