@@ -59,6 +59,42 @@ def test_pages_hide_secrets_among_the_arguments(
     assert secret in open_page(anna, page)
 
 
+class Parcel:
+    """A value that notes when it is unpickled."""
+
+    opened: list[str] = []
+
+    def __str__(self) -> str:
+        return "a parcel"
+
+    def __reduce__(self) -> Any:
+        return _open_parcel, ()
+
+
+def _open_parcel() -> Parcel:
+    Parcel.opened.append("one")
+    return Parcel()
+
+
+def test_pages_unpickle_nothing(anna: Visitor, settings: Any) -> None:
+    entry = settings.TASKS["default"]
+    options = {**entry.get("OPTIONS", {}), "SERIALIZER": "pickle"}
+    settings.TASKS = {**settings.TASKS, "default": {**entry, "OPTIONS": options}}
+    good = async_task(f"{HERE}.note", Parcel())
+    bad = async_task(f"{HERE}.fail", Parcel(), ack_failure=True)
+    async_task(f"{HERE}.note", Parcel())
+    assert "note-" in open_page(anna, "ormq/")
+    assert not Parcel.opened
+    drain()
+    assert Parcel.opened
+    Parcel.opened.clear()
+    for path, key in (("success", good), ("failure", bad)):
+        assert key[-12:] in open_page(anna, f"{path}/")
+        open_page(anna, f"{path}/{key}/delete/")
+        assert "pages do not unpickle" in open_page(anna, f"{path}/{key}/change/")
+    assert not Parcel.opened
+
+
 def test_resubmitted_success_runs_again_under_a_new_id(anna: Visitor) -> None:
     task_id = async_task(f"{HERE}.add", 1, two=2, group="sums")
     drain()

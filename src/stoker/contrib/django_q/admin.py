@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import wraps
 from typing import Any
 
 from django.contrib import admin, messages
 from django.db import transaction
 from django.db.models import QuerySet
 from django.http import HttpRequest
+from django.http.response import HttpResponseBase
+from django.template.response import TemplateResponse
+from django.urls import URLPattern
 from django.utils.translation import ngettext
 
 from stoker.dead_letters import service as dead_letters
 from stoker.exceptions import DeadLetterNotFound, StokerError
 from stoker.operations.details import REVEAL
 from stoker.tasks.arguments import shown_arguments
+from stoker.values.pickles import nothing_unpickled
 
 from . import conf
 from .calls import call_task
@@ -26,6 +31,12 @@ from .tasks import enqueue_call
 
 class ReadOnlyAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the stubs only
     """Rows that can be viewed and deleted, but not added or changed."""
+
+    def get_urls(self) -> list[URLPattern]:
+        urls: list[URLPattern] = super().get_urls()
+        for one in urls:
+            one.callback = _without_unpickling(one.callback)
+        return urls
 
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
@@ -158,6 +169,22 @@ def enqueue_again(row: Task, by: str) -> str:
             raise StokerError(f"Its arguments cannot be read: {value}")
     options = {"hook": row.hook, "group": row.group, "cluster": row.cluster}
     return enqueue_call(row.func, args, kwargs, options)
+
+
+def _without_unpickling(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
+    """Return a view that unpickles nothing during a GET request: it would run code of the
+    project."""
+
+    @wraps(view)
+    def inside(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponseBase:
+        if request.method == "POST":
+            return view(request, *args, **kwargs)
+        with nothing_unpickled():
+            response = view(request, *args, **kwargs)
+            # The template reads the rows.
+            return response.render() if isinstance(response, TemplateResponse) else response
+
+    return inside
 
 
 def _call_of(row: Task) -> tuple[Any, Any]:

@@ -9,7 +9,7 @@ from django.db import models
 from django.db.models import F
 
 from stoker.contrib.django_q import conf
-from stoker.contrib.django_q.spec import as_dict, unpacked
+from stoker.contrib.django_q.spec import as_dict, name_of, unpacked
 from stoker.exceptions import PackageError
 from stoker.jobs.cancel import cancel
 from stoker.jobs.package import sealer_for
@@ -62,11 +62,15 @@ class OrmQ(Job):
         return str(Job._meta.get_field("task").value_from_object(self))
 
     def call(self) -> dict[str, Any]:
-        """Return the call as in Django Q's signals, or the task if it is not a job of the shim."""
+        """Return the call as in Django Q's signals, or the task if it is not a job of the shim.
+
+        Without its arguments and its given name, if the package cannot be opened here.
+        """
         try:
             package = sealer_for(conf.settings()).open(bytes(self.package))
-        except PackageError as error:
-            return {"id": self.pk.hex, "name": "*unreadable*", "func": str(error)}
+        except PackageError:
+            spec = {"func": self.task_path}
+            return {"id": self.pk.hex, "name": name_of(spec, self.pk), **spec}
         if package.args and isinstance(package.args[0], dict) and "func" in package.args[0]:
             args, kwargs = unpacked(conf.settings(), package.args[-1])
             return as_dict(package.args[0], self.pk, args, kwargs)
