@@ -205,8 +205,11 @@ def test_naive_datetime_follows_use_tz() -> None:
     naive = datetime(2030, 1, 1)  # noqa: DTZ001 - on purpose
     with override_settings(USE_TZ=True), pytest.raises(InvalidTask, match=r"aware"):
         plain.using(run_after=naive)
+    with override_settings(USE_TZ=True), pytest.raises(InvalidTaskOption, match=r"aware"):
+        plain.using(expires=naive)
     with override_settings(USE_TZ=False):
         assert plain.using(run_after=naive).run_after == naive
+        assert plain.using(expires=naive).expires == naive
 
 
 def test_using_another_backend_keeps_the_options() -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, TypedDict
 
+from django.conf import settings as django_settings
 from django.utils import timezone
 
 from stoker.compat import is_task
@@ -201,6 +202,10 @@ def positive_seconds(name: str, value: Any) -> float:
 
 def expiry(name: str, value: Any) -> float | datetime:
     if isinstance(value, datetime):
+        if django_settings.USE_TZ and timezone.is_naive(value):
+            raise InvalidTaskOption(
+                f"{name}={value!r}: write an aware datetime, as in timezone.now() + timedelta(...)."
+            )
         return value
     seconds = positive_seconds(name, value)
     if math.isinf(seconds):
