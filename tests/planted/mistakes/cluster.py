@@ -385,7 +385,7 @@ MISTAKES = (
         "a retry under concurrency reads the database on the event loop",
         [
             Change(
-                "cluster.worker.worker:ConcurrentRunner._attend",
+                "cluster.worker.worker:ConcurrentRunner._opened",
                 drop_operand(
                     "delivery.attempt > 1 or is_marked(delivery.job_id)", "delivery.attempt > 1"
                 ),
