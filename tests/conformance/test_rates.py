@@ -67,6 +67,23 @@ def test_rate_limits_starts_per_period_and_keeps_the_order(stand: Stand) -> None
     assert ids(claim(stand)) == jobs[6:]
 
 
+@pytest.mark.parametrize("burst", [0, 3])
+def test_starts_of_ended_jobs_count_after_upkeep_until_the_period_ends(
+    burst: int, stand: Stand
+) -> None:
+    need = rate(3, burst=burst)
+    put(stand, need, 3)
+    stand.broker.settle([delivery.lease for delivery in claim(stand)])
+    sweep_keys("default", None, 10, only_lines=False)
+    (late,) = put(stand, need)
+    assert claim(stand) == []
+    stand.broker.withdraw([late])
+    let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
+    call_due("default", 10)
+    sweep_keys("default", None, 10, only_lines=False)
+    assert not GuardKey.objects.exists()
+
+
 def test_no_more_rated_jobs_start_than_rated_limit(stand: Stand) -> None:
     jobs = put(stand, rate(10), 5)
     free = stand.put(2)

@@ -12,8 +12,8 @@ from django.db.models import Exists, OuterRef
 
 from stoker.store.engines import engine_of
 from stoker.store.statements import delete_by_key, lock_by_key, with_keys
-from stoker.store.written import as_uuid
-from stoker.values.rates import RateRule
+from stoker.store.written import as_uuid, database_now_us
+from stoker.values.rates import RateRule, free
 
 from .need import Need, StatedNeed
 from .ready import Place
@@ -141,10 +141,14 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         lines = [(as_uuid(key_id), kind) for key_id, kind, has_line in rows if has_line]
         return {key_id: LockedKey(key_id, kind, has_line=True) for key_id, kind in lines}
 
-    def forget(self, keys: Collection[UUID]) -> int:
-        """Delete the locked keys that no job needs."""
+    def forget(self, keys: Mapping[UUID, GuardKey]) -> int:
+        """Delete the locked keys that no job needs, and whose starts no longer count."""
+        rates = [key for key in keys.values() if key.starts]
+        now_us = database_now_us(self.db) if rates else 0
+        counting = {key.pk for key in rates if free(key.rule, key.starts, now_us) < key.rule.whole}
         needed = Need.objects.using(self.db).filter(key_id=OuterRef("pk"))
-        unused = with_keys(self, keys).filter(~Exists(needed), has_line=False, places_set=None)
+        idle = with_keys(self, keys.keys() - counting)
+        unused = idle.filter(~Exists(needed), has_line=False, places_set=None)
         key_ids = list(unused.values_list("pk", flat=True))
         delete_by_key(self, key_ids)
         return len(key_ids)
