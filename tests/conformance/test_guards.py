@@ -392,8 +392,6 @@ def test_sweep_keeps_a_sequence_whose_first_job_waits_for_its_retry(stand: Stand
     assert claim_ids(stand) == []
     Job.objects.filter(pk=first).update(status="FAILED")  # by hand
     assert _sweep(stand) == 1
-    forget_needs(_alias(stand), None, 10)
-    _sweep(stand)
     assert claim_ids(stand) == [second]
 
 

@@ -20,6 +20,7 @@ from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.compat import InvalidTask, TaskResultDoesNotExist, task_signals
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption
+from stoker.guards.sweep import sweep_keys
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.results import Result
 from stoker.jobs.states import JobState
@@ -276,6 +277,27 @@ def test_job_released_before_its_start_has_its_key_unless_another_has_taken_it()
     broker.settle(again=[Return(claimed.lease, delay_seconds=0.0, attempts=0)])
     assert guarded.enqueue(1, 40).id == second.id
     assert {str(one.job_id) for one in claim()} == {first.id, second.id}
+
+
+@pytest.mark.parametrize(
+    "earlier", [unique("keep"), unique("raise"), unique("replace", until="started")]
+)
+def test_follower_waits_for_a_running_job_of_another_policy(earlier: Unique) -> None:
+    first = add.using(unique=earlier).enqueue(1, 10)
+    (running,) = claim()
+    assert str(running.job_id) == first.id
+    follower = add.using(unique=unique("after")).enqueue(1, 20)
+    assert (follower.was_duplicate, claim()) == (False, [])
+    put_back(running)
+    (running,) = claim()  # not between two attempts of the first, either
+    assert str(running.job_id) == first.id
+    sweep_keys("default", None, 10, only_lines=True)
+    assert claim() == []
+    broker_for(settings_for()).settle([running.lease])
+    Job.objects.filter(pk=first.id).update(status="SUCCESSFUL")
+    sweep_keys("default", None, 10, only_lines=True)
+    assert [str(one.job_id) for one in claim()] == [follower.id]
+    assert Need.objects.get().job_id == uuid.UUID(follower.id)
 
 
 # -- postponed ----------------------------------------------------------------------------------

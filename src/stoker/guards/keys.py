@@ -49,7 +49,7 @@ def needs_of(task: Any, args: Iterable[Any], kwargs: Mapping[str, Any]) -> tuple
     """Return the needs of a job with these arguments: locks, limits, rates and sequence.
 
     Accepts any task; a plain one of Django has no needs. If the arguments give two needs the same
-    key, the stricter one is returned.
+    key, the stricter one is returned. The sequence of a unique key comes first.
 
     Raises:
         InvalidTaskOption: a key or weight is invalid.

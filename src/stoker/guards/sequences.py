@@ -12,7 +12,8 @@ from uuid import UUID
 from django.db.models import Q
 
 from stoker.models.guard_key import GuardKey
-from stoker.models.need import Need, need_ids
+from stoker.models.job import Job
+from stoker.models.need import Need, NewNeed, need_ids
 from stoker.store.statements import update_by_key, with_keys
 from stoker.store.turns import call_next
 
@@ -83,6 +84,32 @@ def halt_again(alias: str, passed: Collection[Need], jobs: Mapping[UUID, UUID]) 
         number, job_id = need.pk.int - need.job_id.int, jobs[need.job_id]
         need.pk, need.job_id = UUID(int=job_id.int + number), job_id
     Need.objects.using(alias).bulk_create(passed)
+
+
+def wait_for(alias: str, running: Mapping[UUID, NewNeed]) -> None:
+    """Put running jobs into the sequences of the jobs that must follow them. A running job usually
+    is in its sequence already, unless its task had another ``on_conflict`` when it was enqueued.
+
+    Locks no keys, because the caller's transaction may be long. Upkeep removes the place after the
+    running job has ended.
+
+    Args:
+        running: running job -> the need of the job that follows it.
+    """
+    holders = Need.objects.using(alias).holders({need.key_id for need in running.values()})
+    outside = {one for one, need in running.items() if one not in holders[need.key_id]}
+    if not outside:  # nearly always
+        return
+    # Read afterwards: a job that has left its sequence by its end is not put into it again.
+    Need.objects.using(alias).bulk_create(
+        Need(
+            id=_ids(job_id)[-1],
+            job_id=job_id,
+            holds=running[job_id].key_id,
+            **running[job_id]._asdict(),
+        )
+        for job_id in Job.objects.using(alias).unended(outside)
+    )
 
 
 def _halting(alias: str, job_ids: Collection[UUID]) -> list[Need]:

@@ -97,7 +97,10 @@ def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
         keys = GuardKey.objects.using(alias).lock(key_ids, waits=False)
         holders = Need.objects.using(alias).holders(keys)
         stale = _stale_places(alias, keys, holders)
-        update_by_key(Need.objects.using(alias), stale, holds=None)
+        needs = Need.objects.using(alias)
+        over = {need.pk for need in stale if need.kind == Need.Kind.SEQUENCE}
+        needs.remove(over)
+        update_by_key(needs, [need.pk for need in stale if need.pk not in over], holds=None)
         _call_where_room(alias, keys)
         if forgets:
             GuardKey.objects.using(alias).forget(keys)
@@ -134,7 +137,7 @@ def _call_where_room(alias: str, keys: Mapping[UUID, GuardKey]) -> set[str]:
 
 def _stale_places(
     alias: str, keys: dict[UUID, GuardKey], holders: dict[UUID, set[UUID]]
-) -> list[UUID]:
+) -> list[Need]:
     """Return the needs that hold a place although their job is not claimed, or, in a sequence, has
     ended."""
     job_ids = {job_id for key_id in keys for job_id in holders[key_id]}
@@ -144,7 +147,7 @@ def _stale_places(
     alive = Job.objects.using(alias).unended(idle)
     needs = Need.objects.using(alias).filter(job_id__in=idle, holds__isnull=False)
     return [
-        need.pk
+        need
         for need in needs
         if need.kind != Need.Kind.SEQUENCE or not (need.job_id in alive or need.halts)
     ]

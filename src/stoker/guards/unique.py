@@ -79,6 +79,8 @@ class Decision:
     """State of the existing job."""
     held: Held | None = None
     """The existing job's row, if it had to be locked."""
+    follows: UUID | None = None
+    """The running job that the new job must wait for."""
 
 
 @dataclass(slots=True)
@@ -172,7 +174,7 @@ class WantedKeys:
         taking = self.only_taking()
         if taking is None or not self._keys.take_and_add(*taking, job, identity):
             return False
-        self._are_ours([taking[0]])
+        self._are_ours([taking[0]], taking[1])
         return True
 
     def _carry_out(self) -> None:
@@ -182,14 +184,14 @@ class WantedKeys:
             self._held |= hold(self._alias, waits, alone=alone)
         new = [taking for taking, _ in plan.takings if taking.old_job_id is None]
         if new and self._keys.insert(new):
-            self._are_ours(new)
+            self._are_ours(new, NO_MATTER_WHAT)
         over: dict[Condition, list[Taking]] = {}
         for taking, condition in plan.takings:
             if taking.old_job_id is not None:
                 over.setdefault(condition, []).append(taking)
         for condition, takings in over.items():
             if self._keys.take_over(takings, condition):
-                self._are_ours(takings)
+                self._are_ours(takings, condition)
 
     def _keep_or_hold(self, key: KeySeen, claim: UniqueClaim, plan: _Plan) -> None:
         """Decide about a key if its job is locked or needs no lock. Otherwise plan to lock the
@@ -217,9 +219,11 @@ class WantedKeys:
         until_us = self.now_us + claim.within_us if claim.within_us else 0
         return Taking(claim.key_id, claim.name, job_id, self.now_us, until_us)
 
-    def _are_ours(self, takings: list[Taking]) -> None:
+    def _are_ours(self, takings: list[Taking], condition: Condition) -> None:
         for one in takings:
-            self._settle(one.key_id, Decision(Fate.ENQUEUED, one.job_id, one.taken_us))
+            follows = one.old_job_id if condition is NO_MATTER_WHAT else None
+            decision = Decision(Fate.ENQUEUED, one.job_id, one.taken_us, follows=follows)
+            self._settle(one.key_id, decision)
 
     def _settle(self, key_id: UUID, decision: Decision) -> None:
         del self._open[key_id]

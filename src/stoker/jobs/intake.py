@@ -14,9 +14,11 @@ from stoker.brokers.adapters import broker_for
 from stoker.dead_letters.entries import note_successors
 from stoker.exceptions import DuplicateJob
 from stoker.guards.keys import UniqueClaim
+from stoker.guards.sequences import wait_for
 from stoker.guards.unique import CHANGES, Decision, Fate, WantedKeys
 from stoker.models import Job
 from stoker.models.job import Message
+from stoker.models.need import NewNeed
 from stoker.store import waiting as waiting_jobs
 from stoker.store.statements import deciding
 from stoker.store.written import MICROSECONDS
@@ -152,16 +154,21 @@ class Newcomers:
     def _write(self, now_us: int) -> set[UUID]:
         messages = [newcomer.message for newcomer in self._batch if newcomer.claim is None]
         changed, kept = [], []
+        running: dict[UUID, NewNeed] = {}
         for group in self._groups.values():
             held = group.decision.held
             if group.fate is Fate.KEPT:
                 kept += [] if held is None else [held]
                 continue
             message = group.shape(self._sealing, now_us)
+            if group.decision.follows is not None:
+                running[group.decision.follows] = message.needs[0]  # see ``needs_of``
             if held is None:
                 messages.append(message)
             else:
                 changed.append((held, message))
+        if running:
+            wait_for(self._alias, running)
         broker_for(self._settings).enqueue(messages)
         note_successors(self._alias, self._enqueued())
         return waiting_jobs.replace(self._alias, changed) | waiting_jobs.lines_of(self._alias, kept)
