@@ -75,6 +75,16 @@ def pay(order: str) -> str:
     return _use(order)
 
 
+def _owner_of(order: str) -> str:
+    """Return the key of an order, unless its owner is broken."""
+    return _use(f"owner of {order}")
+
+
+@task(max_attempts=1, unique=Unique(_owner_of), dead_letters=DeadLetters(requeue_after=60))
+def refund(order: str) -> str:
+    return _use(order)
+
+
 def _wait_beside(letter: DeadLetter) -> None:
     """Wait until a file exists, whose path is the failed job's message."""
     path = Path(letter.message)

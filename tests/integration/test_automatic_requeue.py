@@ -13,6 +13,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import Settings, settings_for
+from stoker.dead_letters.requeueing import requeue_due
 from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.models import Attempt, DeadLetter, Deferred, Job, Ready, Requeue
 from stoker.setting_values import LetterRetention
@@ -131,6 +132,38 @@ def test_failed_requeue_is_logged_once(
         assert sweep(settings) == sweep(settings) == 0
     (record,) = caplog.records
     assert str(letter.pk) in record.getMessage()
+
+
+def test_dead_letter_whose_key_raises_does_not_stop_the_others(
+    settings: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    letters = [dead(frail.refund, order) for order in ("order 1", "order 2")]
+    let_cool()
+    DeadLetter.objects.filter(pk=letters[1].pk).update(requeue_due_us=2)
+    frail.broken.add("owner of order 1")
+    caplog.clear()
+    assert sweep(settings) == 1
+    assert DeadLetter.objects.get(pk=letters[1].pk).state == "requeued"
+    letter = DeadLetter.objects.get(pk=letters[0].pk)
+    assert (letter.state, letter.requeue_due_us) == ("open", None)
+    (record,) = caplog.records
+    assert "Broken: owner of order 1 is broken. Raised by the key of unique" in record.getMessage()
+
+
+def test_dead_letter_whose_requeue_raises_does_not_stop_the_others(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters = [dead(frail.pay, f"order {number}") for number in range(2)]
+    let_cool()
+
+    def requeue_or_raise(settings: Settings, letter: DeadLetter) -> bool:
+        if letter.pk == letters[0].pk:
+            raise frail.Broken
+        return requeue_due(settings, letter)
+
+    monkeypatch.setattr("stoker.dead_letters.sweep.requeue_due", requeue_or_raise)
+    assert sweep(settings) == 1
+    assert DeadLetter.objects.get(pk=letters[0].pk).requeue_due_us is None
 
 
 @pytest.mark.django_db(transaction=True)

@@ -61,6 +61,17 @@ def test_two_dead_letters_whose_calls_got_the_same_key_become_one_job() -> None:
     assert Ready.objects.count() == 1
 
 
+def test_dead_letter_whose_key_raises_is_refused_and_the_others_are_requeued() -> None:
+    letters = [dead(frail.refund, order) for order in ("order 1", "order 2")]
+    frail.broken.add("owner of order 1")
+    answers = requeue_together(settings_for(), [one.pk for one in letters], Wish())
+    assert [one.fate.name for one in answers] == ["REFUSED", "REQUEUED"]
+    assert answers[0].because == (
+        "Broken: owner of order 1 is broken. Raised by the key of unique, an option of "
+        "tests.app.frail.refund, for a job that was to be enqueued."
+    )
+
+
 def test_dead_letter_that_changes_meanwhile_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     letters = [dead(frail.charge, f"order {number}") for number in range(3)]
     really = DeadLetterQuerySet.note_requeues

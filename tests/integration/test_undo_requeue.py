@@ -116,6 +116,14 @@ def test_undo_returns_unique_key_and_period_to_the_failed_job() -> None:
     assert dead_letters.requeue(letter.pk).fate is Fate.REQUEUED
 
 
+def test_undo_returns_the_known_unique_key_if_the_task_raises() -> None:
+    letter = dead(frail.refund, "order 1")
+    dead_letters.requeue(letter.pk)
+    frail.broken.add("owner of order 1")
+    assert dead_letters.undo_requeue(letter.pk).fate is Fate.TAKEN_BACK
+    assert UniqueKey.objects.get().job_id == letter.job_id
+
+
 def test_undo_frees_the_key_of_other_arguments() -> None:
     letter = dead(frail.fetch, "news")
     dead_letters.requeue(letter.pk, args=["sport"])

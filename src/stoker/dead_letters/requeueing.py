@@ -18,17 +18,12 @@ from enum import Enum
 from typing import Any
 from uuid import UUID
 
-from django.db import OperationalError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from stoker.brokers.adapters import broker_for
-from stoker.compat import InvalidTask, task_backends, task_signals
+from stoker.compat import task_backends, task_signals
 from stoker.conf import Settings
-from stoker.exceptions import (
-    BrokerUnavailable,
-    StokerError,
-    UnknownTask,
-    UnreadablePackage,
-)
+from stoker.exceptions import BrokerUnavailable, UnknownTask, UnreadablePackage
 from stoker.guards.keys import UniqueClaim
 from stoker.guards.sequences import pass_on
 from stoker.guards.sweep import look_after
@@ -44,7 +39,7 @@ from stoker.store.statements import with_keys
 from stoker.store.transactions import TRIES, after_commit, is_conflict, pause_before_retry
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import following_job_id
-from stoker.values.text import first_line_of, stored_text
+from stoker.values.text import reason_of, stored_text
 from stoker.workflows.follow import reopen, transaction_for
 
 from .entries import key_of
@@ -198,8 +193,10 @@ class _Requeue:
             if letter.pk not in answers:
                 try:
                     newcomers.append((letter, self._newcomer(letter)))
-                except (StokerError, InvalidTask, TypeError, ValueError) as error:
-                    because = first_line_of(error)
+                except (DatabaseError, InterfaceError):
+                    raise
+                except Exception as error:  # noqa: BLE001 - the task's own callables raise what they like
+                    because = reason_of(error)
                     answers[letter.pk] = LetterAnswer(letter.pk, LetterFate.REFUSED, None, because)
         results: Sequence[Result[Any]] = ()
         if newcomers:

@@ -7,13 +7,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from uuid import UUID
 
+from django.db import InterfaceError, OperationalError
 from django.utils import timezone
 
 from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
 from stoker.models import DeadLetter, Job
 from stoker.models.dead_letter import CLOSED
 from stoker.signals import tell
 from stoker.store.prepared import any_of
+from stoker.values.text import reason_of
 
 from .closing import purge_past
 from .requeueing import requeue_due
@@ -68,12 +71,23 @@ class DeadLetterSweep:
         requeued = looked_at = 0
         while looked_at < MOST and (due := list(self._letters.due()[:AT_ONCE])):
             for letter in due:
-                requeued += requeue_due(self._settings, letter)
+                requeued += self._requeue_one(letter)
                 self._beat()
             looked_at += len(due)
         if requeued:
             tell("dead_letters_requeued", count=requeued)
         return requeued
+
+    def _requeue_one(self, letter: DeadLetter) -> bool:
+        """Requeue a dead letter. An error that is not the store's concerns only this one."""
+        try:
+            return requeue_due(self._settings, letter)
+        except (BrokerUnavailable, InterfaceError, OperationalError):
+            raise
+        except Exception as error:  # noqa: BLE001 - otherwise the next run would end here, too
+            self._letters.put_off(letter)
+            tell("not_requeued", dead_letter_id=letter.pk, because=reason_of(error))
+            return False
 
     def _reopen(self) -> None:
         """Reopen requeued dead letters whose job was cancelled or removed."""

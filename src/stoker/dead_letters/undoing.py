@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from uuid import UUID
 
+from django.db import DatabaseError, InterfaceError
+
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
-from stoker.exceptions import StokerError
 from stoker.guards.keys import unique_of
 from stoker.guards.sequences import halt_again, halts_of
 from stoker.jobs.package import sealer_for
@@ -145,7 +146,9 @@ class _Undo:
             try:
                 package = sealer_for(self._settings).open(packages[job_id])
                 claim = unique_of(task_of(package), package.args, package.kwargs)
-            except (KeyError, StokerError):  # then no other key is known
+            except (DatabaseError, InterfaceError):
+                raise
+            except Exception:  # noqa: BLE001, S112 - then no other key is known
                 continue
             if claim is not None:
                 wanted.add((claim.key_id, job_id))

@@ -14,11 +14,11 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
+from django.db import DatabaseError, InterfaceError
 from django.utils.crypto import salted_hmac
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
-from stoker.exceptions import InvalidTaskOption, PackageError, UnknownTask
 from stoker.guards.keys import needs_of, unique_of
 from stoker.guards.sweep import look_after
 from stoker.models import Attempt, Deferred, Job, Need
@@ -35,6 +35,7 @@ from stoker.store.written import MICROSECONDS, database_now_us, microseconds
 from stoker.tasks.arguments import changed_call, restored
 from stoker.tasks.registry import task_of
 from stoker.values import codec
+from stoker.values.text import reason_of
 
 from .package import Package, Sealer, sealer_for
 from .sealing import refuse_wrong_arguments
@@ -179,8 +180,10 @@ def _decide(
             continue
         try:
             new, after = _new_job(settings, jobs[job_id], needs[job_id], due, wanted)
-        except (ValueError, TypeError, PackageError, UnknownTask, InvalidTaskOption) as error:
-            outcome[job_id] = Changed(job_id, str(error).strip().partition("\n")[0])
+        except (DatabaseError, InterfaceError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the task's own callables raise what they like
+            outcome[job_id] = Changed(job_id, reason_of(error))
             continue
         before = None if due is None else datetime.fromtimestamp(due / MICROSECONDS, UTC)
         job = jobs[job_id]
