@@ -395,6 +395,12 @@ def test_sweep_keeps_a_sequence_whose_first_job_waits_for_its_retry(stand: Stand
     assert claim_ids(stand) == [second]
 
 
+def test_job_whose_need_was_deleted_by_hand_runs_without_the_guard(stand: Stand) -> None:
+    gone, *others = put(stand, need("smtp"), count=3)
+    Need.objects.filter(job_id=gone).delete()
+    assert claim_ids(stand) == [gone, others[0]]
+
+
 def test_sweep_leaves_running_jobs_alone(stand: Stand) -> None:
     put(stand, need("smtp"), need("account", "sequence"), count=3)
     (running,) = stand.claim()

@@ -303,7 +303,7 @@ class _Admission:
     def _turn_of(self, place: Place, needed: Sequence[StatedNeed]) -> UUID | None:
         """Return the key under which the cluster may start this job and others one after another:
         that of a lock, if it is the job's only guard."""
-        if place.guards != 1:
+        if place.guards != 1 or len(needed) != 1:  # a need may have been deleted
             return None
         (need,) = needed
         is_lock = need.kind == Need.Kind.LOCK and self._keys[need.key_id].room == 1
