@@ -196,7 +196,7 @@ class Lines(Look):
             return []
         needs = Need.objects.using(self.alias).filter(job_id__in=guards).values_list("job_id")
         needed = dict(needs.annotate(Count("pk")))
-        lacking = [one for one, count in guards.items() if needed.get(one, 0) != count]
+        lacking = [one for one, count in guards.items() if needed.get(one, 0) < count]
         rows = with_keys(table._default_manager.using(self.alias), lacking)
         still = dict(rows.values_list("pk", "guards")) if lacking else {}
         return [one for one in lacking if still.get(one) == guards[one]]
