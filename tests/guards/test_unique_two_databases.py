@@ -11,7 +11,10 @@ from django.db import transaction
 
 from stoker import Unique
 from stoker.compat import InvalidTask, task_signals
-from stoker.models import Job, UniqueKey
+from stoker.conf import settings_for
+from stoker.exceptions import InvalidTaskOption, UnknownTask
+from stoker.jobs.relay import relay_from
+from stoker.models import Job, Outgoing, UniqueKey
 
 from tests.app.tasks import add
 
@@ -63,6 +66,79 @@ def test_rolled_back_enqueue_takes_no_key() -> None:
     except Undo:
         pass
     assert not UniqueKey.objects.using("queue").exists()
+
+
+def relay_later() -> None:
+    """Relay what another process has left in the outbox."""
+    relay_from(settings_for(), "default", lambda: None)
+
+
+@pytest.fixture
+def left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the jobs in the outbox, as if this process were killed after the commit."""
+    monkeypatch.setattr("stoker.jobs.relay.relay_these", lambda *_: {})
+
+
+@pytest.mark.usefixtures("left_behind")
+@pytest.mark.parametrize("mode", ["keep", "replace", "after"])
+def test_job_of_a_task_that_the_relay_does_not_know_has_its_key(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """During a deploy the scheduler may be older than the process that enqueued."""
+
+    def is_unknown(package: Any) -> Any:
+        raise UnknownTask(package.task)
+
+    there = unique(mode).enqueue(1, 1)
+    with transaction.atomic(using="default"):
+        unique(mode).enqueue(1, 2)
+        new, _ = unique(mode).enqueue_many([((2, 1), {}), ((2, 2), {})])
+    monkeypatch.setattr("stoker.jobs.relay.task_of", is_unknown)
+    relay_later()
+    assert {str(pk) for pk in Job.objects.using("queue").values_list("pk", flat=True)} == {
+        there.id,
+        new.id,
+    }
+    assert {str(one.job_id) for one in UniqueKey.objects.using("queue")} == {there.id, new.id}
+    assert add.get_result(there.id).args == ([1, 2] if mode == "replace" else [1, 1])
+
+
+@pytest.mark.usefixtures("left_behind")
+def test_job_whose_package_the_relay_cannot_read_has_its_key() -> None:
+    there = unique().enqueue(1, 1)
+    with transaction.atomic(using="default"):
+        unique().enqueue(1, 2)
+        new = unique().enqueue(2, 1)
+        unread = unique("replace").enqueue(1, 3)
+    Outgoing.objects.using("default").update(package=b"of a newer release")
+    relay_later()
+    assert {str(pk) for pk in Job.objects.using("queue").values_list("pk", flat=True)} == {
+        there.id,
+        new.id,
+        unread.id,
+    }, "what cannot be written anew becomes a job, which fails"
+    assert unique().enqueue(2, 2).id == new.id
+
+
+@pytest.mark.usefixtures("left_behind")
+def test_job_is_relayed_although_its_hooks_would_be_refused_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with transaction.atomic(using="default"):
+        new = unique().enqueue(1, 1)
+
+    def refuse(*_: Any) -> Any:
+        raise InvalidTaskOption("the hook takes other arguments since the last deploy")
+
+    monkeypatch.setattr("stoker.jobs.sealing.hooks_of", refuse)
+    relay_later()
+    assert Job.objects.using("queue").filter(pk=new.id).exists()
+
+
+def test_new_job_has_its_arguments_and_task_after_the_commit() -> None:
+    with transaction.atomic(using="default"):
+        new = unique().enqueue(1, 2)
+    assert (new.args, new.task.module_path) == ([1, 2], add.module_path)
 
 
 def test_raise_mode_is_refused_inside_a_transaction_of_another_database() -> None:

@@ -232,10 +232,10 @@ class _Requeue:
 
     def _newcomer(self, seen: DeadLetter) -> Newcomer:
         old = self._opened(seen)
-        self._sealing = Sealing(self._settings, self._task(seen, old), self.commitment)
+        sealing = Sealing(self._settings, self._task(seen, old), self.commitment)
         args = old.args if self._wish.args is None else tuple(self._wish.args)
         kwargs = old.kwargs if self._wish.kwargs is None else dict(self._wish.kwargs)
-        (fresh,) = self._sealing.seal([(args, kwargs)], old.options)
+        (fresh,) = sealing.seal([(args, kwargs)], old.options)
         is_same_call = self._wish.args is None and self._wish.kwargs is None
         claim = fresh.claim
         if claim is None and is_same_call:
@@ -288,8 +288,8 @@ class _Requeue:
         keyed = [(one.claim.key_id, seen.job_id) for seen, one in newcomers if one.claim]
         for key_id, job_id in sorted(keyed):
             UniqueKey.objects.using(self._alias).release(key_id, job_id)
-        # All keep existing jobs, so none is sealed again: any sealing serves for all.
-        stored, self._neglected = Newcomers(self._sealing, [one for _, one in newcomers]).store()
+        calls = [one for _, one in newcomers]
+        stored, self._neglected = Newcomers(self._settings, self.commitment, calls).store()
         ends = [(letter, result) for (letter, _), result in zip(newcomers, stored, strict=True)]
         self._note(ends)
         answers, jobs = {}, {}

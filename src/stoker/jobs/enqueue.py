@@ -415,7 +415,8 @@ class _Intake:
         for start in range(0, len(sealed.messages), AT_ONCE):
             batch = slice(start, start + AT_ONCE)
             if self._is_unique:
-                some, neglected = Newcomers(self.sealing, sealed.newcomers[batch]).store()
+                calls = Newcomers(self._settings, self.commitment, sealed.newcomers[batch])
+                some, neglected = calls.store()
                 results += some
                 self._neglected |= neglected
             else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from django.db import connections
 
 from stoker.brokers.adapters import broker_for
+from stoker.conf import Settings
 from stoker.dead_letters.entries import note_successors
 from stoker.exceptions import DuplicateJob
 from stoker.guards.keys import UniqueClaim
@@ -23,8 +25,9 @@ from stoker.store import waiting as waiting_jobs
 from stoker.store.statements import deciding
 from stoker.store.written import MICROSECONDS
 
-from .results import Result, fetch_many, result_of
-from .sealing import Newcomer, Sealing
+from .package import Sealer, sealer_for
+from .results import Commitment, Result, fetch_many, result_of
+from .sealing import Newcomer
 from .states import JobState, Progress
 
 
@@ -56,7 +59,7 @@ class _Group:
             return None
         return JobState(seen.waits.upper())
 
-    def shape(self, sealing: Sealing, now_us: int) -> Message:
+    def shape(self, sealer: Sealer, now_us: int) -> Message:
         """Return the message of the one job for this group of calls."""
         speaker = self.members[-1 if self.claim.on_conflict in CHANGES else 0]
         run_after = speaker.message.run_after
@@ -65,23 +68,44 @@ class _Group:
             if self.claim.longest_wait_us is not None:
                 due_us = min(due_us, self.decision.taken_us + self.claim.longest_wait_us)
             run_after = max(run_after or 0.0, due_us / MICROSECONDS)
-        self.job = sealing.again(speaker, self.decision.job_id, run_after)
+        self.job = _again(sealer, speaker, self.decision.job_id, run_after)
         return self.job.message
+
+
+def _again(sealer: Sealer, call: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
+    """Return the same call with another id or start time."""
+    package, message = call.package, call.message
+    if (message.job_id, message.run_after) == (job_id, run_after):
+        return call
+    data = message.package
+    if package.job_id != job_id:
+        package = replace(package, job_id=job_id)
+        data = sealer.seal(package)
+    state = JobState.READY if run_after is None else JobState.DEFERRED
+    return replace(
+        call,
+        package=package,
+        message=replace(message, job_id=job_id, package=data, run_after=run_after, is_fresh=False),
+        result=call.result._with(id=str(job_id), _progress=Progress(None, state)),
+    )
 
 
 class Newcomers:
     """Calls of one task that are stored together.
 
     Args:
-        sealing: the ``Sealing`` that sealed the calls.
+        commitment: tells whether the transaction that stores the calls was committed.
         batch: the calls in order.
     """
 
-    def __init__(self, sealing: Sealing, batch: Sequence[Newcomer]) -> None:
-        self._sealing = sealing
+    def __init__(
+        self, settings: Settings, commitment: Commitment, batch: Sequence[Newcomer]
+    ) -> None:
+        self._settings = settings
+        self._commitment = commitment
+        self._sealer = sealer_for(settings)
         self._batch = batch
-        self._settings = sealing.settings
-        self._alias = sealing.settings.database
+        self._alias = settings.database
         self._groups: dict[UUID, _Group] = {}
         for newcomer in batch:
             if newcomer.claim is None:
@@ -142,7 +166,7 @@ class Newcomers:
             return False
         (group,) = self._groups.values()
         group.decision = Decision(Fate.ENQUEUED, taking[0].job_id, keys.now_us)
-        job = group.shape(self._sealing, keys.now_us)
+        job = group.shape(self._sealer, keys.now_us)
         return keys.take_and_add(job, group.members[0].package.options.identity)
 
     def _transaction(self, keys: WantedKeys) -> AbstractContextManager[Any]:
@@ -160,7 +184,7 @@ class Newcomers:
             if group.fate is Fate.KEPT:
                 kept += [] if held is None else [held]
                 continue
-            message = group.shape(self._sealing, now_us)
+            message = group.shape(self._sealer, now_us)
             if group.decision.follows is not None:
                 running[group.decision.follows] = message.needs[0]  # see ``needs_of``
             if held is None:
@@ -221,5 +245,5 @@ class Newcomers:
         if group.fate is Fate.ENQUEUED:
             return known[job_id]
         result = known.get(job_id) or group.members[0].result._with(id=str(job_id))
-        commitment = None if group.decision.held is None else self._sealing.commitment
+        commitment = None if group.decision.held is None else self._commitment
         return result._with(was_duplicate=True, _commitment=commitment)

@@ -31,17 +31,20 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, PackageError, StokerError, UnknownTask
 from stoker.guards.keys import UniqueClaim
 from stoker.guards.sweep import look_after
+from stoker.guards.unique import CHANGES, identity_of
 from stoker.models.job import Message
 from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.store.engines.sessions import explained
 from stoker.store.prepared import Compiled, any_of
 from stoker.store.statements import deciding, insert_with_packages
+from stoker.store.written import moment
+from stoker.tasks.decorator import absent_task
 from stoker.tasks.registry import task_of
 
 from .intake import Newcomers
-from .package import sealer_for
+from .package import JobOptions, Package, sealer_for
 from .results import Commitment, Result, result_of
-from .sealing import Newcomer, Sealing
+from .sealing import Newcomer
 from .states import JobState, Progress
 
 AT_ONCE = 500
@@ -230,22 +233,42 @@ class Relay:
         it was written to the outbox."""
         told: dict[UUID, Result[Any]] = {}
         for row, claim in rows:
-            try:
-                newcomer = self._newcomer(row, claim)
-                task = task_of(newcomer.package).using(backend=self._settings.alias)
-                sealing = Sealing(self._settings, task, Commitment(is_made=True))
-            except (PackageError, UnknownTask, InvalidTask):  # the worker will report the error
+            newcomer = self._newcomer(row, claim)
+            if newcomer is None:  # the worker will report the error
                 self._broker.enqueue([row.as_message()])
                 continue
-            (told[row.pk],), neglected = Newcomers(sealing, [newcomer]).store()
+            calls = Newcomers(self._settings, Commitment(is_made=True), [newcomer])
+            (told[row.pk],), neglected = calls.store()
             if neglected:
                 look_after(self._settings.database, neglected)
         return told
 
-    def _newcomer(self, row: Outgoing, claim: list[Any]) -> Newcomer:
+    def _newcomer(self, row: Outgoing, claim: list[Any]) -> Newcomer | None:
+        """Return the call of a row. Its task need not be known, nor its package be readable. None =
+        its package may have to replace that of a waiting job, and is not readable."""
         message = row.as_message()
-        package = sealer_for(self._settings).open(message.package)
-        state = JobState.READY if row.run_after is None else JobState.DEFERRED
-        result = result_of(self._settings, row.pk, Progress(None, state))
         key_id, *rest = claim
-        return Newcomer(package, message, result, UniqueClaim(UUID(key_id), *rest))
+        unique = UniqueClaim(UUID(key_id), *rest)
+        try:
+            package = sealer_for(self._settings).open(message.package)
+        except PackageError:
+            if unique.on_conflict in CHANGES:
+                return None
+            like = (row.queue, row.priority, message.enqueued_at)
+            options = JobOptions(identity=identity_of(unique))
+            package = Package(row.pk, row.task, (), {}, *like, options)
+        state = JobState.READY if row.run_after is None else JobState.DEFERRED
+        result = result_of(self._settings, row.pk, Progress(None, state))._with(
+            task=self._task(package),
+            args=list(package.args),
+            kwargs=package.kwargs,
+            enqueued_at=moment(package.enqueued_at),
+        )
+        return Newcomer(package, message, result, unique)
+
+    def _task(self, package: Package) -> Any:
+        alias = self._settings.alias
+        try:
+            return task_of(package).using(backend=alias)
+        except (UnknownTask, InvalidTask):
+            return absent_task(package.task, alias)

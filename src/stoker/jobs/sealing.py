@@ -364,24 +364,6 @@ class Sealing:
         """Whether the task's jobs have hooks, which are enqueued when the job has ended."""
         return bool(self._hooks)
 
-    def again(self, newcomer: Newcomer, job_id: UUID, run_after: float | None) -> Newcomer:
-        """Return the same call with another id or start time."""
-        package, message = newcomer.package, newcomer.message
-        if (message.job_id, message.run_after) == (job_id, run_after):
-            return newcomer
-        data = message.package
-        if package.job_id != job_id:
-            package = replace(package, job_id=job_id)
-            data = self._sealer.seal(package)
-        return replace(
-            newcomer,
-            package=package,
-            message=replace(
-                message, job_id=job_id, package=data, run_after=run_after, is_fresh=False
-            ),
-            result=self.result(package, run_after),
-        )
-
     def result(self, package: Package, run_after: float | None) -> Result[Any]:
         """Return the result for the caller."""
         state = JobState.READY if run_after is None else JobState.DEFERRED
