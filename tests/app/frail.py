@@ -48,6 +48,15 @@ def book(account: str, entry: str) -> str:
     return _use(entry)
 
 
+@task(
+    max_attempts=1,
+    unique=Unique("entry:{account}:{entry}"),
+    sequence=InSequence("account:{account}", after_failure="halt"),
+)
+def book_once(account: str, entry: str) -> str:
+    return _use(entry)
+
+
 def _use(thing: str) -> str:
     if thing in broken:
         raise Broken(f"{thing} is broken")

@@ -279,6 +279,34 @@ def test_requeued_job_of_a_halted_sequence_runs_first() -> None:
     assert Job.objects.get(pk=second.id).status is None
 
 
+def test_halted_sequence_goes_on_with_the_newer_job_of_the_same_key() -> None:
+    letter = dead(frail.book_once, "account 1", "entry 1")
+    other = frail.book_once.enqueue("account 1", "entry 2")
+    newer = frail.book_once.enqueue("account 1", "entry 1")
+    assert not work_off()
+    frail.broken.clear()
+    for _ in range(2):
+        answer = dead_letters.requeue(letter.id)
+        assert (answer.fate, str(answer.job_id)) == (dead_letters.Fate.NEWER, newer.id)
+    assert work_off() == 1
+    assert Job.objects.get(pk=newer.id).status == "SUCCESSFUL"
+    assert work_off() == 1
+    assert Job.objects.get(pk=other.id).status == "SUCCESSFUL"
+    assert not Need.objects.exists()
+    assert DeadLetter.objects.get().state == "resolved"
+
+
+def test_halted_sequence_goes_on_if_the_newer_job_of_the_key_is_in_another() -> None:
+    letter = dead(frail.book_once, "account 1", "entry 1")
+    frail.book_once.enqueue("account 1", "entry 2")
+    newer = frail.book_once.using(sequence=None).enqueue("account 1", "entry 1")
+    assert not newer.was_duplicate
+    frail.broken.clear()
+    assert dead_letters.requeue(letter.id).fate is dead_letters.Fate.NEWER
+    assert work_off() == 2
+    assert not Need.objects.exists()
+
+
 def test_halted_sequence_continues_after_discard() -> None:
     letter = dead(frail.book, "account 1", "entry 1")
     frail.book.enqueue("account 1", "entry 2")

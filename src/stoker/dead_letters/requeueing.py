@@ -301,17 +301,24 @@ class _Requeue:
             else:
                 answers[seen.pk] = LetterAnswer(seen.pk, LetterFate.REQUEUED, job_id)
                 jobs[seen.job_id] = job_id
+        if jobs:
+            Note.objects.using(self._alias).hand_on(jobs)
+        self._queues = {one.message.queue for seen, one in newcomers if seen.job_id in jobs}
+        self._queues |= pass_on(self._alias, jobs | self._newer(ends))
         if not jobs:
             return answers, []
-        Note.objects.using(self._alias).hand_on(jobs)
-        self._queues = {one.message.queue for seen, one in newcomers if seen.job_id in jobs}
-        self._queues |= pass_on(self._alias, jobs)
         wish = self._wish
         requeued = [seen for seen, _ in newcomers if seen.job_id in jobs]
         if not self._letters.note_requeues(requeued, jobs, wish.by, wish.because):
             raise LetterChanged
         reopen(self._alias, jobs)
         return answers, [result for result in stored if not result.was_duplicate]
+
+    def _newer(self, ends: Sequence[tuple[DeadLetter, Result[Any]]]) -> dict[UUID, UUID]:
+        """Return failed job -> the newer job that has its key, if that has not ended."""
+        newer = {seen.job_id: UUID(one.id) for seen, one in ends if one.was_duplicate}
+        alive = Job.objects.using(self._alias).unended(newer.values())
+        return {failed: job_id for failed, job_id in newer.items() if job_id in alive}
 
     def _note(self, ends: Sequence[tuple[DeadLetter, Result[Any]]]) -> None:
         """Store a row for each requeue, or for the newer job that has the key of the dead

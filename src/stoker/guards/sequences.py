@@ -11,6 +11,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
+from stoker.models.blocked import Blocked
 from stoker.models.guard_key import GuardKey
 from stoker.models.job import Job
 from stoker.models.need import Need, NewNeed, need_ids
@@ -22,9 +23,10 @@ JOBS_AT_ONCE = 250
 
 
 def pass_on(alias: str, jobs: Mapping[UUID, UUID]) -> set[str]:
-    """Pass the places of failed jobs in their halted sequences to new jobs, which then run first.
+    """Pass the places of failed jobs in their halted sequences to newer jobs, which then run first.
 
-    If a new job belongs to another sequence, the old sequence goes on.
+    If the newer job belongs to another sequence, the old sequence goes on. So it does if another
+    transaction has locked the newer job while that is blocked.
 
     Args:
         jobs: failed job -> the job that continues it.
@@ -36,14 +38,20 @@ def pass_on(alias: str, jobs: Mapping[UUID, UUID]) -> set[str]:
     if not halting:
         return set()
     needs = Need.objects.using(alias)
-    keys = GuardKey.objects.using(alias).lock({need.key_id for need in halting})
+    halted = {need.key_id for need in halting}
+    keys = GuardKey.objects.using(alias).lock(halted)
     new_ids = [need_id for old in halting for need_id in _ids(jobs[old.job_id])]
-    mine = {(need.job_id, need.key_id): need for need in with_keys(needs, new_ids)}
+    mine = {
+        (need.job_id, need.key_id): need
+        for need in with_keys(needs, new_ids)
+        if need.key_id in halted
+    }
     needs.remove([need.pk for need in halting])
-    queues: set[str] = set()
+    called = Blocked.objects.using(alias).call_these({key_id: one for one, key_id in mine})
+    queues = set(called.queues)
     for old in halting:
         new = mine.get((jobs[old.job_id], old.key_id))
-        if new is not None:
+        if new is not None and old.key_id not in called.missed:
             update_by_key(needs, [new.pk], holds=old.key_id, fence=old.fence)
         elif old.key_id in keys:
             queues |= call_next(alias, keys[old.key_id], 1)

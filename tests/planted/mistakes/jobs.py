@@ -233,7 +233,7 @@ MISTAKES = (
     ),
     Mistake(
         "a replaced job keeps the package of another id",
-        [Change("jobs.sealing:Sealing.again", drop("data = self._sealer.seal(package)"))],
+        [Change("jobs.intake:_again", drop("data = sealer.seal(package)"))],
         "tests/guards/test_unique.py",
         "options_of_the_new_call",
     ),
