@@ -158,13 +158,12 @@ class Renewal:
     def watch(self, holding: Holding) -> None:
         """Start renewing this lock."""
         with self._changed:
-            self._held.add(holding)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="stoker lock renewal", daemon=True
-                )
-                self._thread.start()
-            elif holding.renew_at < self._wakes_at:
+                thread = threading.Thread(target=self._run, name="stoker lock renewal", daemon=True)
+                thread.start()  # this may fail: then the next lock tries it again
+                self._thread = thread
+            self._held.add(holding)
+            if holding.renew_at < self._wakes_at:
                 self._changed.notify()
 
     def forget(self, holding: Holding) -> None:
@@ -186,7 +185,7 @@ class Renewal:
 
     def seconds_to_next(self) -> float | None:
         """Return the seconds until the next renewal, or None if no lock is held."""
-        moments = [holding.renew_at for holding in self._held]
+        moments = [holding.renew_at for holding in self._held if not holding.is_over]
         return max(0.0, min(moments) - now()) if moments else None
 
     def _run(self) -> None:

@@ -8,7 +8,9 @@ from uuid import uuid4
 
 import pytest
 
+from stoker.locks import holding as renewal_module
 from stoker.locks.holding import Holding, Renewal
+from stoker.locks.lock import NamedLock
 
 from tests.unit.guards.stores import Clock, MemoryLocks, terms
 
@@ -61,6 +63,41 @@ def test_lost_lock_is_not_watched_any_more(store: MemoryLocks, clock: Clock) -> 
     renewal.renew_due()
     assert not holding.is_alive
     assert renewal.seconds_to_next() is None
+
+
+def test_renewal_does_not_wait_for_a_lock_that_is_over(store: MemoryLocks, clock: Clock) -> None:
+    """Otherwise the thread would run without a pause while the same object waits for the lock."""
+    lock = NamedLock(terms(store))
+    assert lock.acquire()
+    holding = lock._holding
+    assert holding is not None
+    renewal = ByHand()
+    renewal.watch(holding)
+    clock.turn(31)
+    lock.acquire()
+    assert renewal.seconds_to_next() is None
+
+
+def test_thread_that_could_not_be_started_is_started_with_the_next_lock(
+    store: MemoryLocks, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    renewal = Renewal()
+    lock = NamedLock(terms(store))
+    monkeypatch.setattr(renewal_module, "renewal", renewal)
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            lock.acquire()
+    assert (lock.is_held, store.owners) == (False, {})
+    assert renewal.seconds_to_next() is None
+    started: list[str] = []
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: started.append(thread.name))
+    assert lock.acquire()
+    assert started == ["stoker lock renewal"]
 
 
 def test_failed_renewal_does_not_prevent_others(clock: Clock) -> None:
