@@ -24,7 +24,14 @@ from django.core.cache.backends.base import BaseCache
 from django.db.transaction import TransactionManagementError
 
 from stoker.conf import settings_for
-from stoker.exceptions import ConfigurationError, LockBusy, LockLost, LockMisused, NotMigrated
+from stoker.exceptions import (
+    ConfigurationError,
+    LockBusy,
+    LockLost,
+    LockMisused,
+    NotMigrated,
+    TaskTimeout,
+)
 from stoker.locks.stores.cache import AnyCacheLocks, MemcachedLocks, RedisLocks
 from stoker.locks.stores.contract import INSTEAD, LockClaim, LockStore
 from stoker.setting_values import seconds
@@ -266,11 +273,17 @@ class NamedLock:
             if is_certain or store.drops_only_its_own:
                 return store.drop(self._terms.key, holding.owner) and was_held
             why: object = "this cache cannot tell whether it is still ours"
+        except TaskTimeout as error:  # it is raised only once, for the whole task
+            self._note_not_released(was_held, error)
+            raise
         except Exception as error:  # noqa: BLE001 - what was done under the lock is done all the same
             why = error
-        if was_held:
-            tell("lock_not_released", name=self.name, because=why)
+        self._note_not_released(was_held, why)
         return False
+
+    def _note_not_released(self, was_held: bool, because: object) -> None:
+        if was_held:
+            tell("lock_not_released", name=self.name, because=because)
 
     async def arelease(self) -> bool:
         """Async version of ``release()``."""
@@ -351,8 +364,12 @@ class NamedLock:
         return True
 
     def _drop(self, owner: UUID) -> None:
-        with suppress(Exception):  # the lease ends anyway
+        try:
             self._terms.find_store().drop(self._terms.key, owner)
+        except TaskTimeout:
+            raise
+        except Exception:  # noqa: BLE001, S110 - the lease ends anyway
+            pass
 
     async def _drop_after(self, asking: asyncio.Future[Any], owner: UUID) -> None:
         with suppress(BaseException):

@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from stoker.exceptions import LockBusy, LockLost, LockMisused, StokerError
+from stoker.exceptions import LockBusy, LockLost, LockMisused, StokerError, TaskTimeout
 from stoker.locks.lock import NamedLock, lock
 
 from tests.unit.guards.stores import Clock, MemoryLocks, terms
@@ -251,6 +251,25 @@ class Careless(MemoryLocks):
     """A store that cannot compare and delete in one step."""
 
     drops_only_its_own = False
+
+
+def test_time_out_of_the_task_during_the_release_is_raised(
+    held: NamedLock, store: MemoryLocks, told: Told
+) -> None:
+    """It is raised only once: a task that went on would run until it is killed."""
+    late = TaskTimeout("The task took longer than 5 s.")
+    with pytest.raises(TaskTimeout), held:
+        store.faults = [late]
+    assert not held.is_held
+    assert told == [("lock_not_released", {"name": "import", "because": late})]
+
+
+def test_time_out_of_the_task_while_a_take_is_undone_is_raised(
+    held: NamedLock, store: MemoryLocks
+) -> None:
+    store.faults = [OSError("no route"), TaskTimeout("The task took longer than 5 s.")]
+    with pytest.raises(TaskTimeout):
+        held.acquire()
 
 
 @pytest.mark.parametrize(
