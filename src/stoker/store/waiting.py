@@ -132,7 +132,7 @@ def _change_needs(alias: str, replacements: Sequence[tuple[Held, Message]]) -> s
     attempts is kept. Lock no keys, because this transaction may be long.
 
     Returns:
-        The keys of sequences that the jobs have left.
+        The keys of sequences that the jobs have left, and those under which they gave up a turn.
     """
     needs = Need.objects.using(alias)
     old = needs.of_jobs({job.job_id: held.place.guards for held, job in replacements})
@@ -147,7 +147,24 @@ def _change_needs(alias: str, replacements: Sequence[tuple[Held, Message]]) -> s
                 fence = had[job.job_id, need.key_id]
                 update_by_key(needs, [need_id], holds=need.key_id, fence=fence)
     kept = {need.key_id for job in changed for need in job.needs}
-    return {need.key_id for need in gone if need.kind == Need.Kind.SEQUENCE} - kept
+    left = {need.key_id for need in gone if need.kind == Need.Kind.SEQUENCE} - kept
+    for held, job in replacements:
+        if held.table == "ready":
+            had_turn = {need.key_id for need in old[job.job_id]}
+            left |= had_turn - _keys_in_turn(held, job)
+    return left
+
+
+def _keys_in_turn(held: Held, job: Message) -> set[UUID]:
+    """Return the keys under which a ready job, which may be next, is as near to its start as it was
+    before the change."""
+    if (
+        job.run_after is not None
+        or job.queue != held.place.queue
+        or -job.priority > held.place.rank
+    ):
+        return set()
+    return {need.key_id for need in job.needs}
 
 
 def _as_new(needs: Iterable[StatedNeed]) -> list[NewNeed]:
