@@ -318,7 +318,8 @@ def _needs_of_edited(old: Package, package: Package, own: Sequence[NewNeed]) -> 
     """Return the guards that the job needs with its new arguments.
 
     Raises:
-        ValueError: the guards or the unique key come from ``using()`` and cannot be computed again.
+        ValueError: the guards or the unique key cannot be computed again, because they come from
+            ``using()``, or from the task before a deploy.
     """
     if package.options.receives or package.options.each or package.options.about:
         raise ValueError("Its arguments come from the previous step, or are the calls of a map.")
@@ -331,6 +332,15 @@ def _needs_of_edited(old: Package, package: Package, own: Sequence[NewNeed]) -> 
         raise ValueError(
             "The new arguments may give another unique key: cancel the job and enqueue another."
         )
-    if list(needs_of(task, old.args, old.kwargs)) != list(own):
-        raise ValueError("Its guards come from using(): cancel the job and enqueue another.")
+    now = needs_of(task, old.args, old.kwargs)
+    if [*map(_without_numbers, now)] != [*map(_without_numbers, own)]:
+        raise ValueError(
+            "Its guards come from using(), or the task had other guards when it was enqueued: "
+            "cancel the job and enqueue another."
+        )
     return needs_of(task, package.args, package.kwargs)
+
+
+def _without_numbers(need: NewNeed) -> NewNeed:
+    """Return a need without the numbers of its key, which the newest job decides anyway."""
+    return need._replace(places=0, period_us=0, burst=0, retry_us=0)
