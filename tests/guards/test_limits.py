@@ -157,6 +157,7 @@ def test_broker_without_guards_refuses_set_limit(settings: Any) -> None:
         ("tenant:{tenant_id}", 1, "the value of the"),
         ("k", -1, "whole number"),
         ("k", True, "whole"),
+        ("k", 3_000_000_000, "write a whole number from 0 to 1,000,000,000, or None"),
     ],
 )
 def test_bad_arguments_are_refused(key: object, n: object, sentence: str) -> None:

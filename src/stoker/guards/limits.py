@@ -15,6 +15,7 @@ from stoker.store.engines.sessions import explained
 from stoker.store.transactions import after_commit
 from stoker.store.turns import call_next
 from stoker.store.written import database_now_us
+from stoker.tasks.guards import MOST
 from stoker.tasks.task import Task
 
 from .keys import id_and_name
@@ -39,8 +40,8 @@ def set_limit(key: str | Task[..., Any], n: int | None, *, backend: str = "defau
         ConfigurationError: the backend's broker does not support guards.
         BrokerUnavailable, NotMigrated: the limit could not be stored.
     """
-    if n is not None and (type(n) is not int or n < 0):
-        raise ValueError(f"n={n!r}: write a whole number of at least 0, or None.")
+    if n is not None and (type(n) is not int or not 0 <= n <= MOST):
+        raise ValueError(f"n={n!r}: write a whole number from 0 to {MOST:,}, or None.")
     key_id, name = _key(key)
     if n is not None and isinstance(key, Task):
         _refuse_without_limit(key)
