@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from django.db import connections
+from django.utils import timezone
 
 from stoker.brokers.contract import Delivery, Return
 from stoker.guards.admission import ALREADY_RUNNING
 from stoker.guards.sweep import forget_needs, sweep_keys
-from stoker.models import Blocked, Claimed, GuardKey, Job, Need, Ready
+from stoker.models import Blocked, Claimed, DeadLetter, GuardKey, Job, Need, Ready
 from stoker.models.need import NewNeed
 
 from tests.conformance.stands import Stand
@@ -379,6 +380,7 @@ def test_sweep_keeps_a_sequence_that_a_failed_job_halts(stand: Stand) -> None:
     assert claim_ids(stand) == []
     stand.broker.settle([running.lease], failed={first})
     Job.objects.filter(pk=first).update(status="FAILED")
+    DeadLetter.objects.create(id=first, job_id=first, failed_at=timezone.now())
     assert _sweep(stand) == 0
     assert claim_ids(stand) == []
 

@@ -6,7 +6,7 @@ next run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from stoker.models.claimed import Claimed
@@ -139,18 +139,27 @@ def _stale_places(
     alias: str, keys: dict[UUID, GuardKey], holders: dict[UUID, set[UUID]]
 ) -> list[Need]:
     """Return the needs that hold a place although their job is not claimed, or, in a sequence, has
-    ended."""
+    ended and does not halt it."""
     job_ids = {job_id for key_id in keys for job_id in holders[key_id]}
     claimed = Claimed.objects.using(alias)
     running = set(with_keys(claimed, job_ids).values_list("pk", flat=True))
     idle = job_ids - running
     alive = Job.objects.using(alias).unended(idle)
-    needs = Need.objects.using(alias).filter(job_id__in=idle, holds__isnull=False)
+    needs = list(Need.objects.using(alias).filter(job_id__in=idle, holds__isnull=False))
+    halting = _halting(alias, needs, alive)
     return [
         need
         for need in needs
-        if need.kind != Need.Kind.SEQUENCE or not (need.job_id in alive or need.halts)
+        if need.kind != Need.Kind.SEQUENCE or not (need.job_id in alive or need.pk in halting)
     ]
+
+
+def _halting(alias: str, needs: Iterable[Need], alive: Collection[UUID]) -> set[UUID]:
+    """Return the needs with which ended jobs halt a sequence: their dead letters are not closed."""
+    ended = {need.pk: need.job_id for need in needs if need.halts and need.job_id not in alive}
+    letters = DeadLetter.objects.using(alias).unclosed().filter(job_id__in=ended.values())
+    failed = set(letters.values_list("job_id", flat=True)) if ended else set()
+    return {pk for pk, job_id in ended.items() if job_id in failed}
 
 
 def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID | None]:
@@ -163,10 +172,8 @@ def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID 
         later = later.filter(pk__gt=after)
     rows: Sequence[Need] = list(later.only("pk", "job_id", "halts")[:limit])
     alive = Job.objects.using(alias).unended({row.job_id for row in rows})
-    halting = {row.job_id for row in rows if row.halts} - alive
-    letters = DeadLetter.objects.using(alias).unclosed().filter(job_id__in=halting)
-    halted = alive.union(letters.values_list("job_id", flat=True)) if halting else alive
-    over = [row.pk for row in rows if row.job_id not in (halted if row.halts else alive)]
+    halting = _halting(alias, rows, alive)
+    over = [row.pk for row in rows if row.job_id not in alive and row.pk not in halting]
     Need.objects.using(alias).remove(over)
     return len(over), rows[-1].pk if len(rows) == limit else None
 

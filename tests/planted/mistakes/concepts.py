@@ -124,7 +124,7 @@ MISTAKES = (
     ),
     Mistake(
         "upkeep frees a sequence whose dead letter is open",
-        [Change("guards.sweep:forget_needs", replace("halted if row.halts else alive", "alive"))],
+        [Change("guards.sweep:forget_needs", replace("row.pk not in halting", "True"))],
         "tests/integration/test_dead_letters.py",
         "upkeep_continues_sequence_whose_dead_letter_is_closed",
     ),
@@ -403,7 +403,7 @@ MISTAKES = (
         [
             Change(
                 "guards.sweep:_stale_places",
-                replace("need.job_id in alive or need.halts", "need.job_id in alive"),
+                replace("need.job_id in alive or need.pk in halting", "need.job_id in alive"),
             )
         ],
         "tests/conformance/test_guards.py",
@@ -414,7 +414,7 @@ MISTAKES = (
         [
             Change(
                 "guards.sweep:_stale_places",
-                replace("need.job_id in alive or need.halts", "need.halts"),
+                replace("need.job_id in alive or need.pk in halting", "need.pk in halting"),
             )
         ],
         "tests/conformance/test_guards.py",
