@@ -212,14 +212,14 @@ def test_failed_batch_is_repeated_step_by_step(
     workflow = failed_group(4)
     failed = Step.objects.filter(workflow_id=workflow.id, kind="task", state="FAILED")
     bad = failed.order_by("job_id")[1].job_id
-    really = requeueing._Requeue._newcomer
+    really = requeueing._Requeue._send
 
-    def newcomer(self: Any, seen: DeadLetter) -> Any:
-        if seen.job_id == bad:
+    def send(self: Any, newcomers: Any) -> Any:
+        if bad in {seen.job_id for seen, _ in newcomers}:
             raise RuntimeError("unexpected")
-        return really(self, seen)
+        return really(self, newcomers)
 
-    monkeypatch.setattr(requeueing._Requeue, "_newcomer", newcomer)
+    monkeypatch.setattr(requeueing._Requeue, "_send", send)
     row = bulk.start(alice, steps.RETRY, {"workflow": workflow.id})
     bulk_walk.go_on(alice.settings, LONG)
     row.refresh_from_db()

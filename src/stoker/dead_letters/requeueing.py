@@ -27,6 +27,7 @@ from stoker.exceptions import BrokerUnavailable, UnknownTask, UnreadablePackage
 from stoker.guards.keys import UniqueClaim
 from stoker.guards.sequences import pass_on
 from stoker.guards.sweep import look_after
+from stoker.jobs.faults import reason_of
 from stoker.jobs.intake import Newcomers
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.results import Commitment, Result
@@ -39,7 +40,7 @@ from stoker.store.statements import with_keys
 from stoker.store.transactions import TRIES, after_commit, is_conflict, pause_before_retry
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import following_job_id
-from stoker.values.text import reason_of, stored_text
+from stoker.values.text import stored_text
 from stoker.workflows.follow import reopen, transaction_for
 
 from .entries import key_of

@@ -12,11 +12,11 @@ from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
+from stoker.jobs.faults import reason_of
 from stoker.models import DeadLetter, Job
 from stoker.models.dead_letter import CLOSED
 from stoker.signals import tell
 from stoker.store.prepared import any_of
-from stoker.values.text import reason_of
 
 from .closing import purge_past
 from .requeueing import requeue_due

@@ -35,8 +35,8 @@ from stoker.store.written import MICROSECONDS, database_now_us, microseconds
 from stoker.tasks.arguments import changed_call, restored
 from stoker.tasks.registry import task_of
 from stoker.values import codec
-from stoker.values.text import reason_of
 
+from .faults import reason_of
 from .package import Package, Sealer, sealer_for
 from .sealing import refuse_wrong_arguments
 

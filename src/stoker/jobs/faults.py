@@ -7,6 +7,9 @@ import traceback
 from dataclasses import dataclass
 from types import TracebackType
 
+from stoker.compat import InvalidTask
+from stoker.exceptions import StokerError
+
 MESSAGE_LIMIT = 10_000
 TRACEBACK_LIMIT = 64_000
 
@@ -15,19 +18,22 @@ def fault_of(error: BaseException) -> Fault:
     """Convert an error to a fault. Never raises, even if the error's ``__str__`` does."""
     kind = type(error)
     try:
-        message = str(error)
-    except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise anything
-        message = f"<the error's text could not be read: {type(broken).__name__}>"
-    try:
         trace = "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - formatting calls the user's __str__, too
         trace = "".join(traceback.format_tb(error.__traceback__)) + f"{kind.__qualname__}\n"
     return Fault(
         exception_class=f"{kind.__module__}.{kind.__qualname__}"[:255],
-        message=storable(message, MESSAGE_LIMIT),
+        message=storable(_message_of(error), MESSAGE_LIMIT),
         traceback=storable(trace, TRACEBACK_LIMIT),
         location=_location(error.__traceback__),
     )
+
+
+def _message_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001 - a user's __str__ may raise anything
+        return f"<the error's text could not be read: {type(broken).__name__}>"
 
 
 def plain_fault(error_class: type[BaseException], message: str) -> Fault:
@@ -79,3 +85,13 @@ class Fault:
     @property
     def in_one_line(self) -> str:
         return f"{self.exception_class}: {self.message.partition(chr(10))[0]}"
+
+
+def reason_of(error: Exception) -> str:
+    """Return in one line why a call is refused: Stoker's or Python's own sentence, or the class and
+    the notes of any other error, which the project's code raised."""
+    kind, notes = type(error).__name__, getattr(error, "__notes__", ())
+    lines = _message_of(error).strip().splitlines() or [kind]
+    if not notes and isinstance(error, StokerError | InvalidTask | TypeError | ValueError):
+        return lines[0]
+    return " ".join([f"{kind}: {lines[0]}{'.' if notes else ''}", *notes])

@@ -54,14 +54,6 @@ def first_line_of(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
-def reason_of(error: Exception) -> str:
-    """Return an error as a reason in one line. An error of the project's own code, which has notes,
-    is given with its class and its notes."""
-    notes = getattr(error, "__notes__", ())
-    line = first_line_of(error)
-    return f"{type(error).__name__}: {line}. {' '.join(notes)}" if notes else line
-
-
 def plural(count: int, one: str, many: str = "") -> str:
     """Return ``1 job`` or ``2 jobs``."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
