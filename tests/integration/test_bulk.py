@@ -244,14 +244,14 @@ def test_one_bad_dead_letter_does_not_hold_up_its_batch(
     alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     letters = [dead(frail.charge, f"order {number}") for number in range(4)]
-    really = requeueing._Requeue._newcomer
+    really = requeueing._Requeue._send
 
-    def newcomer(self: Any, seen: DeadLetter) -> Any:
-        if seen.pk == letters[1].pk:
+    def send(self: Any, newcomers: Any) -> Any:
+        if letters[1].pk in {seen.pk for seen, _ in newcomers}:
             raise RuntimeError("unexpected")
-        return really(self, seen)
+        return really(self, newcomers)
 
-    monkeypatch.setattr(requeueing._Requeue, "_newcomer", newcomer)
+    monkeypatch.setattr(requeueing._Requeue, "_send", send)
     row = whole(alice, REQUEUE, {"task": frail.charge.module_path})
     assert (row.done, row.refused) == (3, 1)
     assert bulk.refusals_of(alice.settings, row, 5)[0].refusal == "RuntimeError: unexpected"
