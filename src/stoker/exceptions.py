@@ -20,6 +20,7 @@
     ├── DuplicateJob                                     the key is taken, with on_conflict="raise"
     ├── DeadLetterNotFound            (also LookupError)
     ├── WorkflowNotFound              (also LookupError)
+    ├── ResultNotKept                 (also LookupError)  a step needs a result that is deleted
     ├── NotInWorkflow                 (also RuntimeError) the code does not run in a workflow
     ├── NotInJob                      (also RuntimeError) the code does not run in a job
     ├── LeaseLost                                        another cluster has the job
@@ -164,6 +165,10 @@ class ScheduleNotFound(StokerError, LookupError):
 
 class WorkflowNotFound(StokerError, LookupError):
     """No workflow has that id (any more)."""
+
+
+class ResultNotKept(StokerError, LookupError):
+    """The result that a step of a workflow receives is not kept any more."""
 
 
 class NotInWorkflow(StokerError, RuntimeError):

@@ -13,7 +13,7 @@ from django.db import connection
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.jobs.package import JobOptions, Package, Sealer, sealer_for
-from stoker.jobs.retries import UNKNOWN_TASK
+from stoker.jobs.retries import UNKNOWN_TASK_WAIT
 from stoker.models import Claimed, DeadLetter, Deferred, Job
 from stoker.models.job import Message
 from stoker.models.wait import NewWait, Wait
@@ -374,7 +374,7 @@ def _package(
 def _long_unknown(package: Package) -> Package:
     """Record that a cluster did not know the job's task an hour ago."""
     began_us = microseconds(time.time() - HOUR_SECONDS)
-    wait = NewWait(package.job_id, 0, Wait.Kind.PUT_BACK, UNKNOWN_TASK, began_us, 2_000_000)
+    wait = NewWait(package.job_id, 0, Wait.Kind.PUT_BACK, UNKNOWN_TASK_WAIT, began_us, 2_000_000)
     Wait.objects.add([wait])
     return package
 

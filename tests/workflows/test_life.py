@@ -331,4 +331,4 @@ def test_requeued_step_whose_argument_is_not_kept_fails_and_says_what_to_do(
     assert DONE == [("b", 8)]
     letter.refresh_from_db()
     assert sentence in letter.message
-    assert "Enqueue a new workflow, and discard this dead letter." in letter.message
+    assert "Enqueue the workflow again" in letter.message

@@ -196,7 +196,7 @@ class _Requeue:
                     newcomers.append((letter, self._newcomer(letter)))
                 except (DatabaseError, InterfaceError):
                     raise
-                except Exception as error:  # noqa: BLE001 - the task's own callables raise what they like
+                except Exception as error:  # noqa: BLE001 - the task's own callables may raise anything
                     because = reason_of(error)
                     answers[letter.pk] = LetterAnswer(letter.pk, LetterFate.REFUSED, None, because)
         results: Sequence[Result[Any]] = ()

@@ -148,7 +148,7 @@ class _Undo:
                 claim = unique_of(task_of(package), package.args, package.kwargs)
             except (DatabaseError, InterfaceError):
                 raise
-            except Exception:  # noqa: BLE001, S112 - then no other key is known
+            except Exception:  # noqa: BLE001, S112 - no other key can be computed
                 continue
             if claim is not None:
                 wanted.add((claim.key_id, job_id))

@@ -25,8 +25,8 @@ JOBS_AT_ONCE = 250
 def pass_on(alias: str, jobs: Mapping[UUID, UUID]) -> set[str]:
     """Pass the places of failed jobs in their halted sequences to newer jobs, which then run first.
 
-    If the newer job belongs to another sequence, the old sequence goes on. So it does if another
-    transaction has locked the newer job while that is blocked.
+    If the newer job belongs to another sequence, the old sequence goes on. It also goes on
+    if the newer job is blocked and another transaction has locked its row.
 
     Args:
         jobs: failed job -> the job that continues it.
@@ -40,6 +40,7 @@ def pass_on(alias: str, jobs: Mapping[UUID, UUID]) -> set[str]:
     needs = Need.objects.using(alias)
     halted = {need.key_id for need in halting}
     keys = GuardKey.objects.using(alias).lock(halted)
+    halting = _halting(alias, jobs)  # the sequence may have gone on meanwhile
     new_ids = [need_id for old in halting for need_id in _ids(jobs[old.job_id])]
     mine = {
         (need.job_id, need.key_id): need

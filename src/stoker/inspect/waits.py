@@ -56,7 +56,7 @@ class WaitPart:
     cause: WaitCause
     seconds: float
     name: str = ""
-    """Name of the guard, as in "lock feed:7"; "" = the cause is no guard."""
+    """Name of the guard, as in "lock feed:7", or why a cluster released the job; "" = neither."""
     times: int = 1
     """Number of waits for this cause."""
 

@@ -182,7 +182,7 @@ def _decide(
             new, after = _new_job(settings, jobs[job_id], needs[job_id], due, wanted)
         except (DatabaseError, InterfaceError):
             raise
-        except Exception as error:  # noqa: BLE001 - the task's own callables raise what they like
+        except Exception as error:  # noqa: BLE001 - the task's own callables may raise anything
             outcome[job_id] = Changed(job_id, reason_of(error))
             continue
         before = None if due is None else datetime.fromtimestamp(due / MICROSECONDS, UTC)

@@ -88,10 +88,10 @@ class Fault:
 
 
 def reason_of(error: Exception) -> str:
-    """Return in one line why a call is refused: Stoker's or Python's own sentence, or the class and
-    the notes of any other error, which the project's code raised."""
+    """Return one line that says why a call was refused: the message of an error of Stoker or of
+    wrong arguments. For any other error, add its class and its notes."""
     kind, notes = type(error).__name__, getattr(error, "__notes__", ())
     lines = _message_of(error).strip().splitlines() or [kind]
     if not notes and isinstance(error, StokerError | InvalidTask | TypeError | ValueError):
         return lines[0]
-    return " ".join([f"{kind}: {lines[0]}{'.' if notes else ''}", *notes])
+    return " ".join([f"{kind}: {lines[0].removesuffix('.')}{'.' if notes else ''}", *notes])

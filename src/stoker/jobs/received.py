@@ -13,7 +13,7 @@ from uuid import UUID
 
 from stoker.compat import TaskError, TaskResultStatus
 from stoker.conf import Settings
-from stoker.exceptions import StokerError, WorkflowNotFound
+from stoker.exceptions import ResultNotKept, WorkflowNotFound
 from stoker.models import Attempt, Job, Step
 from stoker.models.step import GROUPS, StepQuerySet
 from stoker.workflows.hooks import About, about_of
@@ -56,7 +56,7 @@ def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:
 
 class Values:
     """Reads the results of steps. The number of queries grows with the depth of the result, plus
-    one or two queries per thousand members.
+    one or two queries per thousand members whose results are kept.
 
     Results that no other step receives, or that were deleted from their steps because the workflow
     has succeeded, are read from the rows of their jobs.
@@ -79,8 +79,8 @@ class Values:
         return self._own(step) if has_added_it else self.of(step)
 
     def step_before(self, job_id: UUID) -> tuple[Step | None, bool]:
-        """Return the previous step in the workflow, or the step that added this one, and whether it
-        is the latter."""
+        """Return the step whose result this job receives, and whether that step has added this
+        one."""
         node = step_of(self._steps, job_id)
         while node.parent_id is not None:
             parent = parent_of(self._steps, node)
@@ -142,10 +142,9 @@ class Values:
         if step.value is None:
             self._filled([step])
         if step.value is None and self._is_strict:
-            raise StokerError(
-                f"The result of {step.label} (job {step.job_id}) is not kept any more, so the "
-                "step that receives it cannot run. Enqueue a new workflow, and discard this dead "
-                "letter."
+            raise ResultNotKept(
+                f"The result of {step.label} (job {step.job_id}) is not kept any more. Enqueue the "
+                "workflow again, with a KEEP_RESULTS that is longer than it takes."
             )
         return None if step.value is None else self._sealer.open_value(bytes(step.value))
 
@@ -156,7 +155,7 @@ def step_of(steps: StepQuerySet, job_id: UUID) -> Step:
     if step is None:
         raise WorkflowNotFound(
             f"The workflow of job {job_id} is not kept any more, so the job cannot receive its "
-            "argument. Enqueue a new workflow, and discard this dead letter."
+            "argument. Enqueue the workflow again."
         )
     return step
 
@@ -167,7 +166,7 @@ def parent_of(steps: StepQuerySet, step: Step) -> Step:
     if parent is None:
         raise WorkflowNotFound(
             f"Workflow {step.workflow_id} is not kept any more, so its job {step.job_id} cannot "
-            "receive its argument. Enqueue a new workflow, and discard this dead letter."
+            "receive its argument. Enqueue the workflow again."
         )
     return parent
 

@@ -244,8 +244,8 @@ class Relay:
         return told
 
     def _newcomer(self, row: Outgoing, claim: list[Any]) -> Newcomer | None:
-        """Return the call of a row. Its task need not be known, nor its package be readable. None =
-        its package may have to replace that of a waiting job, and is not readable."""
+        """Return the call in this row. Its task need not be known here. Return None if the package
+        is not readable and may have to replace the package of a waiting job."""
         message = row.as_message()
         key_id, *rest = claim
         unique = UniqueClaim(UUID(key_id), *rest)
@@ -254,9 +254,16 @@ class Relay:
         except PackageError:
             if unique.on_conflict in CHANGES:
                 return None
-            like = (row.queue, row.priority, message.enqueued_at)
-            options = JobOptions(identity=identity_of(unique))
-            package = Package(row.pk, row.task, (), {}, *like, options)
+            package = Package(
+                row.pk,
+                row.task,
+                args=(),
+                kwargs={},
+                queue=row.queue,
+                priority=row.priority,
+                enqueued_at=message.enqueued_at,
+                options=JobOptions(identity=identity_of(unique)),
+            )
         state = JobState.READY if row.run_after is None else JobState.DEFERRED
         result = result_of(self._settings, row.pk, Progress(None, state))._with(
             task=self._task(package),

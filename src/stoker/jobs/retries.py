@@ -15,10 +15,12 @@ from stoker.conf import Settings
 from stoker.exceptions import (
     Cancel,
     NewerVersion,
+    ResultNotKept,
     Retry,
     Snooze,
     TaskTimeout,
     UnknownTask,
+    WorkflowNotFound,
     as_seconds,
 )
 from stoker.jobs.outcomes import Outcome
@@ -42,7 +44,7 @@ CRASH_DELAY_CAP_SECONDS = 600.0
 UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
 """Delays of a job whose task is unknown here. They grow with the time since it was first unknown.
 """
-UNKNOWN_TASK = "for a newer cluster"
+UNKNOWN_TASK_WAIT = "for a newer cluster"
 """Name of the wait of a job whose task, or whose format, was unknown to a cluster."""
 
 
@@ -159,7 +161,7 @@ def unopened(settings: Settings, error: Exception, delivery: Delivery) -> Outcom
         if seconds < settings.unknown_task_grace_seconds:
             step = min(int(seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
             delay_seconds = UNKNOWN_TASK_DELAYS_SECONDS[step]
-            return outcomes.Snoozed(delay_seconds, str(error), UNKNOWN_TASK)
+            return outcomes.Snoozed(delay_seconds, str(error), UNKNOWN_TASK_WAIT)
     return outcomes.Failed(fault_of(error), reason)
 
 
@@ -170,7 +172,7 @@ def _unknown_seconds(settings: Settings, delivery: Delivery) -> float:
         job_id=delivery.job_id,
         attempts=delivery.attempt - 1,
         kind=Wait.Kind.PUT_BACK,
-        name=UNKNOWN_TASK,
+        name=UNKNOWN_TASK_WAIT,
     )
     try:
         began_us = waits.values_list("began_us", flat=True).first()
@@ -185,6 +187,7 @@ def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcom
         reason = "the database was not available, so the task was not called"
         return outcomes.Snoozed(UNREACHABLE_DELAY_SECONDS, reason)
     fault = fault_of(error)
-    if is_out_of_attempts(package.options, delivery.attempt):
+    is_permanent = isinstance(error, ResultNotKept | WorkflowNotFound)
+    if is_permanent or is_out_of_attempts(package.options, delivery.attempt):
         return outcomes.Failed(fault)
     return outcomes.Retried(fault, crash_delay_seconds(delivery.attempt))

@@ -179,7 +179,7 @@ def _signal_main_thread() -> None:
 
 
 NO_LIMIT = nullcontext()
-SHORTEST_SECONDS = 1e-6
+SHORTEST_TIMER_SECONDS = 1e-6
 """Shortest time of a timer; 0 would turn it off."""
 
 
@@ -209,7 +209,7 @@ def _alarm(seconds: float) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         if rest:  # a timer of the caller, such as a test's own time-out
-            rest = max(rest - (time.monotonic() - began_at), SHORTEST_SECONDS)
+            rest = max(rest - (time.monotonic() - began_at), SHORTEST_TIMER_SECONDS)
             signal.setitimer(signal.ITIMER_REAL, rest, interval)
 
 

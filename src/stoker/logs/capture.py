@@ -27,6 +27,9 @@ from .lines import Chunk, StoredLine, pack_lines
 SEND_SECONDS = 0.5
 """Maximum number of seconds that a line waits in the worker while its job runs."""
 LINE_CHARACTERS = 8000
+SEARCHED_CHARACTERS = 4 * LINE_CHARACTERS
+"""How much of a line is searched for hidden arguments, before the rest of it is dropped."""
+EVERYTHING = re.compile(".+", re.DOTALL)
 SOURCE_CHARACTERS = 100
 CHUNK_CHARACTERS = 32_768
 MOST_WAITING = 10_000
@@ -133,12 +136,12 @@ class Capture:
     def _add(
         self, attempt: _GatheredAttempt, at: float, level: str, source: str, text: str
     ) -> None:
-        if attempt.secrets is None:
-            running = attempt.running
-            attempt.secrets = hidden_pattern(running.found.task, running.package, self._redact)
-        # A secret that the limit cuts in two would not be found afterwards.
-        text = storable(attempt.secrets.sub(HIDDEN, text), LINE_CHARACTERS)
-        size = len(text.encode())
+        size = 0
+        if attempt.lines_left > 0:
+            # A secret that the limit cuts in two would not be found afterwards.
+            text = self._pattern(attempt).sub(HIDDEN, text[:SEARCHED_CHARACTERS])
+            text = storable(text, LINE_CHARACTERS)
+            size = len(text.encode())
         is_full = attempt.lines_left <= 0 or attempt.bytes_left < size
         if is_full or len(self._lines) >= MOST_WAITING:
             attempt.dropped += 1
@@ -147,6 +150,13 @@ class Capture:
         attempt.lines_left -= 1
         attempt.bytes_left -= size
         self._append(attempt, at, level, source, text)
+
+    def _pattern(self, attempt: _GatheredAttempt) -> re.Pattern[str]:
+        if attempt.secrets is None:
+            attempt.secrets = EVERYTHING  # to open the arguments may write lines, too
+            running = attempt.running
+            attempt.secrets = hidden_pattern(running.found.task, running.package, self._redact)
+        return attempt.secrets
 
     def _append(
         self, attempt: _GatheredAttempt, at: float, level: str, source: str, text: str

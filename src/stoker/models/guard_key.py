@@ -142,7 +142,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         return {key_id: LockedKey(key_id, kind, has_line=True) for key_id, kind in lines}
 
     def forget(self, keys: Mapping[UUID, GuardKey]) -> int:
-        """Delete the locked keys that no job needs, and whose starts no longer count."""
+        """Delete the locked keys that no job needs and whose starts no longer count for a rate."""
         rates = [key for key in keys.values() if key.starts]
         now_us = database_now_us(self.db) if rates else 0
         counting = {key.pk for key in rates if free(key.rule, key.starts, now_us) < key.rule.whole}

@@ -63,7 +63,7 @@ class Wait(models.Model):
     """Number of attempts before this wait."""
     kind = models.CharField(max_length=10, choices=Kind.choices)
     name = models.CharField(max_length=255, default="")
-    """Name of the guard; "" = the cause is no guard."""
+    """Name of the guard, or why a cluster released the job; "" = neither."""
     began_us = models.BigIntegerField()
     """Beginning of the first wait, in microseconds since 1970 on the database's clock."""
     total_us = models.BigIntegerField()

@@ -83,7 +83,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "job_name_escaped": (
         logging.WARNING,
-        "The database cannot store the task or queue name of job {job_id} ({error}): escaped.",
+        "The database cannot store the task or queue name of job {job_id} ({error}) unescaped.",
     ),
     "parcel_refused": (
         logging.ERROR,

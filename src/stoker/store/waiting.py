@@ -151,13 +151,13 @@ def _change_needs(alias: str, replacements: Sequence[tuple[Held, Message]]) -> s
     for held, job in replacements:
         if held.table == "ready":
             had_turn = {need.key_id for need in old[job.job_id]}
-            left |= had_turn - _keys_in_turn(held, job)
+            left |= had_turn - _keys_keeping_turn(held, job)
     return left
 
 
-def _keys_in_turn(held: Held, job: Message) -> set[UUID]:
-    """Return the keys under which a ready job, which may be next, is as near to its start as it was
-    before the change."""
+def _keys_keeping_turn(held: Held, job: Message) -> set[UUID]:
+    """Return the keys under which a ready job keeps its turn. It keeps none if it is deferred,
+    moves to another queue or gets a lower priority."""
     if (
         job.run_after is not None
         or job.queue != held.place.queue

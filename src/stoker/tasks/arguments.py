@@ -225,7 +225,7 @@ def hidden_texts(
 ) -> set[str]:
     """Return the hidden values of a call as text, to find them in other texts.
 
-    Each line of a longer text is a value, too, because printed text is searched line by line.
+    Each line of a value of several lines is included: printed text is searched line by line.
     Values with less than four characters are left out, because they would be found everywhere.
 
     Args:

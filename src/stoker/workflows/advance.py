@@ -339,10 +339,13 @@ class Advance:
         parents = self._steps.filter(pk__in=held).defer("sealed", "value")
         chains: list[tuple[Step, list[Over]]] = []
         groups: list[tuple[Step, list[Over]]] = []
-        for parent in parents.filter(state=State.STARTED):
+        stopped: list[Step] = []
+        for parent in parents.filter(state__in=(State.STARTED, State.UNDOING)):
+            if parent.state == State.UNDOING:
+                stopped.append(parent)
+                continue
             (groups if parent.kind in GROUPS else chains).append((parent, held[parent.pk]))
             self._call_back(held[parent.pk])
-        stopped = list(parents.filter(state=State.UNDOING))
         # An optional step that was requeued may end together with a later step.
         above += self._in_chains(
             [(chain, max(overs, key=lambda one: one.step.position)) for chain, overs in chains]
@@ -377,12 +380,15 @@ class Advance:
 
     def _in_groups(self, ended: Sequence[tuple[Step, list[Over]]]) -> list[Over]:
         above, waiting, turns, stopping = [], [], [], []
-        rooms = self._starter.rooms({one.pk: one.at_once for one, _ in ended if one.has_more})
+        going_on = []
         for group, overs in ended:
             failed = next((one for one in overs if not one.lets_go_on), None)
             if failed is not None and group.fails_fast:
                 stopping.append((group, failed.cause))
-                continue
+            else:
+                going_on.append(group)
+        rooms = self._starter.rooms({one.pk: one.at_once for one in going_on if one.has_more})
+        for group in going_on:
             room = rooms.get(group.pk, 0)
             more = self._starter.next_members(group, room) if room else []
             turns += more

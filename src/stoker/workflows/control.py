@@ -41,7 +41,7 @@ AT_A_TIME = 100
 """Maximum number of steps to retry in one transaction. Retrying 100 steps takes 0.1 to 0.2 s, and
 the first of them are retried in the user's request."""
 ON_A_PAGE = 1000
-BLOCKING, NEXT = "blocking", "next"
+BLOCKING, STOPPED = "blocking", "next"
 """The parts of the cursor of steps to retry."""
 
 
@@ -108,7 +108,7 @@ def why_not(alias: str, workflow_id: UUID) -> str:
     _check_kept(alias, workflow_id)
     workflow = Workflow.objects.using(alias).filter(pk=workflow_id).first()
     if workflow is None:
-        raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
+        raise not_kept(workflow_id)
     if workflow.state in (Workflow.State.RUNNING, Workflow.State.SUCCESSFUL):
         return f"The workflow {workflow_id} has no step to retry: {workflow.state}."
     return ""
@@ -117,7 +117,12 @@ def why_not(alias: str, workflow_id: UUID) -> str:
 def _check_kept(alias: str, workflow_id: UUID) -> None:
     """Raise WorkflowNotFound if upkeep has begun to delete the workflow: see WorkflowSweep."""
     if not Step.objects.using(alias).filter(pk=workflow_id).exists():
-        raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
+        raise not_kept(workflow_id)
+
+
+def not_kept(workflow_id: UUID) -> WorkflowNotFound:
+    """Return the error for a workflow that does not exist, or that upkeep is deleting."""
+    return WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
 
 
 def retry_step(settings: Settings, workflow_id: UUID, step_id: UUID, wish: Wish) -> int:
@@ -186,16 +191,18 @@ def steps_to_retry(
         begun_at: when the retry began. Tasks that failed later are left out.
     """
     part, _, last = after.partition(" ")
-    if part != NEXT:
+    if part != STOPPED:
         found, edge = _blocking(alias, workflow_id, last, begun_at)
-        rest = NEXT if edge is None else f"{BLOCKING} {edge}"
+        rest = STOPPED if edge is None else f"{BLOCKING} {edge}"
         return [(pk, f"{BLOCKING} {pk}") for pk in found], rest
     stopped = stopped_containers(alias, workflow_id)
     later = stopped.filter(pk__gt=UUID(last)) if last else stopped
     read = list(later.order_by("pk")[:ON_A_PAGE])
     found = [step.pk for step in _waited_for(alias, read)]
     is_last = len(read) < ON_A_PAGE
-    return [(pk, f"{NEXT} {pk}") for pk in found], None if is_last else f"{NEXT} {read[-1].pk}"
+    return [
+        (pk, f"{STOPPED} {pk}") for pk in found
+    ], None if is_last else f"{STOPPED} {read[-1].pk}"
 
 
 def _blocking(
@@ -221,8 +228,8 @@ def _blocking(
 
 
 def stopped_containers(alias: str, workflow_id: UUID) -> StepQuerySet:
-    """Return the chains and groups that have failed or were cancelled although none of their steps
-    has: it succeeded, or has never started. None of their steps is under way."""
+    """Return the failed and cancelled chains and groups that no failed, cancelled or running step
+    holds back. Optional ones are left out, unless they are a whole workflow."""
     steps = Step.objects.using(alias).defer("sealed", "value")
     below = steps.filter(parent_id=OuterRef("pk"), role=Step.Role.STEP).exclude(state=State.HELD)
     has_failed = Q(state__in=ENDED_BADLY, is_optional=False)
@@ -312,7 +319,7 @@ def retry_together(
     for step_id in step_ids:
         state = steps[step_id].state if step_id in steps else "gone"
         outcomes.setdefault(step_id, StepOutcome(f"it is {state}"))
-    # A group that continues with its members counts as one of them.
+    # A resumed group is not counted in addition to the members that it starts.
     counted = {one.parent_id for one in members}.intersection(one.pk for one in resumed)
     return [outcomes[step_id] for step_id in step_ids], len(members) - len(counted)
 

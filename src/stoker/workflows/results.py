@@ -293,8 +293,7 @@ class WorkflowResult:
                 while other steps run; None = all.
 
         Returns:
-            The number of jobs that were enqueued, and of chains and groups that continued without
-            a new job.
+            The number of steps that were retried or continued.
 
         Raises:
             WorkflowNotFound: the workflow does not exist (any more).
@@ -329,7 +328,9 @@ class WorkflowResult:
         return Values(self._settings)
 
     def _root(self) -> Step:
-        root: Step = self._steps.defer("sealed").get(pk=self._row.pk)
+        root: Step | None = self._steps.defer("sealed").filter(pk=self._row.pk).first()
+        if root is None:
+            raise control.not_kept(self._row.pk)
         return root
 
     def _is_seen_to_have_ended(self, outage: Outage) -> bool:

@@ -172,7 +172,7 @@ def enqueue_again(row: Task, by: str) -> str:
 
 
 def _without_unpickling(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpResponseBase]:
-    """Return a view that unpickles nothing during a GET request: it would run code of the
+    """Wrap a view so that a GET request unpickles nothing, because unpickling runs code of the
     project."""
 
     @wraps(view)

@@ -114,7 +114,7 @@ def cached_seconds(cached: Any) -> float | None:
     return float(cached) if cached else None
 
 
-PLAIN: dict[str, tuple[str, Any]] = {
+CONF_KEYS: dict[str, tuple[str, Any]] = {
     "ACK_FAILURES": ("ack_failures", False),
     "BULK": ("bulk", 1),
     "CATCH_UP": ("catch_up", True),
@@ -136,9 +136,9 @@ class _Conf:
     """The settings in Q_CLUSTER under the names that Django Q's ``Conf`` has."""
 
     def __getattr__(self, name: str) -> Any:
-        if name not in PLAIN:
+        if name not in CONF_KEYS:
             raise AttributeError(f"Conf has no {name}. Read it from settings.Q_CLUSTER.", name=name)
-        key, default = PLAIN[name]
+        key, default = CONF_KEYS[name]
         return given().get(key, default)
 
     @property

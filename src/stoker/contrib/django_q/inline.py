@@ -54,7 +54,7 @@ def run_here(task: Any, *args: Any) -> str:
 
     Raises:
         Exception: any exception of the function. If it broke a transaction of the caller, the job
-            is rolled back with that.
+            is rolled back with it.
         JobFailed: the job failed before its function was called.
     """
     run = Inline()

@@ -75,8 +75,8 @@ def result_group(
 
     Args:
         failures: include failed tasks, with the error as text.
-        wait: milliseconds to wait for ``count`` tasks, or for the first one. Then the results that
-            there are are returned.
+        wait: milliseconds to wait for ``count`` tasks, or for the first one. When the time is over,
+            the existing results are returned.
         count: number of tasks that must have ended, failed ones included.
     """
     rows = fetch_group(group_id, failures, wait, count, cached)
