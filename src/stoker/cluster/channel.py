@@ -4,8 +4,8 @@ The processes share no locks or queues that a killed process could hold. ``Strea
 of plain values (marshal: same interpreter, same host, no code). ``Control`` connects the sentinel
 with a child; its messages can carry a file descriptor.
 
-The sockets block by default; each non-blocking call requests that itself. So one thread can read
-while another writes, without affecting each other.
+The sockets block, even if the project calls ``socket.setdefaulttimeout()``; each non-blocking call
+requests that itself. So one thread can read while another writes, without affecting each other.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Stream:
     """Frames over one end of a socket pair, with optional blocking."""
 
     def __init__(self, endpoint: socket.socket) -> None:
+        endpoint.settimeout(None)
         self.socket = endpoint
         self._incoming = bytearray()
         self._outgoing = bytearray()
@@ -135,6 +136,7 @@ class Control:
     """
 
     def __init__(self, endpoint: socket.socket) -> None:
+        endpoint.settimeout(None)
         self.socket = endpoint
         self._incoming = bytearray()
         self._descriptors: list[int] = []

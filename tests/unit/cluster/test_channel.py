@@ -46,6 +46,26 @@ def test_frames_arrive_whole_and_in_order(streams: tuple[Stream, Stream]) -> Non
     assert theirs.receive(block=False) == []
 
 
+def test_default_timeout_of_the_project_does_not_apply() -> None:
+    """With a time-out a read would wait, and raise an error that looks like a closed connection."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(0.01)
+    try:
+        stream_ends, control_ends = socket_pair(), socket.socketpair()
+        streams, controls = map(Stream, stream_ends), map(Control, control_ends)
+        (ours, theirs), (our_control, their_control) = streams, controls
+    finally:
+        socket.setdefaulttimeout(before)
+    assert ours.receive(block=False) == []
+    assert our_control.receive(block=False) == []
+    theirs.send("jobs")
+    their_control.send("stop")
+    assert ours.receive(block=True) == ["jobs"]
+    assert our_control.receive(block=True) == [(("stop",), None)]
+    for end in (*stream_ends, *control_ends):
+        end.close()
+
+
 def test_large_frame_is_sent_in_several_flushes(
     streams: tuple[Stream, Stream],
 ) -> None:
