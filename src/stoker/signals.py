@@ -68,16 +68,21 @@ def call_project(what: str, call: Call) -> None:
     """Call code of the project.
 
     In the monitor and the scheduler it runs in a separate thread, because it may never return;
-    elsewhere it runs at once.
+    elsewhere it runs at once. Its errors are logged.
 
     Args:
         what: description of the code, for the log.
-        call: must not raise.
+        call: the code.
     """
-    if _call_later is None:
-        call()
-    else:
+    if _call_later is not None:
         _call_later(what, call)
+        return
+    try:
+        call()
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001 - the project's code may raise anything
+        tell("callback_failed", what=what, error=error)
 
 
 def call_project_with(call_later: Callable[[str, Call], None] | None) -> None:

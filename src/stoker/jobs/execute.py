@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import Token
 from dataclasses import replace
-from datetime import datetime
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, TypeVar
 
@@ -20,14 +19,7 @@ from django.db import connections
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Delivery
 from stoker.brokers.dispatch import Dispatch
-from stoker.compat import (
-    InvalidTask,
-    TaskContext,
-    TaskError,
-    TaskResultStatus,
-    task_backends,
-    task_signals,
-)
+from stoker.compat import InvalidTask, TaskContext
 from stoker.conf import Settings
 from stoker.exceptions import (
     BadSignature,
@@ -39,7 +31,6 @@ from stoker.exceptions import (
     UnknownTask,
 )
 from stoker.jobs.failures import tell_failure
-from stoker.signals import post_execute_in_worker, pre_execute
 from stoker.store.engines import LARGE_BYTES, engine_of
 from stoker.store.transactions import after_commit, autocommit
 from stoker.store.written import moment
@@ -48,34 +39,33 @@ from stoker.tasks.registry import task_of
 
 from . import outcomes
 from .aftercare import Aftercare
-from .faults import fault_of, plain_fault
+from .attempt_signals import (
+    AttemptSignals,
+    are_signals_heard,
+    is_project_called,
+    running_result,
+    set_end,
+)
+from .faults import fault_of
 from .once import is_once, note_begin
 from .outcomes import Attempted, Outcome
 from .package import Package, sealer_for
 from .received import each_of, with_received
 from .record import Recorder
 from .results import Result
-from .retries import UNREACHABLE_DELAY_SECONDS, decide, unopened, unprepared
-from .running import (
-    FoundTask,
-    Running,
-    are_signals_heard,
-    current,
-    message,
-    running_result,
-    time_limit,
-)
-
-
-def expired(late_seconds: float) -> Outcome:
-    """Return the outcome for a job whose ``expires`` has passed."""
-    fault = plain_fault(TimeoutError, f"the job expired {late_seconds:.1f} s before it could start")
-    return outcomes.Failed(fault, "expired")
-
+from .retries import UNREACHABLE_DELAY_SECONDS, decide, expired, unopened, unprepared
+from .running import FoundTask, Running, current, is_ctrl_c, message, time_limit
 
 logger = logging.getLogger("stoker")
 
 T = TypeVar("T")
+InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Coroutine function that calls a function in another thread, and returns its value."""
+
+
+async def in_django_thread(call: Callable[[], Any]) -> Any:
+    """Call a function in the thread in which async code uses the ORM."""
+    return await sync_to_async(call)()
 
 
 def run_and_record(
@@ -179,7 +169,7 @@ class Executor:
         self._limit = limit
         self._aftercare = aftercare or Aftercare()
         self._sealer = sealer_for(settings)
-        self._sender = type(task_backends[settings.alias])
+        self._signals = AttemptSignals(settings)
         self._found: dict[str, FoundTask] = {}
         """Name, and the path of the task that runs it if it is a plain function -> task."""
 
@@ -194,37 +184,55 @@ class Executor:
             return refused
         token, is_recorded = self._announce(running), False
         try:
+            self._signals.send_start(running.result)
             if running.found.is_atomic:
                 (value, outcome), is_recorded = self._complete(running)
             else:
                 value, outcome = self._try(running)
         except BaseException as error:  # an error of the task is its outcome, whatever its class
-            if _is_ctrl_c(error):
+            if is_ctrl_c(error):
                 raise
-            return self._raised(running, error)
+            return self._reported(running, self._raised(running, error))
         else:
-            attempted = self._concluded(running, outcome, value)
+            attempted = self._reported(running, self._concluded(running, outcome, value))
             return replace(attempted, is_recorded=True) if is_recorded else attempted
         finally:
             current.reset(token)
 
-    async def run_opened_async(self, running: Running) -> Attempted:
-        """Async version of ``run_opened``, for an ``async def`` task on the running event loop."""
+    async def run_opened_async(
+        self, running: Running, in_thread: InThread = in_django_thread
+    ) -> Attempted:
+        """Async version of ``run_opened``, for an ``async def`` task on the running event loop.
+
+        Args:
+            running: the job.
+            in_thread: calls the project's receivers and ``backoff`` in another thread, because they
+                may block or use the ORM.
+        """
         if running.found.is_once and (refused := await sync_to_async(self._refused)(running)):
             return refused
         token = self._announce(running)
+        is_told = running.result is not None and is_project_called()
+        send_start = partial(self._signals.send_start, running.result)
         try:
+            if is_told:
+                await in_thread(send_start)
+            else:
+                send_start()
             value = await self._await_with_aftercare(running)
             sealed = self._sealer.seal_value(value)
             if len(sealed) >= LARGE_BYTES:
                 await sync_to_async(self._refuse_too_large)(sealed)
             outcome: Outcome = outcomes.Succeeded(sealed)
         except BaseException as error:  # an error of the task is its outcome, whatever its class
-            if _is_ctrl_c(error):
+            if is_ctrl_c(error):
                 raise
-            return self._raised(running, error)
+            attempted = await in_thread(partial(self._raised_in_thread, running, error))
+            return self._reported(running, attempted)
         else:
-            return self._concluded(running, outcome, value)
+            conclude = partial(self._concluded, running, outcome, value)
+            attempted = await in_thread(conclude) if is_told else conclude()
+            return self._reported(running, attempted)
         finally:
             current.reset(token)
 
@@ -382,13 +390,25 @@ class Executor:
         return None
 
     def _announce(self, running: Running) -> Token[Running | None]:
-        """Make this attempt the current job and send signals. Return the token that resets it."""
+        """Make this attempt the current job, log it and tell the reporters. Return the token that
+        resets it."""
         token = current.set(running)
         running.log_start()
-        if running.result is not None:
-            task_signals.task_started.send_robust(self._sender, task_result=running.result)
-            pre_execute.send_robust(self._sender, task_result=running.result)
+        self._signals.report_start(running.result)
         return token
+
+    def _reported(self, running: Running, attempted: Attempted) -> Attempted:
+        """Tell the reporters that the attempt has ended, and return it."""
+        self._signals.report_end(running.result, attempted.outcome)
+        return attempted
+
+    def _raised_in_thread(self, running: Running, error: BaseException) -> Attempted:
+        """``_raised`` in another thread than the task's, where the error is not being handled."""
+        trace = error.__traceback__
+        try:
+            raise error  # noqa: TRY301 - raised only to be handled
+        except BaseException:  # noqa: BLE001 - it is whatever the task raised
+            return self._raised(running, error.with_traceback(trace))
 
     def _raised(self, running: Running, error: BaseException) -> Attempted:
         """Return the finished attempt for an error. Called inside the except block, because
@@ -427,10 +447,8 @@ class Executor:
             return attempted
         tell_failure(self.settings, attempted, package)
         result = self._result(running)
-        if isinstance(outcome, outcomes.Succeeded | outcomes.Failed | outcomes.Cancelled):
-            _conclude(result, outcome, value, moment(finished_at))
-            task_signals.task_finished.send_robust(self._sender, task_result=result)
-        post_execute_in_worker.send_robust(self._sender, task_result=result, outcome=outcome)
+        set_end(result, outcome, value, moment(finished_at))
+        self._signals.send_end(result, outcome)
         return attempted
 
     def _not_run(
@@ -440,24 +458,3 @@ class Executor:
         attempted = Attempted(delivery, outcome, self.worker_id, at, time.time(), task=task)
         tell_failure(self.settings, attempted, package)
         return attempted
-
-
-def _is_ctrl_c(error: BaseException) -> bool:
-    """Return whether SIGINT may have raised the error. In a worker SIGINT has another handler, so a
-    KeyboardInterrupt comes from the task."""
-    handler = signal.getsignal(signal.SIGINT)
-    return isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler
-
-
-def _conclude(result: Result[Any], outcome: Outcome, value: Any, finished_at: datetime) -> None:
-    """Set the result's final status, value and error."""
-    succeeded = isinstance(outcome, outcomes.Succeeded)
-    status = TaskResultStatus.SUCCESSFUL if succeeded else TaskResultStatus.FAILED
-    object.__setattr__(result, "status", status)
-    object.__setattr__(result, "finished_at", finished_at)
-    object.__setattr__(result, "_return_value", value)
-    if isinstance(outcome, outcomes.Failed):
-        error = TaskError(
-            exception_class_path=outcome.fault.exception_class, traceback=outcome.fault.traceback
-        )
-        result.errors.append(error)

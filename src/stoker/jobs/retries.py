@@ -32,7 +32,7 @@ from stoker.tasks.options import TaskOptions
 from stoker.values.text import stored_text
 
 from . import outcomes
-from .faults import MESSAGE_LIMIT, Fault, fault_of
+from .faults import MESSAGE_LIMIT, Fault, fault_of, plain_fault
 from .package import JobOptions, Package
 
 logger = logging.getLogger("stoker")
@@ -191,3 +191,9 @@ def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcom
     if is_permanent or is_out_of_attempts(package.options, delivery.attempt):
         return outcomes.Failed(fault)
     return outcomes.Retried(fault, crash_delay_seconds(delivery.attempt))
+
+
+def expired(late_seconds: float) -> Outcome:
+    """Return the outcome for a job whose ``expires`` has passed."""
+    fault = plain_fault(TimeoutError, f"the job expired {late_seconds:.1f} s before it could start")
+    return outcomes.Failed(fault, "expired")

@@ -27,17 +27,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError
 from django.dispatch import Signal
 
 from stoker.brokers.contract import Delivery
 from stoker.compat import (
     TASKS_APP,
-    TaskError,
-    TaskResultStatus,
     task_signals,
 )
-from stoker.conf import Settings
 from stoker.exceptions import (
     TaskCancelled,
     TaskTimeout,
@@ -46,9 +42,7 @@ from stoker.jobs import outcomes
 from stoker.jobs.outcomes import Outcome
 from stoker.jobs.package import Package
 from stoker.jobs.results import Result
-from stoker.models import Attempt
-from stoker.signals import post_execute_in_worker, pre_execute, tell
-from stoker.store.written import moment
+from stoker.signals import tell
 
 SIGNAL = getattr(signal, "SIGURG", None)
 """A signal that is ignored by default, so that a late one does no harm."""
@@ -176,6 +170,13 @@ def _hear(_signal: int, _frame: Any) -> None:
 def _signal_main_thread() -> None:
     if SIGNAL is not None and _main.thread_id is not None:
         signal.pthread_kill(_main.thread_id, SIGNAL)
+
+
+def is_ctrl_c(error: BaseException) -> bool:
+    """Return whether SIGINT may have raised the error. In a worker SIGINT has another handler, so a
+    KeyboardInterrupt comes from the task."""
+    handler = signal.getsignal(signal.SIGINT)
+    return isinstance(error, KeyboardInterrupt) and handler is signal.default_int_handler
 
 
 NO_LIMIT = nullcontext()
@@ -413,17 +414,6 @@ DJANGOS_OWN = {
     id(task_signals.log_task_finished),
 }
 """Ids of Django's own receivers, which only write log records."""
-SIGNALS = (
-    task_signals.task_started,
-    task_signals.task_finished,
-    pre_execute,
-    post_execute_in_worker,
-)
-"""The signals about attempts that the worker sends."""
-
-_last_found: tuple[tuple[Any, ...], bool] = ((), False)
-"""Cache of ``are_signals_heard``: the receivers, and its answer for them."""
-
 current: ContextVar[Running | None] = ContextVar("stoker_running", default=None)
 
 
@@ -436,63 +426,3 @@ def is_heard(signal: Signal, level: int = logging.INFO) -> bool:
         if receiver[0][0] not in DJANGOS_OWN:
             return True
     return False
-
-
-def are_signals_heard() -> bool:
-    """Return whether signals about attempts have receivers. The answer is cached until the
-    receivers change, because this runs for each job."""
-    global _last_found
-    (one, two, three, four), writes = SIGNALS, tasks_logger.isEnabledFor(logging.INFO)
-    asked = (writes, one.receivers, two.receivers, three.receivers, four.receivers)
-    known, is_any = _last_found
-    if asked != known:
-        # copied before they are checked, because another thread may change them
-        known = (writes, *map(list, asked[1:]))
-        is_any = any(map(is_heard, SIGNALS))
-        _last_found = known, is_any
-    return is_any
-
-
-def running_result(
-    settings: Settings, running: Running, package: Package, worker_id: str
-) -> Result[Any]:
-    """Return the TaskResult of the attempt that begins, for signals, contexts and ``backoff``."""
-    delivery, now = running.delivery, moment(running.started_at)
-    worker_ids, errors = _earlier(settings, delivery) if delivery.attempt > 1 else ([], [])
-    return Result(
-        task=running.found.task,
-        id=str(package.job_id),
-        status=TaskResultStatus.RUNNING,
-        enqueued_at=moment(package.enqueued_at),
-        started_at=now,
-        finished_at=None,
-        last_attempted_at=now,
-        args=list(package.args),
-        kwargs=package.kwargs,
-        backend=settings.alias,
-        errors=errors,
-        worker_ids=[*worker_ids, worker_id],
-    )
-
-
-def _earlier(settings: Settings, delivery: Delivery) -> tuple[list[str], list[TaskError]]:
-    """Return the worker ids and errors of the earlier attempts. An attempt without a record has an
-    empty worker id."""
-    try:
-        rows = list(
-            Attempt.objects.using(settings.database)
-            .filter(job_id=delivery.job_id, number__lt=delivery.attempt)
-            .order_by("number")
-        )
-    except (DatabaseError, InterfaceError):
-        logger.exception("The earlier attempts of job %s could not be read.", delivery.job_id)
-        rows = []
-    worker_ids = [""] * (delivery.attempt - 1)
-    for row in rows:
-        worker_ids[row.number - 1] = row.worker_id
-    errors = [
-        TaskError(exception_class_path=row.exception_class, traceback=row.traceback)
-        for row in rows
-        if row.exception_class
-    ]
-    return worker_ids, errors

@@ -23,6 +23,7 @@ from django.utils.module_loading import import_string
 from stoker import signals
 from stoker.conf import settings_for
 from stoker.exceptions import ConfigurationError
+from stoker.jobs.attempt_signals import reporters_end, reporters_start
 from stoker.jobs.failures import Failure
 from stoker.jobs.outcomes import Outcome
 from stoker.jobs.results import Result
@@ -186,8 +187,8 @@ after_fork(_begin_anew)
 HOOKS: dict[str, Signal] = {
     "begin": signals.post_spawn,
     "on_enqueue": signals.pre_enqueue,
-    "on_start": signals.pre_execute,
-    "on_end": signals.post_execute_in_worker,
+    "on_start": reporters_start,
+    "on_end": reporters_end,
     "on_failure": signals.attempt_failed,
     "on_tick": signals.post_tick,
 }

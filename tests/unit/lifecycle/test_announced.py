@@ -1,32 +1,30 @@
 """Signals and results that are built only if a receiver is connected."""
 
+import asyncio
 import logging
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
+from django.dispatch import Signal
 
 from stoker.brokers.contract import Delivery
 from stoker.compat import TASKS_APP, task_signals
 from stoker.conf import settings_for
 from stoker.jobs import outcomes
+from stoker.jobs.attempt_signals import PUBLIC, are_signals_heard
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.package import JobOptions, Package, sealer_for
-from stoker.jobs.running import are_signals_heard, is_heard
-from stoker.signals import post_execute_in_worker, pre_execute
+from stoker.jobs.running import is_heard
 from stoker.values.ids import new_job_id
 
 from tests.app import tasks
 
 pytestmark = pytest.mark.unit
-
-SIGNALS = [
-    task_signals.task_started,
-    task_signals.task_finished,
-    pre_execute,
-    post_execute_in_worker,
-]
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +48,23 @@ def run(task: Any, *args: Any) -> Attempted:
     return Executor(settings_for(), worker_id="me").run(delivery_of(task, *args))
 
 
-@pytest.mark.parametrize("signal", SIGNALS)
+def run_on_loop(task: Any, *args: Any) -> Attempted:
+    executor = Executor(settings_for(), worker_id="me")
+    opened = executor.open(delivery_of(task, *args))
+    assert not isinstance(opened, Attempted)
+    return asyncio.run(executor.run_opened_async(opened))
+
+
+@contextmanager
+def connected(signal: Signal, receiver: Any) -> Iterator[None]:
+    signal.connect(receiver)
+    try:
+        yield
+    finally:
+        signal.disconnect(receiver)
+
+
+@pytest.mark.parametrize("signal", PUBLIC)
 def test_connected_receiver_gets_the_signal(signal: Any) -> None:
     assert not is_heard(signal)
     heard = []
@@ -67,6 +81,65 @@ def test_connected_receiver_gets_the_signal(signal: Any) -> None:
 
     assert [result.args for result in heard] == [[1, 2]]
     assert not is_heard(signal)
+
+
+@pytest.mark.parametrize("signal", PUBLIC)
+def test_async_receiver_gets_the_signal_of_an_async_task(signal: Any) -> None:
+    heard = []
+
+    async def listen(task_result: Any, **_: Any) -> None:
+        heard.append(task_result.args)
+
+    with connected(signal, listen):
+        attempted = run_on_loop(tasks.add_later, 1, 2)
+
+    assert isinstance(attempted.outcome, outcomes.Succeeded)
+    assert heard == [[1, 2]]
+
+
+@pytest.mark.parametrize("signal", PUBLIC)
+def test_receiver_for_an_async_task_may_use_the_orm(signal: Any) -> None:
+    """Django refuses that in a thread with a running event loop."""
+    heard = []
+
+    def listen(**_: Any) -> None:
+        heard.append(async_to_sync(asyncio.sleep)(0, "done"))
+
+    with connected(signal, listen):
+        run_on_loop(tasks.add_later, 1, 2)
+
+    assert heard == ["done"]
+
+
+def test_receiver_sees_the_error_of_an_async_task() -> None:
+    heard = []
+
+    def listen(task_result: Any, **_: Any) -> None:
+        heard.append((sys.exc_info()[0], task_result.errors[0].traceback))
+
+    with connected(task_signals.task_finished, listen):
+        attempted = run_on_loop(tasks.add_later, "one", 2)
+
+    assert isinstance(attempted.outcome, outcomes.Failed)
+    ((kind, traceback),) = heard
+    assert kind is TypeError
+    assert traceback == attempted.outcome.fault.traceback
+    assert "in_thread" not in traceback
+
+
+@pytest.mark.parametrize("signal", PUBLIC)
+@pytest.mark.parametrize(("start", "task"), [(run, tasks.add), (run_on_loop, tasks.add_later)])
+def test_receiver_that_ends_its_thread_does_not_harm_the_job(
+    start: Any, task: Any, signal: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def listen(**_: Any) -> None:
+        sys.exit("not now")
+
+    with connected(signal, listen):
+        attempted = start(task, 1, 2)
+
+    assert isinstance(attempted.outcome, outcomes.Succeeded)
+    assert [r.getMessage() for r in caplog.records if "SystemExit('not now')" in r.getMessage()]
 
 
 def test_replaced_receiver_is_noticed() -> None:

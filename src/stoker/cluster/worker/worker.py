@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -418,7 +419,7 @@ class ConcurrentRunner:
         self._async_running += 1
         self._plan_care()
         try:
-            return await self._worker.executor.run_opened_async(running)
+            return await self._worker.executor.run_opened_async(running, self._in_thread)
         finally:
             self._async_running -= 1
 
@@ -430,7 +431,8 @@ class ConcurrentRunner:
             finally:
                 tidy_connections()
 
-        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+        in_context = copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self._threads, in_context, run)
 
     def _plan_flush(self) -> None:
         if not self._flush_is_planned:
