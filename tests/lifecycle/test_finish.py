@@ -1,6 +1,8 @@
 """The state machine as a table: the outcome of an attempt, and the state of the job after it."""
 
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -12,6 +14,7 @@ from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
 from stoker.conf import Retention, Settings, settings_for
 from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import (
+    CLUSTER_GONE,
     Attempted,
     Cancelled,
     Crashed,
@@ -27,6 +30,7 @@ from stoker.jobs.record import finish
 from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Deferred, Job, Ready
 from stoker.signals import dead_lettered
 from stoker.store.engines import engine_of
+from stoker.tasks.registry import find_task
 
 from tests.app import tasks
 
@@ -78,6 +82,42 @@ def claim(broker: Broker, attempt: int = 1, crashes: int = 0) -> Delivery:
 
 def attempted(delivery: Delivery, outcome: Outcome) -> Attempted:
     return Attempted(delivery, outcome, "host:1.1", 1000.0, 1001.0)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_imported"),
+    [
+        (Failed(FAULT), True),
+        (TIME_OUT, True),
+        (CRASH, True),
+        (replace(CRASH, has_begun=False), False),
+        (CLUSTER_GONE, False),
+        (Failed(FAULT, "unknown_task"), False),
+    ],
+)
+def test_module_is_imported_only_if_its_worker_outlived_the_import(
+    outcome: Outcome,
+    is_imported: bool,
+    settings: Settings,
+    broker: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A module that ends its process at import would end every monitor that imports it."""
+    code = "from stoker import DeadLetters, task\n"
+    code += "@task(max_attempts=1, max_crashes=1, dead_letters=DeadLetters(requeue_after=60))\n"
+    code += "def work(): ...\n"
+    (tmp_path / "lethal_one.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    find_task("lethal_one.work").enqueue()
+    monkeypatch.delitem(sys.modules, "lethal_one")
+    (delivery,) = broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
+
+    one = replace(attempted(delivery, outcome), task="lethal_one.work")
+    finish(settings, broker, [one])
+
+    assert ("lethal_one" in sys.modules) == is_imported
+    assert (DeadLetter.objects.get().requeue_due_us is not None) == is_imported
 
 
 def left_of(delivery: Delivery) -> Left:

@@ -9,7 +9,7 @@ from django.utils.functional import SimpleLazyObject
 from stoker.compat import DjangoTask
 from stoker.exceptions import UnknownTask
 from stoker.tasks.decorator import task
-from stoker.tasks.registry import find_task
+from stoker.tasks.registry import find_task, imported_task
 
 pytestmark = pytest.mark.unit
 
@@ -117,6 +117,15 @@ def test_object_that_is_no_task_is_reported() -> None:
 def test_invalid_path_is_reported(path: str) -> None:
     with pytest.raises(UnknownTask, match=r"is not the name of a task"):
         find_task(path)
+
+
+def test_task_of_a_module_that_is_not_imported_is_not_looked_up(modules: Path) -> None:
+    (modules / "late_one.py").write_text("from stoker import task\n@task\ndef work(): ...\n")
+    assert imported_task("late_one.work") is None
+    assert "late_one" not in sys.modules
+    work = find_task("late_one.work")
+    assert imported_task("late_one.work") is work
+    assert imported_task("late_one.gone") is None
 
 
 def test_failing_import_is_reported_with_its_error(modules: Path) -> None:

@@ -30,7 +30,9 @@ def bury(settings: Settings, buried: Sequence[tuple[Attempted, Failed]]) -> list
         _entry(settings, attempted, failed, jobs.get(attempted.delivery.job_id), known)
         for attempted, failed in sorted(buried, key=lambda pair: pair[0].finished_at)
     ]
-    return DeadLetter.objects.using(alias).upsert(entries, cooldowns_us(settings, entries))
+    return DeadLetter.objects.using(alias).upsert(
+        entries, cooldowns_us(settings, entries, may_import=False)
+    )
 
 
 def resolve(alias: str, succeeded: Sequence[str]) -> None:

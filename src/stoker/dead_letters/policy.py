@@ -12,23 +12,36 @@ from stoker.models import DeadLetter
 from stoker.signals import call_project, tell
 from stoker.store.written import microseconds
 from stoker.tasks.dead_letters import DeadLetters
-from stoker.tasks.registry import find_task
+from stoker.tasks.registry import find_task, imported_task
 
 
-def policy_of(settings: Settings, letter: DeadLetter) -> DeadLetters | None:
-    """Return the policy in force: the task's own, else the queue's, else the one for all queues."""
-    own: DeadLetters | None = getattr(_task(letter), "dead_letters", None)
+def policy_of(
+    settings: Settings, letter: DeadLetter, *, may_import: bool = True
+) -> DeadLetters | None:
+    """Return the policy in force: the task's own, else the queue's, else the one for all queues.
+
+    Args:
+        settings: of the backend.
+        letter: the dead letter.
+        may_import: whether to import the module of the task. If not, and it is not imported yet,
+            the task has no policy of its own.
+    """
+    task = _task(letter) if may_import else imported_task(letter.task)
+    own: DeadLetters | None = getattr(task, "dead_letters", None)
     if own is not None:
         return own
     by_queue = dict(settings.dead_letters)
     return by_queue.get(letter.queue) or by_queue.get("")
 
 
-def cooldowns_us(settings: Settings, letters: Sequence[DeadLetter]) -> dict[str, int]:
-    """Return identity -> delay before the automatic requeue, for dead letters that have one."""
+def cooldowns_us(
+    settings: Settings, letters: Sequence[DeadLetter], *, may_import: bool = True
+) -> dict[str, int]:
+    """Return identity -> delay before the automatic requeue, for dead letters that have one. See
+    ``policy_of``."""
     found = {}
     for letter in letters:
-        policy = policy_of(settings, letter)
+        policy = policy_of(settings, letter, may_import=may_import)
         if policy is None or policy.cooldown_seconds is None:
             continue
         if policy.covers(letter.reason, letter.exception_class):
@@ -37,8 +50,9 @@ def cooldowns_us(settings: Settings, letters: Sequence[DeadLetter]) -> dict[str,
 
 
 def tell_task(letter: DeadLetter) -> None:
-    """Call the task's ``on_dead_letter``. Its errors are logged and otherwise ignored."""
-    hook = getattr(_task(letter), "on_dead_letter", None)
+    """Call the task's ``on_dead_letter``, if its module is imported. Its errors are logged and
+    otherwise ignored."""
+    hook = getattr(imported_task(letter.task), "on_dead_letter", None)
     if hook is not None:
         call_project(f"on_dead_letter of {letter.task}", partial(_call, hook, letter))
 

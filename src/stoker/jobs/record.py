@@ -48,7 +48,7 @@ from .faults import plain_fault
 from .once import has_not_begun
 from .outcomes import Attempted, Batch, Failed, Outcome, Retried, Snoozed, Tallies, Verdict
 from .package import Package, sealer_for
-from .retries import decide_unseen
+from .retries import decide_unseen, import_task
 
 CHECKED_SHARE = 0.25
 """Share of a lease. If less than this is left, the recorder asks the broker whether the lease is
@@ -179,6 +179,8 @@ class Recorder:
         for place, seen in batch.seen.items():
             if isinstance(seen, outcomes.Crashed | outcomes.TimedOut):
                 decided[place] = self._decide_unseen(batch, place, seen)
+            else:
+                import_task(batch.tasks[place], seen)
         again = {at: one for at, one in decided.items() if isinstance(one, Retried | Snoozed)}
         if again:
             job_ids = dict(zip(again, batch.ids(again), strict=True))
@@ -193,6 +195,7 @@ class Recorder:
     ) -> Outcome:
         """Decide the outcome of an attempt whose worker crashed or was killed."""
         package = self._package_of(batch, place)
+        import_task(package.task if package else "", seen)
         options = self._settings if package is None else package.options
         attempt, crashes = batch.attempts[place], batch.crashes[place] + 1
         error = TaskKilled if isinstance(seen, outcomes.TimedOut) else WorkerCrashed

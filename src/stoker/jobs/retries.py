@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +30,7 @@ from stoker.store.transactions import may_pass
 from stoker.store.written import MICROSECONDS
 from stoker.tasks.backoff import exponential
 from stoker.tasks.options import TaskOptions
+from stoker.tasks.registry import find_task
 from stoker.values.text import stored_text
 
 from . import outcomes
@@ -140,6 +142,25 @@ def decide_unseen(
     if is_last and crashes < options.max_crashes and has_not_begun():
         return outcomes.Snoozed(0.0, "its cluster is gone, and it had not begun")
     return _retry_unless(is_last, fault, "crash", crashes)
+
+
+def import_task(path: str, seen: Outcome) -> None:
+    """Import the module of a failed job's task, so that its options are known in this process, too.
+
+    Do so only if the worker has imported it and gone on. Otherwise the import may be what failed:
+    it would end or hang the monitor as well, again and again. Nothing is known about the worker of
+    a cluster that is gone.
+    """
+    match seen:
+        case outcomes.TimedOut() | outcomes.Failed(_, "error" | "timeout"):
+            has_imported = True
+        case outcomes.Crashed(_, exit_code, number, has_begun):
+            has_imported = has_begun and (exit_code, number) != (None, None)
+        case _:
+            has_imported = False
+    if has_imported:
+        with suppress(UnknownTask):
+            find_task(path)
 
 
 def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:

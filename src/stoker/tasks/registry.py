@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -25,7 +25,20 @@ def find_task(path: str) -> Any:
         UnknownTask: the module cannot be imported or has no task of that name. The message says
             which of both. If an import failed, its error is the ``__cause__``.
     """
-    module, names = _import(path)
+    return _find(path, import_module)
+
+
+def imported_task(path: str) -> Any:
+    """Return the task with that name if its module is imported already, otherwise None. Used where
+    a module that hangs or ends its process when it is imported would stop the cluster."""
+    try:
+        return _find(path, _imported)
+    except UnknownTask:
+        return None
+
+
+def _find(path: str, load: Callable[[str], ModuleType]) -> Any:
+    module, names = _import(path, load)
     owner: Any = module
     found: Any = module
     for name in names:
@@ -58,7 +71,13 @@ def task_of(package: Any) -> Any:
     return find_task(via).under(package.task) if via else find_task(package.task)
 
 
-def _import(path: str) -> tuple[ModuleType, list[str]]:
+def _imported(name: str) -> ModuleType:
+    if name not in sys.modules:
+        raise ModuleNotFoundError(f"{name} is not imported", name=name)
+    return sys.modules[name]
+
+
+def _import(path: str, load: Callable[[str], ModuleType]) -> tuple[ModuleType, list[str]]:
     """Import the longest part of the path that is a module. Return it and the remaining names."""
     parts = path.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
@@ -66,7 +85,7 @@ def _import(path: str) -> tuple[ModuleType, list[str]]:
     for end in range(len(parts) - 1, 0, -1):
         name = ".".join(parts[:end])
         try:
-            return import_module(name), parts[end:]
+            return load(name), parts[end:]
         except ModuleNotFoundError as error:
             # If this very module is missing, the last name may be an attribute of its parent.
             is_missing = error.name is not None and f"{name}.".startswith(f"{error.name}.")
