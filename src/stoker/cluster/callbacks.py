@@ -51,7 +51,7 @@ class Callbacks:
                 self._left_out += 1
             else:
                 self._waiting.append((what, call))
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 self._start()
             self._changed.notify_all()
 
@@ -91,8 +91,11 @@ class Callbacks:
 
     def _is_moving(self) -> bool:
         with self._changed:
-            _, since = self._running.get(self._thread, ("", 0.0)) if self._thread else ("", 0.0)
-        return not since or time.monotonic() - since < MOVING_SECONDS
+            thread = self._thread
+            if thread is None or not thread.is_alive():
+                return False
+            _, since = self._running.get(thread, ("", time.monotonic()))
+        return time.monotonic() - since < MOVING_SECONDS
 
     def _start(self) -> None:
         self._thread = threading.Thread(target=self._run, name="callbacks", daemon=True)
@@ -111,7 +114,7 @@ class Callbacks:
             try:
                 call()
                 tidy_connections()
-            except Exception as error:  # noqa: BLE001 - the project's code may raise anything
+            except BaseException as error:  # noqa: BLE001 - the project's code may raise anything
                 tell("callback_failed", what=what, error=error)
             finally:
                 with self._changed:

@@ -154,7 +154,7 @@ class Mailbox:
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 name = f"stoker-{self._owner}"
                 thread = threading.Thread(target=self._run, name=name, daemon=True)
                 thread.start()
@@ -210,7 +210,9 @@ class LoadedReporter:
         """Call a hook now. Errors are logged, once for each hook."""
         try:
             getattr(self._reporter, hook)(*args)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with it must harm no job
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever it raises must harm no job
             if hook not in self._complained:
                 self._complained.add(hook)
                 described = f"{type(error).__name__}: {error}"

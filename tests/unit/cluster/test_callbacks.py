@@ -52,12 +52,16 @@ def test_calls_are_made_in_order() -> None:
     assert made == list(range(100))
 
 
+@pytest.mark.parametrize("error", [ValueError, SystemExit, GeneratorExit, KeyboardInterrupt])
 def test_failing_call_is_reported_and_the_next_is_made(
-    told: list[tuple[str, dict[str, object]]],
+    error: type[BaseException], told: list[tuple[str, dict[str, object]]]
 ) -> None:
+    def fail() -> None:
+        raise error
+
     made = Event()
     callbacks = Callbacks(lambda: None)
-    callbacks.put("hook", lambda: 1 / 0)
+    callbacks.put("hook", fail)
     callbacks.put("hook", made.set)
     assert made.wait(PATIENCE_SECONDS)
     callbacks.close(PATIENCE_SECONDS)
@@ -90,6 +94,17 @@ def test_number_of_abandoned_calls_is_limited(hanging: list[Hanging]) -> None:
     while not hanging[-1].began.is_set():
         callbacks.look()
     callbacks.close(0.0)
+
+
+def test_full_queue_without_a_live_thread_drops_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread may have ended without a trace, for example in a forked process."""
+    monkeypatch.setattr(module, "MOST_WAITING", 2)
+    started: list[Callbacks] = []
+    monkeypatch.setattr(Callbacks, "_run", lambda self: started.append(self))
+    callbacks = Callbacks(lambda: None)
+    for _ in range(4):
+        callbacks.put("hook", lambda: None)
+    assert set(started) == {callbacks}
 
 
 def test_full_queue_drops_calls_without_blocking(

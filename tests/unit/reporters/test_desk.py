@@ -221,6 +221,22 @@ def test_reports_are_sent_in_order_by_another_thread() -> None:
     assert {thread.name for _, thread in sent} == {"stoker-test"}
 
 
+def test_reporter_that_ends_its_thread_is_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Leaving(Reporter):
+        told: list[Any] = []
+
+        def on_failure(self, failure: Any) -> None:
+            self.told.append(failure)
+            sys.exit("no more")
+
+    seat = loading.LoadedReporter("leaving", Leaving())
+    for number in range(2):
+        seat.send("on_failure", number)
+    seat.flush(120)
+    assert Leaving.told == [0, 1]
+    assert [line for line in told(caplog) if "SystemExit: no more" in line]
+
+
 def test_full_mailbox_drops_and_logs_reports(caplog: pytest.LogCaptureFixture) -> None:
     mailbox, go_on, sent = Mailbox("test"), threading.Event(), []
     mailbox.put(lambda: go_on.wait(600))
