@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, suppress
 from contextvars import Token
 from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from asgiref.sync import async_to_sync, sync_to_async
-from django.db import connections
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Delivery
@@ -32,7 +31,7 @@ from stoker.exceptions import (
 )
 from stoker.jobs.failures import tell_failure
 from stoker.store.engines import LARGE_BYTES, engine_of
-from stoker.store.transactions import after_commit, autocommit
+from stoker.store.transactions import after_commit, autocommit, inner_blocks_closed
 from stoker.store.written import moment
 from stoker.tasks.options import options_of
 from stoker.tasks.registry import task_of
@@ -99,7 +98,7 @@ def run_and_record(
         with autocommit(alias), engine_of(alias).atomic_task():
             # Registered before the task's own callbacks, which may raise after the commit.
             after_commit(alias, lambda: is_committed.append(True))
-            with _inner_blocks_closed(alias):
+            with inner_blocks_closed(alias):
                 ran = run()
             has_ended = _record(settings, broker, attempted_of(ran))
     except Exception:
@@ -120,26 +119,12 @@ def _record(settings: Settings, broker: Dispatch, attempted: Attempted) -> bool:
         raise Snooze(UNREACHABLE_DELAY_SECONDS, str(error)) from error
 
 
-@contextmanager
-def _inner_blocks_closed(alias: str) -> Iterator[None]:
-    """Roll back blocks of ``transaction.atomic()`` that the task has entered and not left.
-    Otherwise Django would treat the end of the outer block as the end of an inner one, and commit
-    nothing."""
-    connection = connections[alias]
-    depth = len(connection.atomic_blocks)
-    error: BaseException = TransactionLeftOpen(
-        f"The task ended inside a block of transaction.atomic() on the database {alias!r}. It was "
-        "rolled back with all that the task wrote there."
-    )
-    is_refused = False
-    try:
-        yield
-    finally:
-        while len(connection.atomic_blocks) > depth:
-            is_refused = True
-            connection.atomic_blocks[-1].__exit__(type(error), error, None)
-    if is_refused:
-        raise error
+class _NeedsThread(Exception):
+    """Opening this delivery may block, so it must not be done on an event loop."""
+
+
+def _leave_to_thread(*_: object) -> NoReturn:
+    raise _NeedsThread
 
 
 MOST_FOUND = 10_000
@@ -239,9 +224,27 @@ class Executor:
     def open(self, delivery: Delivery) -> Running | Attempted:
         """Open a delivery. Return the job ready to run, or a finished attempt if it cannot be
         run."""
+        return self._open(delivery, self._find, self._not_run)
+
+    def open_at_once(self, delivery: Delivery) -> Running | None:
+        """Open a delivery on an event loop. Return None if ``open`` has to do it in a thread: to
+        import the task's module, or to tell receivers that the job cannot be run."""
+        try:
+            opened = self._open(delivery, _leave_to_thread, _leave_to_thread)
+        except _NeedsThread:
+            return None
+        assert isinstance(opened, Running)
+        return opened
+
+    def _open(
+        self,
+        delivery: Delivery,
+        find: Callable[[Package], FoundTask],
+        not_run: Callable[..., Attempted],
+    ) -> Running | Attempted:
         started_at = time.time()
         if delivery.refused:
-            return self._not_run(delivery, started_at, outcomes.Cancelled(delivery.refused))
+            return not_run(delivery, started_at, outcomes.Cancelled(delivery.refused))
         package = None
         try:
             package = self._sealer.open(delivery.package)
@@ -253,13 +256,13 @@ class Executor:
             expires_at = options.expires_at
             if expires_at is not None and started_at >= expires_at:
                 outcome = expired(started_at - expires_at)
-                return self._not_run(delivery, started_at, outcome, package)
+                return not_run(delivery, started_at, outcome, package)
             found = self._found.get(
                 f"{package.task} {options.via}" if options.via else package.task
-            ) or self._find(package)
+            ) or find(package)
         except (PackageError, UnknownTask) as error:
             outcome = unopened(self.settings, error, delivery)
-            return self._not_run(delivery, started_at, outcome, package)
+            return not_run(delivery, started_at, outcome, package)
         try:
             if options.receives:
                 package = with_received(self.settings, package)
@@ -277,7 +280,7 @@ class Executor:
             return running
         except Exception as error:  # noqa: BLE001 - recorded like any failed attempt
             outcome = unprepared(error, package, delivery)
-            return self._not_run(delivery, started_at, outcome, package)
+            return not_run(delivery, started_at, outcome, package)
 
     def _find(self, package: Package) -> FoundTask:
         task = task_of(package)

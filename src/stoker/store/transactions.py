@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from django.db import InterfaceError, OperationalError, connections, transaction
 
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, TransactionLeftOpen
 
 T = TypeVar("T")
 
@@ -170,3 +170,25 @@ def autocommit(alias: str) -> Iterator[None]:
         yield
     finally:
         connection.close()  # the next connection has the project's own setting
+
+
+@contextmanager
+def inner_blocks_closed(alias: str) -> Iterator[None]:
+    """Roll back blocks of ``transaction.atomic()`` that the task has entered and not left.
+    Otherwise Django would treat the end of the outer block as the end of an inner one, and commit
+    nothing."""
+    connection = connections[alias]
+    depth = len(connection.atomic_blocks)
+    error: BaseException = TransactionLeftOpen(
+        f"The task ended inside a block of transaction.atomic() on the database {alias!r}. It was "
+        "rolled back with all that the task wrote there."
+    )
+    is_refused = False
+    try:
+        yield
+    finally:
+        while len(connection.atomic_blocks) > depth:
+            is_refused = True
+            connection.atomic_blocks[-1].__exit__(type(error), error, None)
+    if is_refused:
+        raise error

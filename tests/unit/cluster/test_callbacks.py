@@ -100,7 +100,11 @@ def test_full_queue_without_a_live_thread_drops_calls(monkeypatch: pytest.Monkey
     """A thread may have ended without a trace, for example in a forked process."""
     monkeypatch.setattr(module, "MOST_WAITING", 2)
     started: list[Callbacks] = []
-    monkeypatch.setattr(Callbacks, "_run", lambda self: started.append(self))
+
+    def end_at_once(self: Callbacks) -> None:
+        started.append(self)
+
+    monkeypatch.setattr(Callbacks, "_run", end_at_once)
     callbacks = Callbacks(lambda: None)
     for _ in range(4):
         callbacks.put("hook", lambda: None)

@@ -19,7 +19,8 @@ from stoker.jobs.attempt_signals import PUBLIC, are_signals_heard
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.package import JobOptions, Package, sealer_for
-from stoker.jobs.running import is_heard
+from stoker.jobs.running import Running, is_heard
+from stoker.signals import attempt_failed
 from stoker.values.ids import new_job_id
 
 from tests.app import tasks
@@ -37,9 +38,9 @@ def quiet_log() -> Iterator[None]:
     logger.setLevel(before)
 
 
-def delivery_of(task: Any, *args: Any) -> Delivery:
+def delivery_of(task: Any, *args: Any, expires_at: float | None = None) -> Delivery:
     job_id = new_job_id()
-    options = JobOptions(max_attempts=1)
+    options = JobOptions(max_attempts=1, expires_at=expires_at)
     package = Package(job_id, task.module_path, args, {}, "default", 0, 0.0, options)
     return Delivery(job_id, 1, sealer_for(settings_for()).seal(package), "default", 0, 1)
 
@@ -192,3 +193,23 @@ def test_result_has_the_arguments_before_the_task_changed_them() -> None:
 
     assert isinstance(attempted.outcome, outcomes.Failed)
     assert seen == [[[1, 2]]]
+
+
+def test_job_is_opened_on_the_event_loop_only_if_that_does_not_block() -> None:
+    """To import a module, and to tell receivers that a job cannot be run, takes a thread."""
+    heard = []
+
+    def listen(failure: Any, **_: Any) -> None:
+        heard.append(failure.reason)
+
+    executor = Executor(settings_for(), worker_id="me")
+    wanted, late = delivery_of(tasks.add, 1, 2), delivery_of(tasks.add, 1, 2, expires_at=1.0)
+    with connected(attempt_failed, listen):
+        assert executor.open_at_once(wanted) is None
+        assert isinstance(executor.open(wanted), Running)
+        assert isinstance(executor.open_at_once(wanted), Running)
+        assert executor.open_at_once(late) is None
+        assert executor.open_at_once(wanted._replace(package=b"unreadable")) is None
+        assert heard == []
+        executor.open(late)
+        assert heard == ["expired"]

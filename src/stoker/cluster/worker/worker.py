@@ -16,14 +16,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
-from django.core.exceptions import SynchronousOnlyOperation
 
-from stoker.brokers.contract import Delivery
 from stoker.cluster import board as place
 from stoker.cluster.board import is_fenced, lease_mark
 from stoker.cluster.channel import Closed, Stream, is_readable, take_stream
@@ -327,7 +324,12 @@ class ConcurrentRunner:
         self._care: asyncio.Task[None] | None = None
 
     def run(self) -> None:
-        asyncio.run(self._run())
+        """Run jobs until the worker leaves. The event loop is not closed, because closing it waits
+        for the background tasks and threads that jobs have left behind. They end with the
+        process."""
+        loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(self._run())
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -393,7 +395,12 @@ class ConcurrentRunner:
 
     async def _attend(self, slot: int, job: Job) -> None:
         worker, number, delivery = self._worker, job[0], open_job(job)
-        running = await self._opened(delivery)
+        running: Running | Attempted | None = None
+        # Its earlier attempts are read from the database, or passed in.
+        if delivery.attempt == 1 and not is_marked(delivery.job_id):
+            running = worker.executor.open_at_once(delivery)
+        if running is None:
+            running = await self._in_thread(lambda: worker.executor.open(delivery))
         if not isinstance(running, Running):
             worker.end(slot, number, running)
         elif not worker.leave_if_late(slot, job):
@@ -404,14 +411,6 @@ class ConcurrentRunner:
         if not self._workload.is_leaving and worker.should_be_replaced():
             self._workload.leave()
         self._changed.set()
-
-    async def _opened(self, delivery: Delivery) -> Running | Attempted:
-        executor = self._worker.executor
-        # Its earlier attempts are read from the database, or passed in.
-        if not (delivery.attempt > 1 or is_marked(delivery.job_id)):
-            with suppress(SynchronousOnlyOperation):  # its task is unknown, perhaps for long
-                return executor.open(delivery)
-        return await self._in_thread(lambda: executor.open(delivery))
 
     async def _run_opened(self, running: Running) -> Attempted:
         if not running.found.is_async:
