@@ -47,7 +47,8 @@ from django.db import connections
 from stoker.conf import Settings
 
 if sys.platform != "win32":  # no cluster runs there
-    import fcntl
+    import errno
+import fcntl
 
 if TYPE_CHECKING:  # a started process reads the board before Django is set up
     from stoker.brokers.contract import Delivery
@@ -197,10 +198,22 @@ class Board:
 
     @classmethod
     def create(cls, path: Path, workers: int, slots: int) -> Board:
-        """Create a board. It is locked while any process of this cluster lives."""
+        """Create a board. It is locked while any process of this cluster lives.
+
+        Raises:
+            OSError: the file cannot be created, or the disk is full.
+        """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(descriptor, 8 * _length(workers, slots))
+        try:
+            _reserve(descriptor, 8 * _length(workers, slots))
+        except OSError as error:
+            path.unlink()
+            os.close(descriptor)
+            raise OSError(
+                f"The file {path} of the cluster cannot be created: {error.strerror}. Free disk "
+                "space there, or set TMPDIR to another folder."
+            ) from error
         board = cls(descriptor, path)
         board[WORKERS], board[SLOTS] = workers, slots
         return board
@@ -384,6 +397,18 @@ class Board:
 
     def _list_start(self, worker: int) -> int:
         return self._worker_start(self._numbers[WORKERS]) + worker * _PER_LIST
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Set the size of a file, and reserve its disk space if the system can do that. Without space a
+    process would be killed when it writes to the mapped file."""
+    os.ftruncate(descriptor, size)
+    if hasattr(os, "posix_fallocate"):
+        try:
+            os.posix_fallocate(descriptor, 0, size)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # not on this file system
+                raise
 
 
 def _length(workers: int, slots: int) -> int:

@@ -1,5 +1,6 @@
 """The board: which worker runs which job, readable even after all processes died."""
 
+import errno
 import fcntl
 import os
 from pathlib import Path
@@ -25,6 +26,36 @@ def test_slot_shows_its_running_job(board: Board) -> None:
     assert next(board.occupied(1)).deadline_ns == 999
     board.slot(1, 2).vacate()
     assert list(board.occupied(1)) == []
+
+
+def test_disk_space_of_the_board_is_reserved(board: Board) -> None:
+    """Otherwise a full disk would kill the process that writes to a new page of the file."""
+    status = os.stat(board.descriptor)
+    assert status.st_blocks * 512 >= status.st_size
+
+
+def test_full_disk_is_reported_when_the_board_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(OSError, match=r"No space left on device\. Free disk space there, or set"):
+        Board.create(tmp_path / "new.board", WORKERS, SLOTS)
+    assert not list(tmp_path.iterdir())
+
+
+def test_board_is_created_where_space_cannot_be_reserved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    board = Board.create(tmp_path / "new.board", WORKERS, SLOTS)
+    assert board.is_whole()
+    board.close()
 
 
 def test_slots_of_all_workers_are_separate(board: Board) -> None:
