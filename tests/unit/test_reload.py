@@ -64,6 +64,19 @@ def test_digest_changes_only_with_the_code_of_the_project(project: Path) -> None
     assert code_digest() != before
 
 
+def test_trial_that_cannot_be_started_refuses_the_reload(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """For example, because the virtual environment of the running code was removed."""
+    monkeypatch.setattr(sys, "executable", "/removed/bin/python")
+    reloader = Reloader(watches_files=False)
+    reloader.ask("asked by SIGHUP")
+    assert not reloader.has_changed()
+    assert "/removed/bin/python" in caplog.text
+    assert "The new code does not start, so the old code keeps running" in caplog.text
+    reloader.close()
+
+
 @pytest.mark.parametrize("name", ["services/tasks.py", "services/deep/er/more.py"])
 def test_changed_file_is_reported_once(project: Path, name: str) -> None:
     files = WatchedFiles()

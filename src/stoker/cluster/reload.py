@@ -50,7 +50,7 @@ class Reloader:
         """Request a restart with the present code. It happens only if that code starts."""
         self.close()
         self.why = why
-        self._trial = Trial()
+        self._trial = start_trial()
 
     def has_changed(self) -> bool:
         """Return whether there is new code that starts. Polled."""
@@ -69,10 +69,10 @@ class Reloader:
             return
         changed = self._files.changed()
         while changed is not None:
-            trial = Trial()
-            trial.wait()
+            trial = start_trial()
+            has_passed = trial is not None and trial.wait()
             changed = self._files.changed()
-            while changed is None and not trial.has_passed:
+            while changed is None and not has_passed:
                 time.sleep(LOOK_SECONDS / 4)
                 changed = self._files.changed()
 
@@ -91,19 +91,36 @@ class Reloader:
         return trial.has_passed
 
 
+def start_trial() -> Trial | None:
+    """Start to try the code. If the process cannot be started, log why and return None."""
+    try:
+        return Trial()
+    except OSError as error:  # Python was removed, or descriptors, memory or disk are used up
+        tell("reload_refused", error=error)
+        return None
+
+
 class Trial:
-    """A process that starts like this one, and exits before it would run jobs."""
+    """A process that starts like this one, and exits before it would run jobs.
+
+    Raises:
+        OSError: it cannot be started.
+    """
 
     def __init__(self) -> None:
         self._until = time.monotonic() + TRIAL_SECONDS
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the trial
-        self._process = subprocess.Popen(
-            command_line(),
-            env={**os.environ, TRIAL: "1"},
-            stdin=subprocess.DEVNULL,
-            stdout=self._output,
-            stderr=subprocess.STDOUT,
-        )
+        try:
+            self._process = subprocess.Popen(
+                command_line(),
+                env={**os.environ, TRIAL: "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=self._output,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError:
+            self._output.close()
+            raise
         self.has_passed = False
 
     @property
@@ -111,10 +128,12 @@ class Trial:
         """Return whether the trial has ended or timed out."""
         return self._process.poll() is not None or time.monotonic() > self._until
 
-    def wait(self) -> None:
+    def wait(self) -> bool:
+        """Wait for the end of the trial. Return whether the code starts."""
         while not self.is_over:
             time.sleep(0.02)
         self.close()
+        return self.has_passed
 
     def close(self) -> None:
         """Store the result of the trial, and log its error."""
