@@ -11,7 +11,8 @@ from datetime import datetime
 from importlib import import_module
 
 from asgiref.sync import sync_to_async
-from django.db import transaction
+from django.db import connections, transaction
+from django.utils import timezone, translation
 
 from stoker import Cancel, Retry, Snooze, scheduled_moment, task
 
@@ -210,3 +211,12 @@ def empty_and_fail(numbers: list[int]) -> None:
 @task
 def tell_moment(when: datetime) -> tuple[datetime, datetime | None]:
     return when, scheduled_moment()
+
+
+@task
+def change_context(language: str, zone: str) -> tuple[str, str, int]:
+    """Set the language and the time zone. Return the former ones and the id of the connection."""
+    before = translation.get_language(), timezone.get_current_timezone_name()
+    translation.activate(language)
+    timezone.activate(zone)
+    return *before, id(connections["default"])

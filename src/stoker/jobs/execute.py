@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
-from contextvars import Token
+from contextvars import Token, copy_context
 from dataclasses import replace
 from functools import partial
 from inspect import iscoroutinefunction
@@ -165,6 +165,11 @@ class Executor:
         return self.run_opened(running) if isinstance(running, Running) else running
 
     def run_opened(self, running: Running) -> Attempted:
+        """Run a job in a context of its own. What its task sets there, such as the language or the
+        time zone, has no effect on later jobs."""
+        return copy_context().run(self._run_in_context, running)
+
+    def _run_in_context(self, running: Running) -> Attempted:
         if running.found.is_once and (refused := self._refused(running)):
             return refused
         token, is_recorded = self._announce(running), False

@@ -30,7 +30,7 @@ def test_slot_shows_its_running_job(board: Board) -> None:
 
 def test_disk_space_of_the_board_is_reserved(board: Board) -> None:
     """Otherwise a full disk would kill the process that writes to a new page of the file."""
-    status = os.stat(board.descriptor)
+    status = board.path.stat()
     assert status.st_blocks * 512 >= status.st_size
 
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import connections
 from django.dispatch import Signal
+from django.utils import timezone, translation
 
 from stoker.brokers.contract import Delivery
 from stoker.compat import TASKS_APP, task_signals
@@ -213,3 +215,15 @@ def test_job_is_opened_on_the_event_loop_only_if_that_does_not_block() -> None:
         assert heard == []
         executor.open(late)
         assert heard == ["expired"]
+
+
+def test_language_and_time_zone_of_a_job_do_not_reach_the_next() -> None:
+    """Its database connection does."""
+    runs = [run(tasks.change_context, "de", "Asia/Tokyo") for _ in range(2)]
+    values = []
+    for one in runs:
+        assert isinstance(one.outcome, outcomes.Succeeded)
+        values.append(sealer_for(settings_for()).open_value(one.outcome.value))
+    here = (translation.get_language(), timezone.get_current_timezone_name())
+    assert values == [(*here, id(connections["default"]))] * 2
+    assert here != ("de", "Asia/Tokyo")
