@@ -220,3 +220,13 @@ def change_context(language: str, zone: str) -> tuple[str, str, int]:
     translation.activate(language)
     timezone.activate(zone)
     return *before, id(connections["default"])
+
+
+@task
+def enqueue_what_cannot_be_kept() -> None:
+    echo.enqueue({1, 2, 3})
+
+
+@task
+async def return_what_cannot_be_kept_async() -> object:
+    return {1, 2, 3}

@@ -210,6 +210,7 @@ class Executor:
             else:
                 send_start()
             value = await self._await_with_aftercare(running)
+            running.has_returned = True
             sealed = self._sealer.seal_value(value)
             if len(sealed) >= LARGE_BYTES:
                 await sync_to_async(self._refuse_too_large)(sealed)
@@ -336,6 +337,7 @@ class Executor:
                 self._aftercare.after_sync(besides)
             raise
         self._aftercare.after_sync(besides)
+        running.has_returned = True
         sealed = self._sealer.seal_value(value)
         if len(sealed) >= LARGE_BYTES:
             self._refuse_too_large(sealed)
@@ -424,7 +426,7 @@ class Executor:
         outcome: Outcome
         if running.interruption.is_behind(error):
             outcome = outcomes.Cancelled(running.interruption.reason or "")
-        elif isinstance(error, PackageError):
+        elif isinstance(error, PackageError) and running.has_returned:
             outcome = outcomes.Failed(fault_of(error))
         else:
             # max_attempts may be set per job by using(), and is part of its package.

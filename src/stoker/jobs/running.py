@@ -353,6 +353,8 @@ class Running:
     interruption: Interruption = field(default_factory=Interruption)
     reported_at: float = float("-inf")
     """Time of the last progress report, in monotonic seconds."""
+    has_returned: bool = False
+    """Whether the task has returned. Only its return value remains to be serialised."""
     is_logged: bool = False
     """Whether its start was logged. Only then is its end logged, too."""
 

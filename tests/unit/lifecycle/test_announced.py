@@ -40,20 +40,19 @@ def quiet_log() -> Iterator[None]:
     logger.setLevel(before)
 
 
-def delivery_of(task: Any, *args: Any, expires_at: float | None = None) -> Delivery:
-    job_id = new_job_id()
-    options = JobOptions(max_attempts=1, expires_at=expires_at)
-    package = Package(job_id, task.module_path, args, {}, "default", 0, 0.0, options)
+def delivery_of(task: Any, *args: Any, **options: Any) -> Delivery:
+    job_id, options_of_job = new_job_id(), JobOptions(**{"max_attempts": 1, **options})
+    package = Package(job_id, task.module_path, args, {}, "default", 0, 0.0, options_of_job)
     return Delivery(job_id, 1, sealer_for(settings_for()).seal(package), "default", 0, 1)
 
 
-def run(task: Any, *args: Any) -> Attempted:
-    return Executor(settings_for(), worker_id="me").run(delivery_of(task, *args))
+def run(task: Any, *args: Any, **options: Any) -> Attempted:
+    return Executor(settings_for(), worker_id="me").run(delivery_of(task, *args, **options))
 
 
-def run_on_loop(task: Any, *args: Any) -> Attempted:
+def run_on_loop(task: Any, *args: Any, **options: Any) -> Attempted:
     executor = Executor(settings_for(), worker_id="me")
-    opened = executor.open(delivery_of(task, *args))
+    opened = executor.open(delivery_of(task, *args, **options))
     assert not isinstance(opened, Attempted)
     return asyncio.run(executor.run_opened_async(opened))
 
@@ -227,3 +226,20 @@ def test_language_and_time_zone_of_a_job_do_not_reach_the_next() -> None:
     here = (translation.get_language(), timezone.get_current_timezone_name())
     assert values == [(*here, id(connections["default"]))] * 2
     assert here != ("de", "Asia/Tokyo")
+
+
+@pytest.mark.parametrize(
+    ("start", "task", "outcome"),
+    [
+        (run, tasks.enqueue_what_cannot_be_kept, outcomes.Retried),
+        (run, tasks.return_what_cannot_be_kept, outcomes.Failed),
+        (run_on_loop, tasks.return_what_cannot_be_kept_async, outcomes.Failed),
+    ],
+)
+def test_only_an_unserialisable_return_value_prevents_the_retry(
+    start: Any, task: Any, outcome: type
+) -> None:
+    """The task may have had the same error with the values of other jobs."""
+    attempted = start(task, max_attempts=2)
+    assert isinstance(attempted.outcome, outcome)
+    assert attempted.outcome.fault.exception_class == "stoker.exceptions.NotSerializable"
