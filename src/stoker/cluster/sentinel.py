@@ -55,6 +55,8 @@ class Sentinel:
         self.stop_at: float | None = None
         self.reload_requested = False
         self._signals: list[int] = []
+        self._has_stop_signal = False
+        """Whether SIGTERM or SIGINT has been received."""
         self._stopped = False
         self._count_at = 0.0
         margin_seconds = fence_margin_ns(self.settings) / 1e9
@@ -108,7 +110,7 @@ class Sentinel:
             case ("stopped",):
                 self._stopped = True
             case ("drained",):
-                self.stop("the queues are empty")
+                self.stop()
             case ("stop_requested",):
                 self._stop_for_good()
             case ("revoked", worker, delivery):
@@ -136,17 +138,14 @@ class Sentinel:
 
     # -- ending -----------------------------------------------------------------------------------
 
-    def stop(self, why: str = "") -> None:
-        """Let running jobs finish within ``SHUTDOWN_SECONDS``; a second call stops them at once."""
-        now = time.monotonic()
+    def stop(self) -> None:
+        """Let running jobs finish within ``SHUTDOWN_SECONDS``. A further call has no effect."""
         if self.stop_at is None:
-            self.stop_at = now + self.settings.shutdown_seconds
+            self.stop_at = time.monotonic() + self.settings.shutdown_seconds
             tell("cluster_stopping", seconds=self.settings.shutdown_seconds)
             self.service_manager.stop(is_reload=self.reload_requested)
             self.crew.is_stopping = True
             self.crew.tell_all("stop")
-        else:
-            self.stop_at = min(self.stop_at, now)
 
     def _kill_what_must_end(self) -> None:
         for number, why, delivery in self.watch.overdue():
@@ -186,6 +185,8 @@ class Sentinel:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
+        # If the parent process ignores it, the kernel does not keep exit codes of children.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP):
             signal.signal(number, lambda number, _frame: self._signals.append(number))
         # Handle a SIGHUP that arrived while this process restarted, see reload.py.
@@ -200,17 +201,18 @@ class Sentinel:
                 self.reloader.ask("asked by SIGHUP")
             elif number == signal.SIGTSTP:
                 self.crew.suspend()
-            elif self.reload_requested:
-                self.reload_requested = False  # the running stop becomes final
+            elif self._has_stop_signal and self.stop_at is not None:
+                self.stop_at = min(self.stop_at, time.monotonic())  # interrupt running jobs now
             else:
-                self.stop(signal.Signals(number).name)
+                self._has_stop_signal = True
+                self.reload_requested = False  # a running stop becomes final
+                self.stop()
 
     def _stop_for_good(self) -> None:
         """Stop on a request through the store. A new pusher may report the same request again,
         which has no effect."""
         self.reload_requested = False
-        if self.stop_at is None:
-            self.stop("asked through the store")
+        self.stop()
 
     def _stop_listening(self) -> None:
         """Restore the default handling of signals. Earlier signals are still processed."""
@@ -228,7 +230,7 @@ class Sentinel:
         if self.stop_at is None:
             tell("cluster_reloading", why=why)
             self.reload_requested = True
-            self.stop(why)
+            self.stop()
 
     def _announce(self) -> None:
         tell(
