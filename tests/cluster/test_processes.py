@@ -22,6 +22,7 @@ from tests.app import chaos, tasks
 from tests.app.guarded import enter
 from tests.app.models import Ledger
 from tests.cluster.clusters import (
+    DJANGO,
     WAIT_SECONDS,
     ProcessCluster,
     end_family,
@@ -49,6 +50,16 @@ def is_running(result: Any) -> bool:
 
 
 # -- dying ----------------------------------------------------------------------------------------
+
+
+@anywhere
+def test_dead_worker_is_replaced_if_the_parent_ignored_sigchld(tmp_path: Path) -> None:
+    command = ["env", "--ignore-signal=CHLD", *DJANGO]
+    with running_cluster(tmp_path, command=command, WORKERS=1) as cluster:
+        (before,) = cluster.wait_for_crew(workers=1)["worker"]
+        cluster.kill("worker")
+        assert value_of(chaos.process_id.enqueue(), cluster) != before.pid
+        assert cluster.stop() == 0
 
 
 @anywhere

@@ -185,8 +185,6 @@ class Sentinel:
         self._wake_reader.setblocking(False)
         self._wake_writer.setblocking(False)
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
-        # If the parent process ignores it, the kernel does not keep exit codes of children.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP):
             signal.signal(number, lambda number, _frame: self._signals.append(number))
         # Handle a SIGHUP that arrived while this process restarted, see reload.py.
