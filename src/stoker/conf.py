@@ -97,11 +97,11 @@ class Settings:
         "tasks, one event loop for async tasks.",
     )  # fmt: skip
     timeout_seconds: float | None = option(
-        "TIMEOUT", None, optional(seconds(0.001)),
+        "TIMEOUT", None, optional(seconds(0.001, 10**9)),
         "Seconds a task may run before `TaskTimeout` is raised in it; None = no limit.",
     )  # fmt: skip
     timeout_grace_seconds: float = option(
-        "TIMEOUT_GRACE_SECONDS", 5.0, seconds(0),
+        "TIMEOUT_GRACE_SECONDS", 5.0, seconds(0, 10**9),
         "Seconds after the time-out until the worker process is killed, if the task does not end.",
     )  # fmt: skip
     lease_seconds: float = option(

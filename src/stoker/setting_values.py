@@ -93,7 +93,7 @@ def checked_limit(limit: Any) -> int:
         raise ValueError(f"limit={limit!r} {error}.") from None
 
 
-def seconds(minimum: float) -> Check:
+def seconds(minimum: float, maximum: float = float("inf")) -> Check:
     def check(value: Any) -> float:
         if isinstance(value, timedelta):
             value = value.total_seconds()
@@ -101,6 +101,8 @@ def seconds(minimum: float) -> Check:
             raise ValueError("must be a number of seconds or a timedelta")
         if not minimum <= value < float("inf"):
             raise ValueError(f"must be a number of seconds, at least {minimum:g}")
+        if value > maximum:
+            raise ValueError(f"must be a number of seconds, at most {maximum:,}")
         return float(value)
 
     return check

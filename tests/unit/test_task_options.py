@@ -9,8 +9,8 @@ import pytest
 from django.test import override_settings
 
 from stoker.compat import DjangoTask
-from stoker.conf import Settings
-from stoker.exceptions import InvalidTaskOption
+from stoker.conf import Settings, read_settings
+from stoker.exceptions import ConfigurationError, InvalidTaskOption
 from stoker.tasks.backoff import DEFAULT, constant, exponential
 from stoker.tasks.decorator import options_of, task
 from stoker.tasks.options import as_timestamp, expires_at
@@ -29,6 +29,19 @@ def function() -> None: ...
 def test_invalid_timeout_is_refused_at_definition(timeout: Any) -> None:
     with pytest.raises(InvalidTaskOption, match=r"timeout=.*number of seconds above 0"):
         task(timeout=timeout)(function)
+
+
+@pytest.mark.parametrize("timeout", [1e10, timedelta(days=36500), 10**400])
+def test_timeout_that_no_timer_can_hold_is_refused(timeout: Any) -> None:
+    """It would end the worker each time that the job starts."""
+    with pytest.raises(InvalidTaskOption, match=r"timeout=.*at most 1,000,000,000 seconds"):
+        task(timeout=timeout)(function)
+
+
+@pytest.mark.parametrize("name", ["TIMEOUT", "TIMEOUT_GRACE_SECONDS"])
+def test_setting_that_no_timer_can_hold_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{name}.*at most 1,000,000,000"):
+        read_settings("default", {"OPTIONS": {name: 1e10}})
 
 
 @pytest.mark.parametrize(("timeout", "seconds"), [(30, 30), (0.5, 0.5), (timedelta(hours=1), 3600)])

@@ -189,6 +189,10 @@ def whole(minimum: int, maximum: int) -> Check:
     return check
 
 
+LONGEST_SECONDS = 1_000_000_000
+"""Timers and the counters of nanoseconds cannot hold much longer times."""
+
+
 def positive_seconds(name: str, value: Any) -> float:
     """Check a number of seconds above 0, and return it. Infinity is allowed and means no limit."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
@@ -196,6 +200,10 @@ def positive_seconds(name: str, value: Any) -> float:
     if not is_number or not seconds > 0:
         raise InvalidTaskOption(
             f"{name}={value!r}: write a number of seconds above 0, or a timedelta."
+        )
+    if LONGEST_SECONDS < seconds < math.inf:
+        raise InvalidTaskOption(
+            f"{name}={value!r}: write at most {LONGEST_SECONDS:,} seconds, which are 31 years."
         )
     return float(seconds)
 
