@@ -15,6 +15,7 @@ from pathlib import Path
 
 from asgiref.sync import sync_to_async
 from django.db import connection, connections, transaction
+from django.db.models import Func, TextField, Value
 
 from stoker import Snooze, job, task
 
@@ -321,6 +322,14 @@ def look_at_log_record() -> list[str]:
     return [
         str(getattr(record, name)) for name in ("stoker_job_id", "stoker_task", "stoker_attempt")
     ]
+
+
+@task(timeout=0.3, max_attempts=1)
+def query_too_long(pk: int) -> None:
+    """Read a row by a query that takes longer than the time-out."""
+    function = "SLEEP" if connections["default"].vendor == "mysql" else "PG_SLEEP"
+    slept = Func(Value(1.0), function=function, output_field=TextField())
+    Account.objects.annotate(slept=slept).get(pk=pk)
 
 
 @task(max_attempts=1)

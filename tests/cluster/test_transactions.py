@@ -73,3 +73,15 @@ def test_task_closing_connections_succeeds(cluster: ProcessCluster) -> None:
     kept = value_of(chaos.keep_account.enqueue(1), cluster)
     assert end.job.status == Job.Status.SUCCESSFUL
     assert Account.objects.filter(pk=kept).exists()
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_time_out_during_a_query_does_not_harm_the_next_job(cluster: ProcessCluster) -> None:
+    """Its connection may still expect the result of the query."""
+    account = Account.objects.create(total=1)
+    for number in range(2):
+        end = end_of(chaos.query_too_long.enqueue(account.pk), cluster)
+        assert [one.kind for one in end.attempts] == ["timed_out"], end.attempts[0].traceback
+        kept = end_of(chaos.keep_account.enqueue(number), cluster)
+        assert (kept.job.status, kept.attempts) == (Job.Status.SUCCESSFUL, [])

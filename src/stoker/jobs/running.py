@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from uuid import UUID
 
+from django.db import DatabaseError, InterfaceError, connections
 from django.dispatch import Signal
 
 from stoker.brokers.contract import Delivery
@@ -95,12 +96,14 @@ class Interruption:
             self._aim = Aim(TaskCancelled)
             self._deliver = self._aim.fire
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if self._aim is not None:
             self._aim.leave()
         else:
             _main.interruption = None
         self._deliver = None
+        if isinstance(error, Exception):
+            _raise_what_interrupted(error)
 
     @contextmanager
     def of_coroutine(self) -> Iterator[None]:
@@ -129,6 +132,21 @@ class Interruption:
         if self.reason is not None and not self._is_raised:
             self._is_raised = True
             raise TaskCancelled(self.reason)
+
+
+def _raise_what_interrupted(error: Exception) -> None:
+    """Raise the time-out or cancellation during which this error of a database was raised: an
+    interrupted query may leave the connection in a state in which even its cursor cannot be closed.
+    """
+    before = error.__context__
+    while before is not None and not isinstance(before, TaskTimeout | TaskCancelled):
+        before = before.__context__
+    if before is None:
+        return
+    used: list[Any] = connections.all(initialized_only=True)
+    of_drivers = [one.Database.Error for one in used]
+    if isinstance(error, (DatabaseError, InterfaceError, *of_drivers)):
+        raise before from None
 
 
 def _with_reason(reason: str) -> type[TaskCancelled]:

@@ -12,6 +12,7 @@ loses one.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
@@ -28,7 +29,7 @@ from stoker.cluster.board import MOST_UNRECORDED
 from stoker.cluster.channel import Closed, Stream
 from stoker.cluster.process import leave_forked_child
 from stoker.cluster.wire import Job, Report
-from stoker.exceptions import TransactionLeftOpen
+from stoker.exceptions import TaskCancelled, TaskTimeout, TransactionLeftOpen
 from stoker.jobs.aftercare import Aftercare
 from stoker.logs.capture import Capture
 from stoker.signals import tell
@@ -347,6 +348,14 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
     return left_open
 
 
+def close_connections(besides: str | None) -> None:
+    """Close this thread's connections after a task was interrupted: one of them may still expect
+    the result of a query. Arguments: as of ``roll_back_open_transactions``."""
+    for connection in _known.connections:
+        if connection.alias != besides:
+            connection.close()
+
+
 class WorkerAftercare(Aftercare):
     """Cleans up in a worker after a task's function has ended."""
 
@@ -360,7 +369,10 @@ class WorkerAftercare(Aftercare):
     def after_sync(self, besides: str | None) -> None:
         if self._is_forked:
             leave_forked_child()
-        if left_open := roll_back_open_transactions(besides):
+        left_open = roll_back_open_transactions(besides)
+        if isinstance(sys.exception(), TaskTimeout | TaskCancelled):
+            close_connections(besides)
+        if left_open:
             raise TransactionLeftOpen(_sentence(left_open))
 
     def before_async(self) -> int:
