@@ -20,7 +20,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -143,7 +143,7 @@ def _raise_what_interrupted(error: Exception) -> None:
         before = before.__context__
     if before is None:
         return
-    used: list[Any] = connections.all(initialized_only=True)
+    used: Sequence[Any] = connections.all(initialized_only=True)
     of_drivers = [one.Database.Error for one in used]
     if isinstance(error, (DatabaseError, InterfaceError, *of_drivers)):
         raise before from None

@@ -44,15 +44,11 @@ MISTAKES = (
         [
             Change(
                 "cluster.sentinel:Sentinel._stop_for_good",
-                replace(
-                    "if self.stop_at is None:\n    self.stop('asked through the store')",
-                    "self.stop('asked through the store')",
-                ),
+                replace("self.stop()", "self.stop_at = 0.0"),
             )
         ],
-        "tests/cluster/test_requests.py",
-        "does_not_hurry",
-        needs_cluster=True,
+        "tests/unit/cluster/test_stop_signals.py",
+        "another_request_to_stop",
     ),
     Mistake(
         "a cluster claims once more after it has read that it is to be quiet",
@@ -387,7 +383,8 @@ MISTAKES = (
             Change(
                 "cluster.worker.worker:ConcurrentRunner._opened",
                 drop_operand(
-                    "delivery.attempt > 1 or is_marked(delivery.job_id)", "delivery.attempt > 1"
+                    "delivery.attempt == 1 and not is_marked(delivery.job_id)",
+                    "delivery.attempt == 1",
                 ),
             )
         ],

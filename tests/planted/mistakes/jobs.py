@@ -66,7 +66,7 @@ MISTAKES = (
     ),
     Mistake(
         "each package is opened twice",
-        [Change("jobs.execute:Executor.open", repeat("package = self._sealer.open(...)"))],
+        [Change("jobs.execute:Executor._open", repeat("package = self._sealer.open(...)"))],
         "tests/test_benchmark_guard.py",
     ),
     Mistake(
