@@ -229,7 +229,10 @@ class JobCancelled(JobFailed):
 
 
 class TaskSignal(StokerError):
-    """Base class of the exceptions that a task raises to set the outcome of its job."""
+    """Base class of the exceptions that a task raises to set the outcome of its job. Their fields
+    have defaults for subclasses that do not call ``super().__init__()``."""
+
+    reason: str = ""
 
 
 class Retry(TaskSignal):
@@ -242,6 +245,8 @@ class Retry(TaskSignal):
 
     The last attempt cannot be retried: the job then fails as after any other error.
     """
+
+    delay_seconds: float | None = None
 
     def __init__(
         self, delay: float | timedelta | None = None, reason: str = "retry requested"
@@ -257,6 +262,8 @@ class Snooze(TaskSignal):
     Args:
         delay: seconds or a timedelta.
     """
+
+    delay_seconds: float = 60.0
 
     def __init__(self, delay: float | timedelta, reason: str = "snoozed") -> None:
         super().__init__(reason)

@@ -139,3 +139,15 @@ def test_delay_after_crashes_grows_up_to_a_cap() -> None:
     assert delays[:3] == [2.0, 4.0, 8.0]
     assert delays == sorted(delays)
     assert delays[-1] == CRASH_DELAY_CAP_SECONDS == 600.0
+
+
+@pytest.mark.parametrize(
+    ("base", "kind"),
+    [(Cancel, outcomes.Cancelled), (Snooze, outcomes.Snoozed), (Retry, outcomes.Retried)],
+)
+def test_subclass_that_does_not_call_its_base_has_defaults(base: Any, kind: type) -> None:
+    class NotNow(base):  # type: ignore[misc] # of each base
+        def __init__(self) -> None:
+            pass
+
+    assert isinstance(decide(NotNow(), options(), 1, None), kind)
