@@ -127,12 +127,16 @@ class Crew:
         pusher = self.get("pusher")
         if pusher is None:
             return
-        one, other = socket_pair()
-        with one, other:
-            started.tell("pusher", descriptor=one.fileno())
-            pusher.tell(
-                started.role, started.number, started.incarnation, descriptor=other.fileno()
-            )
+        try:
+            one, other = socket_pair()
+            with one, other:
+                started.tell("pusher", descriptor=one.fileno())
+                pusher.tell(
+                    started.role, started.number, started.incarnation, descriptor=other.fileno()
+                )
+        except OSError as error:  # descriptors are used up: start it again later
+            tell("process_not_started", role=started.role, error=error)
+            started.kill()
 
     def resize(self, workers: int | None) -> None:
         """Change the number of workers. The last ones finish their running jobs and exit.

@@ -124,13 +124,13 @@ class Started:
         try:
             with theirs:
                 self.process.start()
-        except OSError:
+            self.tell("board", str(board.path), descriptor=board.descriptor)
+        except OSError:  # a child that has started exits when the line is closed
             _sentinel_ends.discard(ours)
-            ours.close()
+            self.control.close()
             raise
         assert self.process.pid
         self.pid = self.process.pid
-        self.tell("board", str(board.path), descriptor=board.descriptor)
 
     def tell(self, *message: Any, descriptor: int | None = None) -> None:
         """Send a message. A dying child is noticed by its exit, not here."""
