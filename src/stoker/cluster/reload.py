@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -205,11 +205,16 @@ def project_folders() -> list[Path]:
     return folders
 
 
-def code_digest() -> str:
-    """Return a digest of all Python files of the project, the same on every host."""
+def code_digest(beat: Callable[[], object] = lambda: None) -> str:
+    """Return a digest of all Python files of the project, the same on every host.
+
+    Args:
+        beat: called for each file, because there may be many on a slow disk.
+    """
     digest = hashlib.sha256()
     for folder in project_folders():
         for path in sorted(_python_files(folder)):
+            beat()
             digest.update(f"{folder.name}/{path.relative_to(folder)}\0".encode())
             with suppress(OSError):  # deleted meanwhile
                 digest.update(path.read_bytes())

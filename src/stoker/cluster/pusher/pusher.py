@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.cluster import board as place
-from stoker.cluster.board import Board, is_fenced
+from stoker.cluster.board import Board, is_fenced, lease_clock
 from stoker.cluster.channel import Closed, Stream, set_interest, take_stream, watch_instead
 from stoker.cluster.crew import PIDS, Death, loop_ages
 from stoker.cluster.plan import Plan
@@ -173,7 +173,7 @@ class Pusher:
         which jobs they have."""
         if self.child.incarnation > 1:
             held = self.claims.insist_on_held(self._note_alive)
-            self.adoption.take(held, time.monotonic() - self.settings.lease_seconds / 2)
+            self.adoption.take(held, lease_clock() - self.settings.lease_seconds / 2)
 
     def _note_alive(self) -> None:
         self.board[place.PUSHER_BEAT_NS] = time.monotonic_ns()

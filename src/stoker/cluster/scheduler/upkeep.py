@@ -470,7 +470,7 @@ class History:
     def note_deploy(self, host: str) -> None:
         """Record the start of this cluster if it has new code."""
         if self._settings.keep_metrics_seconds:
-            self._deploys.note(self._settings.cluster, host, code_digest())
+            self._deploys.note(self._settings.cluster, host, code_digest(self._beat))
 
     def tidy(self) -> int:
         """Aggregate old metrics rows, and delete rows whose retention has ended. Return the
