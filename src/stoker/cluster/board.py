@@ -29,6 +29,7 @@ the lock knows that none of them runs any more.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import mmap
 import os
@@ -47,8 +48,7 @@ from django.db import connections
 from stoker.conf import Settings
 
 if sys.platform != "win32":  # no cluster runs there
-    import errno
-import fcntl
+    import fcntl
 
 if TYPE_CHECKING:  # a started process reads the board before Django is set up
     from stoker.brokers.contract import Delivery

@@ -99,13 +99,12 @@ class Crew:
         self._members[key] = started
         if role in PIDS:
             self._board[PIDS[role]] = started.process.pid or 0
+        if role == "worker":
+            self._board.set_worker(number, place.PID, started.process.pid or 0)
         if key == self._pusher:
             self._introduce(started)
-        elif key == MONITOR:
-            self._connect(started)
-        elif role == "worker":
-            self._board.set_worker(number, place.PID, started.process.pid or 0)
-            self._connect(started)
+        elif (key == MONITOR or role == "worker") and not self._connect(started):
+            started.kill()  # it is started again later
 
     def _introduce(self, pusher: Started) -> None:
         """Tell a new pusher which workers died and which live, and connect it with these.
@@ -118,15 +117,18 @@ class Crew:
         workers = [started for started in others if started.role == "worker"]
         pusher.tell("expect", [(worker.number, worker.incarnation) for worker in workers])
         for started in others:
-            self._connect(started)
+            if not self._connect(started):
+                pusher.kill()  # the next one is connected with all of them
+                break
         if self.is_stopping:
             pusher.tell("stop")
 
-    def _connect(self, started: Started) -> None:
-        """Connect a worker or the monitor with the pusher."""
+    def _connect(self, started: Started) -> bool:
+        """Connect a worker or the monitor with the pusher. Return False if no descriptor is left
+        for that."""
         pusher = self.get("pusher")
         if pusher is None:
-            return
+            return True
         try:
             one, other = socket_pair()
             with one, other:
@@ -134,9 +136,10 @@ class Crew:
                 pusher.tell(
                     started.role, started.number, started.incarnation, descriptor=other.fileno()
                 )
-        except OSError as error:  # descriptors are used up: start it again later
-            tell("process_not_started", role=started.role, error=error)
-            started.kill()
+        except OSError as error:
+            tell("process_not_connected", role=started.role, error=error)
+            return False
+        return True
 
     def resize(self, workers: int | None) -> None:
         """Change the number of workers. The last ones finish their running jobs and exit.

@@ -96,7 +96,7 @@ def start_trial() -> Trial | None:
     try:
         return Trial()
     except OSError as error:  # Python was removed, or descriptors, memory or disk are used up
-        tell("reload_refused", error=error)
+        tell("reload_not_tried", error=error)
         return None
 
 

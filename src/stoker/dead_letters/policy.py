@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -50,14 +50,21 @@ def cooldowns_us(
 
 
 def tell_task(letter: DeadLetter) -> None:
-    """Call the task's ``on_dead_letter``, if its module is imported. Its errors are logged and
-    otherwise ignored."""
-    hook = getattr(imported_task(letter.task), "on_dead_letter", None)
-    if hook is not None:
-        call_project(f"on_dead_letter of {letter.task}", partial(_call, hook, letter))
+    """Call the task's ``on_dead_letter``. Its errors are logged and otherwise ignored.
+
+    The task's module is imported only for a job that expired, because no worker has tried to import
+    it. Otherwise the import may be what failed.
+    """
+    task = imported_task(letter.task)
+    may_import = task is None and letter.reason == DeadLetter.Reason.EXPIRED
+    if may_import or getattr(task, "on_dead_letter", None) is not None:
+        call_project(f"on_dead_letter of {letter.task}", partial(_call_hook, letter))
 
 
-def _call(hook: Callable[[DeadLetter], object], letter: DeadLetter) -> None:
+def _call_hook(letter: DeadLetter) -> None:
+    hook = getattr(_task(letter), "on_dead_letter", None)
+    if hook is None:
+        return
     try:
         hook(letter)
     except Exception as error:  # noqa: BLE001 - the project's code may raise anything

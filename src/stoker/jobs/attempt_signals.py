@@ -1,7 +1,8 @@
 """The signals about attempts that a worker sends, and the result that they pass.
 
-Reporters are told in the context of the attempt, for an async task by the event loop. Receivers of
-the project may block or use the ORM, and so are called in a thread.
+The signals of reporters are sent in the context of the attempt, for an async task on the event
+loop. Receivers of the project may block or use the ORM, so for an async task they are called in a
+thread.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def are_signals_heard() -> bool:
     return is_any
 
 
-def is_project_called() -> bool:
+def has_project_receivers() -> bool:
     """Return whether receivers of the project are connected to these signals."""
     return any(
         receiver[0][0] not in DJANGOS_OWN for signal in PUBLIC for receiver in signal.receivers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, suppress
@@ -41,7 +42,7 @@ from .aftercare import Aftercare
 from .attempt_signals import (
     AttemptSignals,
     are_signals_heard,
-    is_project_called,
+    has_project_receivers,
     running_result,
     set_end,
 )
@@ -156,6 +157,7 @@ class Executor:
         self._sealer = sealer_for(settings)
         self._signals = AttemptSignals(settings)
         self._found: dict[str, FoundTask] = {}
+        self._importing = threading.Lock()
         """Name, and the path of the task that runs it if it is a plain function -> task."""
 
     def run(self, delivery: Delivery) -> Attempted:
@@ -202,7 +204,7 @@ class Executor:
         if running.found.is_once and (refused := await sync_to_async(self._refused)(running)):
             return refused
         token = self._announce(running)
-        is_told = running.result is not None and is_project_called()
+        is_told = running.result is not None and has_project_receivers()
         send_start = partial(self._signals.send_start, running.result)
         try:
             if is_told:
@@ -232,7 +234,7 @@ class Executor:
         run."""
         return self._open(delivery, self._find, self._not_run)
 
-    def open_at_once(self, delivery: Delivery) -> Running | None:
+    def open_without_blocking(self, delivery: Delivery) -> Running | None:
         """Open a delivery on an event loop. Return None if ``open`` has to do it in a thread: to
         import the task's module, or to tell receivers that the job cannot be run."""
         try:
@@ -267,6 +269,8 @@ class Executor:
                 f"{package.task} {options.via}" if options.via else package.task
             ) or find(package)
         except (PackageError, UnknownTask) as error:
+            if not_run is _leave_to_thread:  # the grace period is read from the store
+                raise _NeedsThread from error
             outcome = unopened(self.settings, error, delivery)
             return not_run(delivery, started_at, outcome, package)
         try:
@@ -289,7 +293,8 @@ class Executor:
             return not_run(delivery, started_at, outcome, package)
 
     def _find(self, package: Package) -> FoundTask:
-        task = task_of(package)
+        with self._importing:  # of two modules that import each other, a thread could get a part
+            task = task_of(package)
         is_atomic = getattr(task, "atomic", False)
         is_async = iscoroutinefunction(task.func)
         via = package.options.via

@@ -147,9 +147,9 @@ def decide_unseen(
 def import_task(path: str, seen: Outcome) -> None:
     """Import the module of a failed job's task, so that its options are known in this process, too.
 
-    Do so only if the worker has imported it and gone on. Otherwise the import may be what failed:
-    it would end or hang the monitor as well, again and again. Nothing is known about the worker of
-    a cluster that is gone.
+    Import it only if a worker has imported it before without dying. Otherwise the import may be
+    what failed: it would end or hang the monitor as well, again and again. Nothing is known about
+    the worker of a cluster that is gone.
     """
     match seen:
         case outcomes.TimedOut() | outcomes.Failed(_, "error" | "timeout"):

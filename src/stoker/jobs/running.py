@@ -103,7 +103,7 @@ class Interruption:
             _main.interruption = None
         self._deliver = None
         if isinstance(error, Exception):
-            _raise_what_interrupted(error)
+            _raise_hidden_interruption(error)
 
     @contextmanager
     def of_coroutine(self) -> Iterator[None]:
@@ -134,7 +134,7 @@ class Interruption:
             raise TaskCancelled(self.reason)
 
 
-def _raise_what_interrupted(error: Exception) -> None:
+def _raise_hidden_interruption(error: Exception) -> None:
     """Raise the time-out or cancellation during which this error of a database was raised: an
     interrupted query may leave the connection in a state in which even its cursor cannot be closed.
     """
@@ -146,7 +146,7 @@ def _raise_what_interrupted(error: Exception) -> None:
     used: Sequence[Any] = connections.all(initialized_only=True)
     of_drivers = [one.Database.Error for one in used]
     if isinstance(error, (DatabaseError, InterfaceError, *of_drivers)):
-        raise before from None
+        raise before from error
 
 
 def _with_reason(reason: str) -> type[TaskCancelled]:
@@ -304,7 +304,7 @@ class _Watchdog:
         except TaskTimeout as error:
             if error.args:
                 raise
-            raise TaskTimeout(message(seconds)) from None
+            raise TaskTimeout(message(seconds)) from error.__cause__
         finally:
             watch.leave()
 

@@ -252,7 +252,7 @@ class RunCommand(Subcommand):
             raise refuse(NOT_HERE)
         plan = plan_of(options)
         release_connections()
-        # If the parent process or the project ignores it, the deaths of children are not reported.
+        # If SIGCHLD is ignored, the kernel does not report the exit codes of children.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         finding = look_at_store(plan)
         if not finding.is_fit:

@@ -22,7 +22,7 @@ from django.utils.module_loading import import_string
 
 from stoker import signals
 from stoker.conf import settings_for
-from stoker.exceptions import ConfigurationError
+from stoker.exceptions import ConfigurationError, TaskCancelled
 from stoker.jobs.attempt_signals import reporters_end, reporters_start
 from stoker.jobs.failures import Failure
 from stoker.jobs.outcomes import Outcome
@@ -210,7 +210,7 @@ class LoadedReporter:
         """Call a hook now. Errors are logged, once for each hook."""
         try:
             getattr(self._reporter, hook)(*args)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, TaskCancelled):
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it raises must harm no job
             if hook not in self._complained:

@@ -38,6 +38,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.ERROR,
         "The new code does not start, so the old code keeps running until the next change: {error}",
     ),
+    "reload_not_tried": (
+        logging.ERROR,
+        "The new code could not be tried, so the old code keeps running: {error}",
+    ),
     "shutdown_deadline": (
         logging.WARNING,
         (
@@ -49,6 +53,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "process_not_started": (
         logging.ERROR,
         "Another {role} could not be started ({error}); retrying later.",
+    ),
+    "process_not_connected": (
+        logging.ERROR,
+        "The {role} could not be connected with the pusher ({error}); retrying later.",
     ),
     "transaction_left_open": (
         logging.ERROR,

@@ -203,7 +203,7 @@ def positive_seconds(name: str, value: Any) -> float:
         )
     if LONGEST_SECONDS < seconds < math.inf:
         raise InvalidTaskOption(
-            f"{name}={value!r}: write at most {LONGEST_SECONDS:,} seconds, which are 31 years."
+            f"{name}={value!r}: write at most {LONGEST_SECONDS:,} seconds (31 years)."
         )
     return float(seconds)
 

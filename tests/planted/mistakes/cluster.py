@@ -381,7 +381,7 @@ MISTAKES = (
         "a retry under concurrency reads the database on the event loop",
         [
             Change(
-                "cluster.worker.worker:ConcurrentRunner._opened",
+                "cluster.worker.worker:ConcurrentRunner._attend",
                 drop_operand(
                     "delivery.attempt == 1 and not is_marked(delivery.job_id)",
                     "delivery.attempt == 1",

@@ -30,6 +30,9 @@ def test_process_that_cannot_be_connected_is_started_again(
     crew = Crew(plan, board, Watch(plan.settings, board))
     crew._members = {(role, 0): member(role) for role in ("pusher", "worker")}
     monkeypatch.setattr(module, "socket_pair", fail)
-    crew._connect(crew._members["worker", 0])
-    assert killed == ["worker"]
-    assert "Another worker could not be started" in caplog.text
+    assert not crew._connect(crew._members["worker", 0])
+    assert "The worker could not be connected with the pusher" in caplog.text
+    pusher = crew._members["pusher", 0]
+    pusher.tell = lambda *_: None
+    crew._introduce(pusher)
+    assert killed == ["pusher"], "and no healthy worker"

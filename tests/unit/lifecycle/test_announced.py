@@ -206,11 +206,11 @@ def test_job_is_opened_on_the_event_loop_only_if_that_does_not_block() -> None:
     executor = Executor(settings_for(), worker_id="me")
     wanted, late = delivery_of(tasks.add, 1, 2), delivery_of(tasks.add, 1, 2, expires_at=1.0)
     with connected(attempt_failed, listen):
-        assert executor.open_at_once(wanted) is None
+        assert executor.open_without_blocking(wanted) is None
         assert isinstance(executor.open(wanted), Running)
-        assert isinstance(executor.open_at_once(wanted), Running)
-        assert executor.open_at_once(late) is None
-        assert executor.open_at_once(wanted._replace(package=b"unreadable")) is None
+        assert isinstance(executor.open_without_blocking(wanted), Running)
+        assert executor.open_without_blocking(late) is None
+        assert executor.open_without_blocking(wanted._replace(package=b"unreadable")) is None
         assert heard == []
         executor.open(late)
         assert heard == ["expired"]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from functools import partial
 from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
@@ -31,6 +32,7 @@ from stoker.cluster.worker.workload import (
     JOB_THREADS,
     WorkerAftercare,
     Workload,
+    create_caches,
     tidy_broken_connections,
     tidy_connections,
 )
@@ -265,6 +267,7 @@ class SerialRunner:
         self._workload = worker.workload
 
     def run(self) -> None:
+        create_caches()
         while (line := self._workload.wait_for_line()) is not None:
             try:
                 self._serve(line)
@@ -314,7 +317,9 @@ class ConcurrentRunner:
         self._worker = worker
         self._workload = worker.workload
         self._slots = list(range(worker.settings.concurrency))
-        self._threads = ThreadPoolExecutor(worker.settings.concurrency, JOB_THREADS)
+        self._threads = ThreadPoolExecutor(
+            worker.settings.concurrency, JOB_THREADS, initializer=create_caches
+        )
         self._running: set[asyncio.Task[None]] = set()
         self._async_running = 0
         self._changed = asyncio.Event()
@@ -387,7 +392,7 @@ class ConcurrentRunner:
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
-        error = task.exception()
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
         # After an error of Stoker the slot still shows the job, so that its attempt counts.
         if error is not None:
             sys.excepthook(type(error), error, error.__traceback__)
@@ -398,7 +403,7 @@ class ConcurrentRunner:
         running: Running | Attempted | None = None
         # Its earlier attempts are read from the database, or passed in.
         if delivery.attempt == 1 and not is_marked(delivery.job_id):
-            running = worker.executor.open_at_once(delivery)
+            running = worker.executor.open_without_blocking(delivery)
         if running is None:
             running = await self._in_thread(lambda: worker.executor.open(delivery))
         if not isinstance(running, Running):
@@ -418,7 +423,7 @@ class ConcurrentRunner:
         self._async_running += 1
         self._plan_care()
         try:
-            return await self._worker.executor.run_opened_async(running, self._in_thread)
+            return await self._worker.executor.run_opened_async(running, self._in_context)
         finally:
             self._async_running -= 1
 
@@ -430,8 +435,10 @@ class ConcurrentRunner:
             finally:
                 tidy_connections()
 
-        in_context = copy_context().run
-        return await asyncio.get_running_loop().run_in_executor(self._threads, in_context, run)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
+
+    async def _in_context(self, function: Callable[[], T]) -> T:
+        return await self._in_thread(partial(copy_context().run, function))
 
     def _plan_flush(self) -> None:
         if not self._flush_is_planned:

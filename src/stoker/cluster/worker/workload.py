@@ -17,11 +17,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any
 from weakref import ReferenceType, ref
 
 from asgiref.sync import sync_to_async
+from django.core.cache import caches
 from django.db import connections
 from django.db.backends.signals import connection_created
 
@@ -307,6 +309,14 @@ def _note(connection: Any, **_: Any) -> None:
 connection_created.connect(_note, dispatch_uid="stoker.cluster.worker.workload")
 
 
+def create_caches() -> None:
+    """Create this thread's caches outside of its jobs. A job runs in a copy of the thread's
+    context, so the next job would create, and connect, a cache of that job again."""
+    for alias in caches:
+        with suppress(Exception):  # the job that uses it gets the error
+            caches[alias]
+
+
 def tidy_connections() -> None:
     """Close this thread's connections that are broken, too old, or inside a transaction: the writes
     of the next job would never be committed there."""
@@ -350,7 +360,7 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
 
 def close_connections(besides: str | None) -> None:
     """Close this thread's connections after a task was interrupted: one of them may still expect
-    the result of a query. Arguments: as of ``roll_back_open_transactions``."""
+    the result of a query. ``besides``: as for ``roll_back_open_transactions``."""
     for connection in _known.connections:
         if connection.alias != besides:
             connection.close()
