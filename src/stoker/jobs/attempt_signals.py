@@ -69,19 +69,17 @@ def has_project_receivers() -> bool:
 
 
 class AttemptSignals:
-    """Sends the signals of one backend. Without a result nothing is sent. Errors are logged."""
+    """Sends the signals of one backend. Errors are logged."""
 
     def __init__(self, settings: Settings) -> None:
         self._sender = type(task_backends[settings.alias])
 
-    def report_start(self, result: Result[Any] | None) -> None:
-        if result is not None:
-            self._send("reporters_start", reporters_start, task_result=result)
+    def report_start(self, result: Result[Any]) -> None:
+        self._send("reporters_start", reporters_start, task_result=result)
 
-    def send_start(self, result: Result[Any] | None) -> None:
-        if result is not None:
-            self._send("task_started", task_signals.task_started, task_result=result)
-            self._send("pre_execute", pre_execute, task_result=result)
+    def send_start(self, result: Result[Any]) -> None:
+        self._send("task_started", task_signals.task_started, task_result=result)
+        self._send("pre_execute", pre_execute, task_result=result)
 
     def send_end(self, result: Result[Any], outcome: Outcome) -> None:
         if isinstance(outcome, outcomes.Succeeded | outcomes.Failed | outcomes.Cancelled):
@@ -89,9 +87,8 @@ class AttemptSignals:
         told = {"task_result": result, "outcome": outcome}
         self._send("post_execute_in_worker", post_execute_in_worker, **told)
 
-    def report_end(self, result: Result[Any] | None, outcome: Outcome) -> None:
-        if result is not None:
-            self._send("reporters_end", reporters_end, task_result=result, outcome=outcome)
+    def report_end(self, result: Result[Any], outcome: Outcome) -> None:
+        self._send("reporters_end", reporters_end, task_result=result, outcome=outcome)
 
     def _send(self, name: str, signal: Signal, **facts: Any) -> None:
         if signal.receivers:

@@ -225,8 +225,7 @@ def _new_job(
         ValueError, TypeError, UnknownTask: the task does not accept the new arguments, or the
             present value may not be replaced.
     """
-    sealer = sealer_for(settings)
-    sealed = bytes(job.package)
+    sealer, sealed = sealer_for(settings), bytes(job.package)
     old = replace(sealer.open(sealed), queue=job.queue, priority=job.priority)
     value_of = partial(_value_of, sealer, wanted)
     is_unchanged = wanted.only_over in (None, value_of(old, sealed, due_us))

@@ -157,8 +157,8 @@ class Executor:
         self._sealer = sealer_for(settings)
         self._signals = AttemptSignals(settings)
         self._found: dict[str, FoundTask] = {}
-        self._importing = threading.Lock()
         """Name, and the path of the task that runs it if it is a plain function -> task."""
+        self._importing = threading.Lock()
 
     def run(self, delivery: Delivery) -> Attempted:
         """Run one attempt in this thread: open the package, run the task, return the outcome.
@@ -176,7 +176,8 @@ class Executor:
             return refused
         token, is_recorded = self._announce(running), False
         try:
-            self._signals.send_start(running.result)
+            if running.result is not None:
+                self._signals.send_start(running.result)
             if running.found.is_atomic:
                 (value, outcome), is_recorded = self._complete(running)
             else:
@@ -204,13 +205,12 @@ class Executor:
         if running.found.is_once and (refused := await sync_to_async(self._refused)(running)):
             return refused
         token = self._announce(running)
-        is_told = running.result is not None and has_project_receivers()
-        send_start = partial(self._signals.send_start, running.result)
+        result = running.result
+        is_told = result is not None and has_project_receivers()
         try:
-            if is_told:
-                await in_thread(send_start)
-            else:
-                send_start()
+            if result is not None:
+                send_start = partial(self._signals.send_start, result)
+                await in_thread(send_start) if is_told else send_start()
             value = await self._await_with_aftercare(running)
             running.has_returned = True
             sealed = self._sealer.seal_value(value)
@@ -409,12 +409,14 @@ class Executor:
         resets it."""
         token = current.set(running)
         running.log_start()
-        self._signals.report_start(running.result)
+        if running.result is not None:
+            self._signals.report_start(running.result)
         return token
 
     def _reported(self, running: Running, attempted: Attempted) -> Attempted:
         """Tell the reporters that the attempt has ended, and return it."""
-        self._signals.report_end(running.result, attempted.outcome)
+        if running.result is not None:
+            self._signals.report_end(running.result, attempted.outcome)
         return attempted
 
     def _raised_in_thread(self, running: Running, error: BaseException) -> Attempted:
