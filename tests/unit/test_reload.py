@@ -73,7 +73,7 @@ def test_trial_that_cannot_be_started_refuses_the_reload(
     reloader.ask("asked by SIGHUP")
     assert not reloader.has_changed()
     assert "/removed/bin/python" in caplog.text
-    assert "The new code does not start, so the old code keeps running" in caplog.text
+    assert "The new code could not be tried, so the old code keeps running" in caplog.text
     reloader.close()
 
 
