@@ -5,6 +5,17 @@ from tests.planted.operations import drop, drop_operand, last, replace
 
 MISTAKES = (
     Mistake(
+        "an error that may pass makes a success a failure",
+        [
+            Change(
+                "cluster.monitor:Monitor._is_recorded_as_failure",
+                replace("is_too_large or isinstance(error, CAUSED_BY_OUTCOME)", "True"),
+            )
+        ],
+        "tests/unit/cluster/test_monitor.py",
+        "unknown_error",
+    ),
+    Mistake(
         "a monitor that stops forgets what it has counted",
         [
             Change(

@@ -5,6 +5,16 @@ from tests.planted.operations import drop, drop_keyword, drop_operand, negate, r
 
 MISTAKES = (
     Mistake(
+        "the starts of a rate are forgotten before its period has ended",
+        [
+            Change(
+                "models.guard_key:GuardKeyQuerySet.forget",
+                replace("keys.keys() - counting", "keys.keys()"),
+            )
+        ],
+        "tests/conformance/test_rates.py",
+    ),
+    Mistake(
         "a tick is fired before it is due",
         [Change("schedules.fire:Firing._fire", replace("row.due_us > now", "not now"))],
         "tests/integration/test_schedules.py",

@@ -5,6 +5,17 @@ from tests.planted.operations import drop, drop_operand, replace
 
 MISTAKES = (
     Mistake(
+        "a bulk operation ignores a filter that it does not know",
+        [
+            Change(
+                "operations.bulk:_checked",
+                replace("[name for name in filters if name not in takes]", "[]"),
+            )
+        ],
+        "tests/integration/test_bulk.py",
+        "does_not_take",
+    ),
+    Mistake(
         "nobody is told that the queue is paused",
         [
             Change(

@@ -13,6 +13,20 @@ from tests.planted.operations import (
 
 MISTAKES = (
     Mistake(
+        "a delay is added on the wall clock",
+        [
+            Change(
+                "tasks.task:Task._counted_from_now",
+                replace(
+                    "project_moment(datetime.now(UTC) + timedelta(seconds=self.run_after_seconds))",
+                    "project_moment(datetime.now(UTC)) + timedelta(seconds=self.run_after_seconds)",
+                ),
+            )
+        ],
+        "tests/integration/test_enqueue.py",
+        "keeps_its_length",
+    ),
+    Mistake(
         "a job that was to be cancelled is repeated after its attempt failed",
         [
             Change(
