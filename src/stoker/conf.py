@@ -284,9 +284,9 @@ class Settings:
         """Return the error for a URL in ``BROKER`` that cannot be used.
 
         Args:
-            error: why. Parsers quote what they take for a port, which may be a part of a password:
-                such a text is replaced.
-            example: what to write.
+            error: the reason. A text that quotes a part of the URL is replaced, because that may be
+                a part of the password.
+            example: a correct URL.
         """
         why = str(error).rstrip(".")
         if _has_unescaped_login(SECRET_OPTION.sub("", self.broker)):

@@ -320,7 +320,7 @@ def _concerns_single_jobs(error: Exception) -> bool:
 
 
 def _in_ascii(message: Message, *fields: str) -> Message:
-    """Return the message with escapes for all other characters of these fields."""
+    """Return the message with all characters of these fields that are not ASCII escaped."""
     most = {"task": LONGEST_TASK, "queue": LONGEST_QUEUE}
     texts = {
         name: getattr(message, name).encode("ascii", "backslashreplace").decode()[: most[name]]

@@ -160,7 +160,8 @@ HIDDEN_FIELDS: dict[str, Any] = {
     "label": "", "args": None, "kwargs": None, "return_value": None, "reason": "", "errors": [],
     "progress": None, "waits": None,
 }  # fmt: skip
-"""What the answer to an operation contains for users without ``stoker.view_job``."""
+"""Values that replace these fields in the answer to an operation, for users without the permission
+``stoker.view_job``."""
 
 routes = Routes(tags=["jobs"])
 
