@@ -14,7 +14,7 @@ from stoker import queues
 from stoker.jobs.states import JobState
 from stoker.models import DeadLetter, Job
 
-from tests.browser.test_stories import shop_tasks, wait_for_heartbeats
+from tests.browser.test_stories import shop_tasks
 from tests.browser.window import Window
 from tests.cluster.clusters import ProcessCluster, wait_for
 
@@ -56,7 +56,7 @@ def test_job_that_waits_is_explained_and_released(
     alice: Window, cluster: ProcessCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     queues.pause("crates", by="bob", because="the carrier is on strike")
-    wait_for_heartbeats(2)
+    cluster.wait_for_heartbeats(2)
     job = shop_tasks().pack.using(queue_name="crates").enqueue(7011, "anchor")
     with counted(alice, capsys, "find why a job waits and release it") as hand:
         hand.follow("Jobs", "nav")

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 
 from stoker import queues
 from stoker.jobs.states import JobState
-from stoker.models import Cluster, DeadLetter, Job
+from stoker.models import DeadLetter, Job
 
 from tests.browser.conftest import PASSWORD
 from tests.browser.site import WSGI, running_site
@@ -152,7 +152,7 @@ def test_open_page_transfers_at_most_50_kb_in_half_a_minute(
 def test_rows_that_leave_a_list_keep_their_places(alice: Window, cluster: ProcessCluster) -> None:
     page = alice.page
     queues.pause("parcels")
-    wait_for_heartbeats(2)
+    cluster.wait_for_heartbeats(2)
     jobs = [shop_tasks().pack.using(queue_name="parcels").enqueue(1, "rope") for _ in range(3)]
     alice.go("/stoker/jobs/?state=READY&queue=parcels")
     before = keys_of_rows(alice)
@@ -246,13 +246,6 @@ def test_viewer_cannot_pause_a_queue(window: Window, cluster: ProcessCluster) ->
     window.complaints[:] = [one for one in window.complaints if "403" not in one]
 
 
-def wait_for_heartbeats(count: int) -> None:
-    """Wait for heartbeats of the cluster, which reads paused queues more often."""
-    for _ in range(count):
-        before = Cluster.objects.get().heartbeat_us
-        wait_for(lambda before=before: Cluster.objects.get().heartbeat_us > before)
-
-
 @pytest.mark.slow
 def test_requeue_of_a_fault_is_undone(alice: Window, cluster: ProcessCluster) -> None:
     """One click requeues all dead letters of the fault, another one undoes it before they run."""
@@ -260,7 +253,7 @@ def test_requeue_of_a_fault_is_undone(alice: Window, cluster: ProcessCluster) ->
     jobs = [shop_tasks().wrap.enqueue(number) for number in range(3)]
     wait_for(lambda: DeadLetter.objects.filter(job_id__in=[job.id for job in jobs]).count() == 3)
     queues.pause("wrapping")
-    wait_for_heartbeats(2)
+    cluster.wait_for_heartbeats(2)
     alice.go("/stoker/dead-letters/")
     row = page.locator("#faults tr", has_text="OutOfPaper")
     row.get_by_role("button", name="Requeue all").click()

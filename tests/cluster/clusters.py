@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import psutil
 from django.db import connection
@@ -23,6 +23,9 @@ from stoker.cluster.board import Board
 from tests.cluster.launcher import COMMAND as DJANGO
 from tests.cluster.launcher import ROOT, Launched, launcher_for
 from tests.processor_time import family
+
+if TYPE_CHECKING:
+    from stoker.models import Cluster
 
 T = TypeVar("T")
 
@@ -150,6 +153,25 @@ class ProcessCluster:
         wait_for(is_complete, lambda: f"the cluster is not complete: {self.crew()}\n{self.tail()}")
         return self.crew()
 
+    def row(self) -> "Cluster | None":
+        """Return the cluster's row, which its pusher writes once it has started."""
+        from stoker.models import (
+            Cluster,  # the browser's site imports this module before Django is set up
+        )
+
+        return Cluster.objects.filter(pid=self.process.pid).first()
+
+    def wait_for_heartbeats(self, count: int) -> None:
+        """Wait for heartbeats; between two of them, the cluster reads what is paused."""
+
+        def heartbeat_us() -> int:
+            row = self.row()
+            return 0 if row is None else row.heartbeat_us
+
+        for _ in range(count):
+            last_us = heartbeat_us()
+            wait_for(lambda last_us=last_us: heartbeat_us() != last_us, self.tail)
+
     def kill(self, role: str, which: int = 0) -> int | None:
         """SIGKILL one process. Returns its process id."""
         if role == "sentinel":
@@ -256,11 +278,7 @@ def wait_while_it_goes_on(
 
 def jobs_done(cluster: ProcessCluster) -> int:
     """Return how many jobs the workers have finished, from the cluster's board."""
-    from stoker.models import (
-        Cluster,  # the browser's site imports this module before Django is set up
-    )
-
-    row = Cluster.objects.filter(pid=cluster.process.pid).first()
+    row = cluster.row()
     board = None if row is None else Board.of_the_living(Path(row.info["board"]))
     if board is None:
         return 0

@@ -5,22 +5,16 @@ from pathlib import Path
 import pytest
 
 from stoker import queues
-from stoker.models import Attempt, Claimed, Cluster, Job, Ready
+from stoker.models import Attempt, Claimed, Job, Ready
 
 from tests.app import tasks
 from tests.app.models import Ledger
-from tests.cluster.clusters import ProcessCluster, running_cluster, wait_for
+from tests.cluster.clusters import running_cluster, wait_for
 from tests.cluster.ends import end_of, put_behind_long_jobs, value_of
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 mail = tasks.write_ledger.using(queue_name="mail")
-
-
-def wait_for_heartbeats(count: int, cluster: ProcessCluster) -> None:
-    for _ in range(count):
-        last = Cluster.objects.get().heartbeat_us
-        wait_for(lambda last=last: Cluster.objects.get().heartbeat_us != last, cluster.tail)
 
 
 def test_pause_lets_running_jobs_finish_and_releases_prefetched_ones(tmp_path: Path) -> None:
@@ -29,7 +23,7 @@ def test_pause_lets_running_jobs_finish_and_releases_prefetched_ones(tmp_path: P
         may_end = tmp_path / "may end"
         line = put_behind_long_jobs(cluster, may_end, queue_name="mail")
         queues.pause("mail")
-        wait_for_heartbeats(2, cluster)  # between two, a cluster reads what is paused
+        cluster.wait_for_heartbeats(2)
         wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
         waiting = Ready.objects.filter(queue="mail").count()
         assert waiting == len(line.short) - len(line.started) > 0
