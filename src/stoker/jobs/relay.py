@@ -10,7 +10,7 @@
 
 If a process dies after the broker has accepted the job, another one relays it again. The broker
 recognises the job by its id, even if it has ended since: see ``Broker.relay``. The enqueuing
-process relays at once. Every scheduler relays the remaining rows, twice a second.
+process relays at once. Every scheduler relays the remaining rows, once a second.
 """
 
 from __future__ import annotations

@@ -155,8 +155,7 @@ class Upkeep:
         self.leftovers = Leftovers(self._alias, beat)
 
     def clean_up_at_start(self) -> None:
-        """Release the jobs and delete the files of dead clusters of this host. Needs no upkeep
-        lease."""
+        """Release jobs and delete files of dead clusters of this host, without the upkeep lease."""
         self._step("clusters of this host", self.bury_clusters_of_this_host)
         self._step("rescue", self.rescue)
         self._step("guards", self._guards.sweep)
@@ -207,16 +206,17 @@ class Upkeep:
         seconds = VACUUM_SHARE * (time.monotonic() - now)
         self._vacuum_at = now + max(VACUUM_SECONDS, min(seconds, LONGEST_VACUUM_SECONDS))
 
-    def go_on_in_bulk(self) -> None:
-        """Continue bulk operations for a short time, so that other steps are not delayed."""
+    def go_on_in_bulk(self) -> bool:
+        """Continue bulk operations for a short time. Return whether there were any."""
         if not self._holds_lease or time.monotonic() < self._bulk_at:
-            return
-        if self._step("bulk operations", self._running_in_bulk.fetch):
-            self._step(
-                "bulk operations", lambda: go_on(self._settings, BULK_SECONDS, beat=self._beat)
-            )
+            return False
+        name = "bulk operations"
+        goes_on = bool(self._step(name, self._running_in_bulk.fetch))
+        if goes_on:
+            self._step(name, lambda: go_on(self._settings, BULK_SECONDS, beat=self._beat))
         else:
             self._bulk_at = time.monotonic() + BULK_REST_SECONDS
+        return goes_on
 
     # -- rescue -----------------------------------------------------------------------------------
 
