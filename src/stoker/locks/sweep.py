@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from uuid import UUID
 
 from stoker.models import Begun, LockKey, LogChunk, Note, Relayed, Schedule, Tick, UniqueKey
@@ -33,58 +34,29 @@ class Leftovers:
     def __init__(self, alias: str, beat: Callable[[], None]) -> None:
         self._alias = alias
         self._beat = beat
-        self._locks_at = 0.0
-        self._keys_at = 0.0
-        self._ticks_at = 0.0
-        self._relayed_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
-        """Time of the next run. The first run is not at the start, so that repeated relays are
-        still recognised if no cluster has run for long."""
-        self._begun_at = 0.0
-        self._last_key: UUID | None = None
-        self._logs_at = 0.0
-        self._notes_at = 0.0
-        self._last_note: UUID | None = None
+        # The first run is not at the start, so that repeated relays are still recognised if no
+        # cluster has run for long.
+        self._due = {"relayed": time.monotonic() + OFTEN_ENOUGH_SECONDS}
+        """Rows -> time of the next run."""
+        self._last: dict[str, UUID] = {}
+        """Rows that are read in pages -> the last key of the page before."""
 
     def forget_locks(self) -> int:
         """Delete named locks that have been free for a day. Return their number."""
-        now = time.monotonic()
-        if now < self._locks_at:
-            return 0
-        self._locks_at = now + OFTEN_ENOUGH_SECONDS
-        forgotten = 0
         locks = LockKey.objects.using(self._alias)
-        while count := locks.forget(UNUSED_LOCK_SECONDS, AT_ONCE):
-            forgotten += count
-            self._beat()
-        return forgotten
+        return self._forget("locks", partial(locks.forget, UNUSED_LOCK_SECONDS, AT_ONCE))
 
     def forget_relayed(self) -> int:
         """Delete the records of relayed outbox rows that can no longer be relayed twice. Return
         their number."""
-        now = time.monotonic()
-        if now < self._relayed_at:
-            return 0
-        self._relayed_at = now + OFTEN_ENOUGH_SECONDS
-        forgotten = 0
         relayed = Relayed.objects.using(self._alias)
-        while count := relayed.forget(RELAYED_SECONDS, AT_ONCE):
-            forgotten += count
-            self._beat()
-        return forgotten
+        return self._forget("relayed", partial(relayed.forget, RELAYED_SECONDS, AT_ONCE))
 
     def forget_begun(self) -> int:
         """Delete the records of started at-most-once jobs, long after the jobs ended. Return their
         number."""
-        now = time.monotonic()
-        if now < self._begun_at:
-            return 0
-        self._begun_at = now + OFTEN_ENOUGH_SECONDS
-        forgotten = 0
         begun = Begun.objects.using(self._alias)
-        while count := begun.forget(KEPT_SECONDS, AT_ONCE):
-            forgotten += count
-            self._beat()
-        return forgotten
+        return self._forget("begun", partial(begun.forget, KEPT_SECONDS, AT_ONCE))
 
     def forget_logs(self, *, often: bool) -> int:
         """Delete log lines whose retention has ended. Return the number of deleted chunks.
@@ -92,60 +64,64 @@ class Leftovers:
         Args:
             often: run more often, because the setting ``LOGS`` is on.
         """
-        now = time.monotonic()
-        if now < self._logs_at:
-            return 0
-        self._logs_at = now + (LOGS_SECONDS if often else OFTEN_ENOUGH_SECONDS)
-        forgotten = 0
         chunks = LogChunk.objects.using(self._alias)
-        while count := chunks.forget(AT_ONCE):
-            forgotten += count
-            self._beat()
-        return forgotten
+        pause = LOGS_SECONDS if often else OFTEN_ENOUGH_SECONDS
+        return self._forget("logs", partial(chunks.forget, AT_ONCE), pause)
 
     def forget_notes(self) -> int:
         """Delete progress notes of jobs that have ended, in pages. Return their number."""
-        if time.monotonic() < self._notes_at:
-            return 0
-        forgotten = 0
-        notes = Note.objects.using(self._alias)
-        for _ in range(PAGES):
-            count, self._last_note = notes.forget(self._last_note, AT_ONCE)
-            forgotten += count
-            self._beat()
-            if self._last_note is None:
-                self._notes_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
-                break
-        return forgotten
+        return self._forget_in_pages("notes", Note.objects.using(self._alias).forget)
 
     def forget_keys(self) -> int:
-        """Delete unique keys whose job has ended. Return their number.
-
-        Each run continues after the previous one. An hour after the last page it starts again.
-        """
-        if time.monotonic() < self._keys_at:
-            return 0
-        forgotten = 0
-        keys = UniqueKey.objects.using(self._alias)
-        for _ in range(PAGES):
-            count, self._last_key = keys.forget(self._last_key, AT_ONCE)
-            forgotten += count
-            self._beat()
-            if self._last_key is None:
-                self._keys_at = time.monotonic() + OFTEN_ENOUGH_SECONDS
-                break
-        return forgotten
+        """Delete unique keys whose job has ended, in pages. Return their number."""
+        return self._forget_in_pages("keys", UniqueKey.objects.using(self._alias).forget)
 
     def forget_ticks(self, keep: int) -> int:
         """Delete all but the newest ``keep`` ticks of each schedule. Return their number."""
-        if time.monotonic() < self._ticks_at:
+        if not self._is_due("ticks", TICKS_SECONDS):
             return 0
-        self._ticks_at = time.monotonic() + TICKS_SECONDS
-        forgotten = 0
+        ticks = Tick.objects.using(self._alias)
         schedules = Schedule.objects.using(self._alias).values_list("pk", flat=True)
-        for schedule_id in list(schedules):
-            ticks = Tick.objects.using(self._alias)
-            while count := ticks.forget(schedule_id, keep, AT_ONCE):
-                forgotten += count
-                self._beat()
+        return sum(
+            self._repeat(partial(ticks.forget, schedule_id, keep, AT_ONCE))
+            for schedule_id in list(schedules)
+        )
+
+    def _forget(
+        self, rows: str, batch: Callable[[], int], pause_seconds: float = OFTEN_ENOUGH_SECONDS
+    ) -> int:
+        return self._repeat(batch) if self._is_due(rows, pause_seconds) else 0
+
+    def _is_due(self, rows: str, pause_seconds: float) -> bool:
+        """Return whether it is time for the next run, and begin the pause after it."""
+        now = time.monotonic()
+        if now < self._due.get(rows, 0.0):
+            return False
+        self._due[rows] = now + pause_seconds
+        return True
+
+    def _repeat(self, batch: Callable[[], int]) -> int:
+        """Call ``batch``, which returns the number of rows it deleted, until it deletes none."""
+        forgotten = 0
+        while count := batch():
+            forgotten += count
+            self._beat()
+        return forgotten
+
+    def _forget_in_pages(
+        self, rows: str, page: Callable[[UUID | None, int], tuple[int, UUID | None]]
+    ) -> int:
+        """Read a number of pages, after those of the previous run. An hour after the last page,
+        begin with the first one."""
+        if time.monotonic() < self._due.get(rows, 0.0):
+            return 0
+        forgotten, last = 0, self._last.pop(rows, None)
+        for _ in range(PAGES):
+            count, last = page(last, AT_ONCE)
+            forgotten += count
+            self._beat()
+            if last is None:
+                self._due[rows] = time.monotonic() + OFTEN_ENOUGH_SECONDS
+                return forgotten
+            self._last[rows] = last
         return forgotten
