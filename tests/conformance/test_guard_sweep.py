@@ -7,8 +7,8 @@ import pytest
 
 from stoker.brokers.memory import MemoryBroker
 from stoker.conf import Settings
-from stoker.guards import sweeping
-from stoker.guards.sweeping import GuardSweep
+from stoker.guards import sweep as guard_upkeep
+from stoker.guards.sweep import GuardSweep
 from stoker.models import Claimed, GuardKey, Job, Need
 from stoker.signals import event
 
@@ -31,7 +31,7 @@ def lose_leases() -> None:
 def test_places_without_a_lease_are_freed_page_by_page(
     stand: OrmStand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweeping, "AT_ONCE", 2)
+    monkeypatch.setattr(guard_upkeep, "KEYS_AT_ONCE", 2)
     for number in range(4):
         put(stand, need(f"{number}"), count=2)
     assert len(stand.claim()) == 4
@@ -60,12 +60,12 @@ def test_keys_without_waiting_jobs_are_checked_once_an_hour(
     sweep = GuardSweep(stand.settings, stand.broker, lambda: None)
     freed = []
     for hours in (0.0, 0.9, 1.1):
-        now = sweeping.time.monotonic() + hours * sweeping.ALL_SECONDS
+        now = guard_upkeep.time.monotonic() + hours * guard_upkeep.ALL_SECONDS
         put(stand, need(f"{hours}"))
         assert len(stand.claim()) == 1
         lose_leases()
         with monkeypatch.context() as patch:
-            patch.setattr(sweeping.time, "monotonic", lambda now=now: now)
+            patch.setattr(guard_upkeep.time, "monotonic", lambda now=now: now)
             freed.append(sweep.sweep())
     assert freed == [1, 0, 2]
 

@@ -1,4 +1,7 @@
-"""Upkeep of guards: rates that are due, and leftovers of crashes or of edited tables.
+"""Upkeep of guards: rates that are due, and leftovers of crashes, changed limits or edited tables.
+
+Usually claims and recorded outcomes free places and make blocked jobs ready. The sweep repairs what
+they could not.
 
 Each function locks its keys before it decides. Keys that other transactions hold are left to the
 next run.
@@ -6,21 +9,34 @@ next run.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from stoker.conf import Settings
 from stoker.models.claimed import Claimed
 from stoker.models.dead_letter import DeadLetter
 from stoker.models.guard_key import GuardKey
 from stoker.models.job import Job
 from stoker.models.need import Need
 from stoker.models.wait import Wait
+from stoker.signals import tell
+from stoker.store.prepared import any_of
 from stoker.store.statements import deciding, update_by_key, with_keys
 from stoker.store.turns import LOOK_AGAIN_US, call_all, call_next
 from stoker.store.written import DatabaseNow, database_now_us
 from stoker.values import rates as rate_window
 
+if TYPE_CHECKING:
+    from stoker.brokers.dispatch import Dispatch
+
 KEYS_AT_ONCE = 200
+WAITS_AT_ONCE = 500
+ALL_SECONDS = 3600.0
+"""Interval between checks of keys without blocked jobs, and of needs and waits of past jobs."""
+
+Page = Callable[[Any], tuple[int, Any]]
 
 
 def call_due(alias: str, rated_limit: int) -> int:
@@ -193,3 +209,49 @@ def forget_waits(alias: str, after: int | None, limit: int) -> tuple[int, int | 
     if gone:
         Wait.objects.using(alias).filter(pk__in=gone).delete()
     return len(gone), page[-1][0] if len(page) == limit else None
+
+
+class GuardSweep:
+    """Repairs the guards of one store.
+
+    Args:
+        beat: called after each page, as a heartbeat.
+    """
+
+    def __init__(self, settings: Settings, broker: Dispatch, beat: Callable[[], None]) -> None:
+        self._alias = settings.database
+        self._broker = broker
+        self._beat = beat
+        self._all_at = 0.0
+        self._any_line = any_of(GuardKey.objects.using(self._alias).filter(has_line=True))
+
+    def sweep(self) -> int:
+        """Repair all keys with blocked jobs, and once an hour all keys, needs and waits.
+
+        Returns the number of freed places.
+        """
+        if not self._broker.capabilities.guards:
+            return 0
+        freed = 0
+        if self._any_line.fetch():
+            freed = self._look_through(
+                lambda after: sweep_keys(self._alias, after, KEYS_AT_ONCE, only_lines=True)
+            )
+        if time.monotonic() >= self._all_at:
+            self._look_through(lambda after: forget_needs(self._alias, after, KEYS_AT_ONCE))
+            freed += self._look_through(
+                lambda after: sweep_keys(self._alias, after, KEYS_AT_ONCE, only_lines=False)
+            )
+            self._look_through(lambda after: forget_waits(self._alias, after, WAITS_AT_ONCE))
+            self._all_at = time.monotonic() + ALL_SECONDS
+        if freed:
+            tell("places_freed", count=freed)
+        return freed
+
+    def _look_through(self, page: Page) -> int:
+        total, after = page(None)
+        while after is not None:
+            self._beat()
+            count, after = page(after)
+            total += count
+        return total

@@ -26,7 +26,7 @@ from stoker.cluster.reload import code_digest
 from stoker.conf import Settings
 from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.exceptions import BrokerUnavailable, StokerError
-from stoker.guards.sweeping import GuardSweep
+from stoker.guards.sweep import GuardSweep
 from stoker.inspect.queue_depths import queues
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Cancelled, Outcome, Snoozed, Tallies
