@@ -32,7 +32,9 @@ from django.conf import global_settings
 from django.core.management import CommandError, load_command_class
 from django.db import connection, models
 
+import stoker.exceptions
 import stoker.models
+from stoker.cluster.scheduler.upkeep import HOT_TABLES
 from stoker.compat import task_backends
 from stoker.conf import option_fields, problems
 from stoker.jobs.states import JobState
@@ -101,6 +103,7 @@ def test_examples_run(page: Path, shop: None, monkeypatch: pytest.MonkeyPatch) -
     name = f"docs_howto_{page.stem.replace('-', '_')}"
     module = ModuleType(name)
     monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setitem(sys.modules, "shop.tasks", module)
     for step in steps_of(page):
         place = f"{page.name}:{step.line}"
         if not step.is_run:
@@ -170,6 +173,38 @@ def test_api_settings_table_agrees_with_the_code() -> None:
         for key, spec in api_option_fields().items()
     }
     assert rows == set(table.splitlines()[2:])
+
+
+@pytest.mark.parametrize("page", ["howto/run-in-production.md", "explanation/cluster.md"])
+def test_pages_name_the_tables_that_upkeep_vacuums(page: str) -> None:
+    (passage,) = [
+        part
+        for part in re.split(r"\n(?=- |\d\. |\n)", (DOCS / page).read_text())
+        if re.search(r"\bvacuums\b.*`stoker_", part, re.DOTALL)
+    ]
+    assert set(re.findall(r"`(stoker_\w+)`", passage)) == {
+        model._meta.db_table for model in HOT_TABLES
+    }
+
+
+def test_errors_that_wait_raises_are_where_the_page_says() -> None:
+    text = (DOCS / "howto" / "results.md").read_text()
+    table = text.partition("| error | when |\n")[2].partition("\n\n")[0]
+    names = re.findall(r"^\| `(\w+)` ", table, re.MULTILINE)
+    assert len(names) == 6
+    ours = [name for name in names if hasattr(stoker.exceptions, name)]
+    assert set(names) - set(ours) == {"TransactionManagementError", "TaskResultDoesNotExist"}
+    assert all(hasattr(stoker, name) for name in names[:3])
+
+
+def test_every_error_is_in_the_tree() -> None:
+    tree = (DOCS / "reference" / "errors.md").read_text().split("```")[1]
+    errors = {
+        name
+        for name, value in vars(stoker.exceptions).items()
+        if isinstance(value, type) and value.__module__ == stoker.exceptions.__name__
+    }
+    assert errors <= set(re.findall(r"\w+", tree))
 
 
 def test_settings_on_the_pages_exist() -> None:

@@ -33,18 +33,22 @@ post_execute_in_worker = Signal()
 result; ``outcome``: a class of stoker.jobs.outcomes."""
 
 post_execute = Signal()
-"""Sent in the monitor after the end of a job was committed. ``task_result``: the job's result;
-``outcome``: the outcome of its last attempt. Receivers run one after the other, in a separate
+"""Sent after the end of a job was committed, in the process that recorded it: in the monitor; in
+the scheduler, if its cluster or host was lost; or in the worker, in the task's thread, if a task
+with ``atomic=True`` succeeded. ``task_result``: the job's result; ``outcome``: the outcome of its
+last attempt. In the monitor and the scheduler, receivers run one after the other, in a separate
 thread. For long or important work use a job; see ``on_finish``."""
 
 dead_lettered = Signal()
-"""Sent in the monitor after a job that used up its attempts was recorded as a dead letter, and
-committed. ``dead_letter``: the new or updated row."""
+"""Sent in the monitor, or in the scheduler if the job's cluster or host was lost, after a failed
+job was recorded as a dead letter, and committed. ``dead_letter``: the new or updated row. Receivers
+run one after the other, in a separate thread."""
 
 attempt_failed = Signal()
 """Sent once for each failed attempt, retried or not. ``failure``: a Failure of
-stoker.jobs.failures. Sent in the worker while the exception is handled, or in the monitor if the
-worker died or the cluster failed the attempt."""
+stoker.jobs.failures. Sent in the worker while the exception is handled; in the monitor if the
+worker died or the cluster failed the attempt; or in the scheduler if the cluster or host was
+lost."""
 
 post_tick = Signal()
 """Sent in the scheduler after a tick of a schedule was committed. ``fired``: a Fired of

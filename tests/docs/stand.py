@@ -23,6 +23,7 @@ from stoker.models import (
     Job,
     Need,
     Ready,
+    Wait,
 )
 from stoker.values.ids import parse_job_id
 
@@ -88,6 +89,7 @@ class Stand:
             "need": Need,
             "cancellation": Cancellation,
             "attempt": Attempt,
+            "wait": Wait,
             "dead letter": DeadLetter,
         }
         found: dict[str, list[Any]] = {

@@ -20,7 +20,7 @@ from stoker import Lock
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
-from stoker.models import Cluster, Job, Outgoing
+from stoker.models import Cluster, Deferred, Job, Outgoing, Ready
 from stoker.store.written import MICROSECONDS, database_now_us
 
 from tests.app.models import Ledger
@@ -101,6 +101,23 @@ def test_jobs_committed_while_redis_is_down_run_afterwards(
         assert cluster.stop() == 0
         _assert_well(job_ids)
         assert Job.objects.count() == len(job_ids)
+
+
+@pytest.mark.quick
+def test_jobs_that_waited_in_the_database_run_after_a_move_to_redis(
+    durable_redis: PrivateRedis, tmp_path: Path
+) -> None:
+    """The option BROKER is changed while jobs wait; the next cluster has no other backend."""
+    with broker_at("orm://default"):
+        job_ids = [write_ledger.enqueue().id for _ in range(3)]
+        job_ids.append(write_ledger.using(run_after=1).enqueue().id)
+        job_ids.append(write_ledger.using(lock=Lock("moved")).enqueue().id)
+        assert Ready.objects.count() + Deferred.objects.count() == len(job_ids)
+    with broker_at(durable_redis.url), running_cluster(tmp_path) as cluster:
+        job_ids += [write_ledger.enqueue().id for _ in range(3)]
+        wait_for(is_over, cluster.tail, 240)
+        assert cluster.stop() == 0
+        _assert_well(job_ids)
 
 
 def test_jobs_of_the_store_and_heartbeats_go_on_while_redis_is_down(

@@ -4,7 +4,8 @@ did not succeed. Each failed attempt is reported once, by the process that has t
 ::
 
     the task raised, or could not be started      in the worker, while the error is handled
-    its worker crashed, or was killed in time     in the monitor, or the process that records it
+    its worker crashed, or was killed in time     in the monitor
+    its cluster or host was lost                  in the scheduler that records it
     its outcome cannot be recorded                in the monitor
 """
 
