@@ -31,12 +31,6 @@ class Order(models.Model):
     customer = models.CharField(max_length=100)
     is_paid = models.BooleanField(default=False)
 """,
-    "shop/urls.py": """
-from django.urls import path
-from shop.views import place_order
-
-urlpatterns = [path("orders/", place_order)]
-""",
     "tests/__init__.py": "",
 }
 
