@@ -109,8 +109,8 @@ class Dispatch:
     # -- in ---------------------------------------------------------------------------------------
 
     def enqueue(self, messages: Sequence[Message]) -> None:
-        """Add jobs: all or none, if all of them wait in the same place. A job id that is there
-        already is not added again.
+        """Add jobs. If all of them wait in the same place, either all are added or none. A job
+        whose id exists there already is not added again.
 
         Raises:
             BrokerError: the store could not record a queue of that name.
@@ -127,10 +127,10 @@ class Dispatch:
             self._places[1].enqueue(outside)
 
     def deliver(self, messages: Sequence[Message]) -> None:
-        """Enqueue these jobs in the store's open transaction.
+        """Enqueue jobs as part of the open transaction on the store's database.
 
-        Jobs for a broker outside the store are written to the outbox and relayed after the commit.
-        If this process dies before, a scheduler relays them.
+        Jobs for a broker outside the store are written to the outbox. This process relays them to
+        the broker after the commit. If it dies before that, a scheduler relays them.
         """
         alias = self.settings.database
         inside, outside = self._split(messages)

@@ -124,8 +124,8 @@ def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
 
 
 def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
-    """Make blocked jobs ready if their key has room again. Usually the end of a job does that; this
-    is for jobs that it skipped.
+    """Make blocked jobs ready if their keys have room. Usually the job that frees a place does so
+    when it ends; call this for keys that it left out.
 
     Returns:
         The queues in which blocked jobs became ready.

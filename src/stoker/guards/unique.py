@@ -89,8 +89,8 @@ class _Plan:
 
     takings: list[tuple[Taking, Condition]] = field(default_factory=list)
     to_hold: dict[bool, dict[UUID, str]] = field(default_factory=dict)
-    """The waiting jobs to lock: exclusively under True, shared under False. Each is job id -> table
-    that the job waits in."""
+    """The waiting jobs to lock. The key says whether their locks are exclusive (True) or shared
+    (False); the value maps each job id to the table in which the job waits."""
 
 
 class WantedKeys:

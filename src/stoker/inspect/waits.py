@@ -29,8 +29,8 @@ from stoker.values.durations import in_words
 SMALLEST_SECONDS = 0.001
 """Shorter parts are left out."""
 CLOCKS_SECONDS = 1.0
-"""A ``run_after`` that is later than a retry by less than this is the same moment, read from two
-clocks."""
+"""If ``run_after`` is later than ``retry_at`` by less than this, both mean the same moment, computed
+with different clocks."""
 
 
 class WaitCause(TextChoices):

@@ -244,8 +244,8 @@ class Relay:
         return told
 
     def _newcomer(self, row: Outgoing, claim: list[Any]) -> Newcomer | None:
-        """Return the call in this row. Its task need not be known here. Return None if the package
-        is not readable and may have to replace the package of a waiting job."""
+        """Return the call in this row of the outbox. This process need not know its task. Return
+        None if the package cannot be read, and the job may have to replace a waiting job."""
         message = row.as_message()
         key_id, *rest = claim
         unique = UniqueClaim(UUID(key_id), *rest)

@@ -1,9 +1,10 @@
-"""Fire ticks of schedules: each tick enqueues a job. The tick's row, the job and the schedule's
-next moment are written in one transaction.
+"""Fire due ticks of schedules. Firing a tick enqueues one job. The job, the tick's row and the
+schedule's next moment are written in one transaction.
 
-Any number of clusters try at once. The one that locks the schedule's row fires; the others find the
-row changed. On databases without row locks, the row must be unchanged since it was read, and the
-unique index of ticks decides.
+Several clusters may try to fire the same tick. The first one that locks the schedule's row fires
+it; the others then find that the row has changed, and do nothing. On databases without row locks,
+the row is updated only if it has not changed since it was read, and the unique index of ticks
+refuses a second row for the same tick.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from stoker.exceptions import BrokerUnavailable, TransactionLeftOpen
 T = TypeVar("T")
 
 TRIES = 10
-"""Maximum number of tries of a transaction of ours that conflicts with others."""
+"""How often a transaction of Stoker is tried, at most, if it conflicts with others."""
 RETRY_SECONDS = 0.05
 """Maximum pause before such a transaction is repeated."""
 

@@ -78,8 +78,8 @@ class ShownCall:
 def mismatch_of(error: TypeError, signature: Signature, kwargs: Iterable[str]) -> str:
     """Return why ``signature.bind`` refused a call.
 
-    If an argument is missing, Python says nothing about names that the function does not have, one
-    of which may be that argument misspelt. They are added.
+    If an argument is missing, Python's message does not mention keyword arguments that the function
+    does not have. They are added, because one of them may be the missing argument, misspelt.
     """
     parameters = signature.parameters.values()
     unknown = [name for name in kwargs if name not in signature.parameters]

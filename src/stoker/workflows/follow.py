@@ -122,8 +122,8 @@ def follow(settings: Settings, ended: Collection[Ended]) -> None:
 def transaction_for(alias: str, job_ids: Iterable[UUID]) -> AbstractContextManager[Any]:
     """Open a transaction in which the given jobs can be recorded as ended.
 
-    If they are steps of workflows, it sees what the previous holder of the workflow's lock has
-    written.
+    A transaction that records steps waits for the lock of their workflow, and must then see what
+    the previous holder of that lock has committed. So it is opened with ``deciding``.
     """
     if not connections[alias].in_atomic_block and any(map(is_step, job_ids)):
         return deciding(alias)
