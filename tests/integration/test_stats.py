@@ -325,3 +325,5 @@ def test_commands_show_a_silent_cluster(capsys: pytest.CaptureFixture[str]) -> N
         assert "running," not in shown, command
     assert "dead letters: 0\n" in shown
     assert "none" not in shown.partition("dead letters")[2]
+    call_command("stoker", "clusters", "list")
+    assert capsys.readouterr().out.splitlines()[0].endswith("  silent")

@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 from django.test import Client, override_settings
 from django.urls import include, path
+from django.utils import timezone
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,10 +21,11 @@ from stoker import queues
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.inspect.queue_depths import QueueDepth
-from stoker.models import DeadLetter, Tally
+from stoker.models import Cluster, DeadLetter, Tally
 from stoker.models.metrics import Sums, TaskInQueue
 from stoker.reporters import prometheus
 from stoker.reporters import prometheus as prometheus_numbers
+from stoker.store.written import DatabaseNow, microseconds
 
 from tests.app import tasks
 from tests.reporters.conftest import TOKEN
@@ -98,8 +100,38 @@ def test_metrics_have_the_stores_numbers() -> None:
     assert found["stoker_queue_oldest_ready_seconds"]["default",] >= 0
     assert found["stoker_queue_paused"] == {("default",): 1}
     assert found["stoker_dead_letters"] == {("crash",): 1}
-    assert found["stoker_clusters"] == {("running",): 0, ("quiet",): 0, ("stopping",): 0}
+    states = ("running", "quiet", "stopping", "silent")
+    assert found["stoker_clusters"] == {(state,): 0 for state in states}
     assert found["stoker_up"] == {(): 1}
+
+
+def sign_on(host: str, silent_seconds: float) -> None:
+    running = [{"job": str(tasks.nothing.enqueue().id), "seconds": 1.0}]
+    workers = [{"number": 0, "pid": 8, "jobs_done": 0, "running": running}]
+    Cluster.objects.create(
+        id=uuid.uuid4(),
+        name=settings_for().cluster,
+        host=host,
+        pid=7,
+        state=Cluster.State.RUNNING,
+        heartbeat_us=DatabaseNow() - microseconds(silent_seconds),
+        started_at=timezone.now(),
+        info={"workers": workers},
+    )
+
+
+def test_cluster_with_an_old_heartbeat_is_silent_and_not_running() -> None:
+    """Only the upkeep of another cluster deletes the row of a cluster that was killed."""
+    sign_on("lost", silent_seconds=3600)
+    found = numbers(scrape().text)
+    assert found["stoker_clusters"]["running",] == 0
+    assert found["stoker_clusters"]["silent",] == 1
+    assert set(found["stoker_workers"].values()) == {0}
+    assert set(found["stoker_jobs_running"].values()) == {0}
+    sign_on("alive", silent_seconds=0)
+    found = numbers(scrape().text)
+    assert found["stoker_clusters"]["running",] == 1
+    assert sum(found["stoker_workers"].values()) == 1
 
 
 def test_openmetrics_format_is_supported() -> None:

@@ -87,7 +87,8 @@ class ClusterState:
     pid: int
     """Process id of the sentinel."""
     state: str
-    """``running``, ``quiet`` (takes no new jobs, on request) or ``stopping``."""
+    """``running``, ``quiet`` (takes no new jobs, on request) or ``stopping``, as of its last
+    heartbeat. A cluster that was killed keeps its state: see ``state_of``."""
     request: str
     """The pending request: "", ``quiet`` or ``stop``."""
     started_at: datetime

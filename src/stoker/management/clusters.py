@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from stoker.exceptions import ClusterNotFound
-from stoker.inspect.stats import ClusterState
+from stoker.inspect.stats import ClusterState, longest_silence, state_of
 from stoker.operations import clusters
 from stoker.operations.operation import Done, Operation
 from stoker.values.durations import in_words
@@ -31,8 +31,9 @@ class ListClusters(Subcommand):
     """List the running clusters.
 
     List the clusters of this backend, the longest running first: id, name, host, process, state
-    (running, quiet or stopping), how long ago the last heartbeat was, and the number of workers. A
-    worker that is leaving exits after its running jobs.
+    (running, quiet, stopping, or silent if the last heartbeat is too old: it may be dead), how long
+    ago the last heartbeat was, and the number of workers. A worker that is leaving exits after its
+    running jobs.
 
     --json writes one object: clusters[], as in `info --json`.
 
@@ -45,13 +46,14 @@ class ListClusters(Subcommand):
     options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        found = clusters.find(backend=self.settings(options).alias)
-        lines = [line for one in found for line in self._lines(one)]
+        settings = self.settings(options)
+        found, longest = clusters.find(backend=settings.alias), longest_silence(settings)
+        lines = [line for one in found for line in self._lines(one, state_of(one, longest))]
         self.answer(options, {"clusters": found}, lines or [NO_CLUSTER])
         return ExitCode.DONE
 
-    def _lines(self, one: ClusterState) -> Iterator[str]:
-        yield f"{one.id}  {one.state}"
+    def _lines(self, one: ClusterState, state: str) -> Iterator[str]:
+        yield f"{one.id}  {state}"
         yield f"  {one.name} on {one.host}, process {one.pid}"
         silent = in_words(one.silent_seconds)
         leaving = sum(worker.is_leaving for worker in one.workers)

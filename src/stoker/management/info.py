@@ -45,7 +45,8 @@ class InfoCommand(Subcommand):
       queues[]         name, ready, deferred, blocked, running, is_exact, oldest_ready_seconds or
                        null, paused or null
         paused         since, by, because
-      clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping"),
+      clusters[]       id, name, host, pid, state ("running", "quiet" or "stopping", as of the
+                       last heartbeat, also if the cluster was killed: look at silent_seconds),
                        request ("", "quiet" or "stop"), started_at, silent_seconds,
                        queues[] (empty: all), leases, loops {role: seconds since its last turn},
                        processes[] (other than workers: role, pid, resident_bytes),

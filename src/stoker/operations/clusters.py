@@ -49,7 +49,8 @@ class Health(NamedTuple):
 def find(*, backend: str = "default") -> tuple[ClusterState, ...]:
     """Return the clusters, the longest running first.
 
-    A cluster that died is listed as silent until upkeep removes it.
+    A cluster that died is listed until the upkeep of another cluster removes it. Its ``state`` is
+    that of its last heartbeat, and its ``silent_seconds`` grow.
     """
     return known_clusters(settings_for(backend))
 

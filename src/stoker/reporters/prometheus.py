@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import ConfigurationError, StokerError
 from stoker.inspect.queue_depths import STATES, queues
-from stoker.inspect.stats import clusters, dead_letters
+from stoker.inspect.stats import clusters, dead_letters, longest_silence, state_of
 from stoker.metrics import by_task, totals
 from stoker.signals import tell
 from stoker.tasks.decorator import own_backends
@@ -63,14 +63,20 @@ GAUGES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "stoker_queue_paused": ("Whether the queue is paused: 1, else 0.", ("backend", "queue")),
     "stoker_dead_letters": ("Dead letters that are not closed, by reason.", ("backend", "reason")),
-    "stoker_clusters": ("Clusters, by state: running, quiet, stopping.", ("backend", "state")),
+    "stoker_clusters": (
+        "Clusters, by state: running, quiet, stopping, silent (no heartbeat: it may be dead).",
+        ("backend", "state"),
+    ),
     "stoker_cluster_silent_seconds": (
         "Seconds since the last heartbeat of a cluster.",
         ("backend", "cluster", "host"),
     ),
-    "stoker_workers": ("Worker processes.", ("backend", "cluster", "host")),
+    "stoker_workers": (
+        "Worker processes; 0 if the cluster is silent.",
+        ("backend", "cluster", "host"),
+    ),
     "stoker_jobs_running": (
-        "Jobs that ran at a cluster's last heartbeat.",
+        "Jobs that ran at a cluster's last heartbeat; 0 if the cluster is silent.",
         ("backend", "cluster", "host"),
     ),
     "stoker_task_run_seconds": (
@@ -173,15 +179,17 @@ def _dead(settings: Settings) -> Iterator[Sample]:
 
 
 def _running(settings: Settings) -> Iterator[Sample]:
-    known = clusters(settings)
-    for state in ("running", "quiet", "stopping"):
-        count = sum(one.state == state for one in known)
+    longest = longest_silence(settings)
+    known = [(one, state_of(one, longest)) for one in clusters(settings)]
+    for state in ("running", "quiet", "stopping", "silent"):
+        count = sum(its_state == state for _, its_state in known)
         yield "stoker_clusters", (state,), count
-    for one in known:
+    for one, its_state in known:
         place = (one.id[:8], one.host)
+        workers = () if its_state == "silent" else one.workers
         yield "stoker_cluster_silent_seconds", place, one.silent_seconds
-        yield "stoker_workers", place, len(one.workers)
-        yield "stoker_jobs_running", place, sum(len(worker.running) for worker in one.workers)
+        yield "stoker_workers", place, len(workers)
+        yield "stoker_jobs_running", place, sum(len(worker.running) for worker in workers)
 
 
 SOURCES = (
