@@ -214,6 +214,53 @@ def tasks_with(*receivers: dict[str, Any]) -> dict[str, Any]:
     return {"default": {"BACKEND": backend, "OPTIONS": {"REPORTERS": {"webhook": [*receivers]}}}}
 
 
+def backends(queues: list[str], **more: Any) -> dict[str, Any]:
+    """Return settings of which the second backend has a webhook, and no queue named default."""
+    stoker = "stoker.backend.StokerBackend"
+    receiver = {"url": "https://ops.example/", "secret": SECRET, **more}
+    reporters = {"REPORTERS": {"webhook": receiver}}
+    return {
+        "default": {"BACKEND": stoker},
+        "bank": {"BACKEND": stoker, "QUEUES": queues, "OPTIONS": reporters},
+    }
+
+
+@pytest.mark.parametrize(
+    ("queues", "more", "queue"),
+    [
+        (["mail", "audit"], {}, "audit"),
+        (["audit", "default"], {}, "default"),
+        ([], {}, "default"),
+        (["mail", "audit"], {"queue": "mail"}, "mail"),
+    ],
+)
+def test_job_waits_in_a_queue_that_the_backend_has(
+    queues: list[str], more: dict[str, Any], queue: str, settings: Any, transactional_db: None
+) -> None:
+    settings.TASKS = backends(queues, **more)
+    reporter = WebhookReporter(url="https://ops.example/", secret=SECRET, **more)
+    reporter._put("bank", "job.failed", {})
+    reporter.flush(3600)
+    assert Job.objects.get(task=send_webhook.module_path).queue == queue
+
+
+def test_queue_that_the_backend_does_not_have_is_refused(settings: Any) -> None:
+    settings.TASKS = backends(["mail", "audit"], queue="default")
+    desk.open()
+    [problem] = desk.problems
+    assert "'webhook' names the queue 'default', but QUEUES has audit, mail." in problem
+
+
+def test_error_before_the_enqueue_is_logged(
+    settings: Any, transactional_db: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings.TASKS = backends(["mail"])
+    reporter = WebhookReporter(url="https://ops.example/", secret=SECRET, queue="gone")
+    reporter._put("bank", "job.failed", {})
+    reporter.flush(3600)
+    assert "The enqueue of the reporter 'webhook' raised InvalidTask" in caplog.text
+
+
 @pytest.fixture(autouse=True)
 def closed_desk(settings: Any) -> Iterator[None]:
     """Forget the reporters that a test's settings named."""

@@ -60,11 +60,18 @@ def load(alias: str, named: NamedReporter) -> Reporter:
             "stoker.reporters.base.Reporter."
         )
     try:
-        return kind(**named.options)
+        reporter = kind(**named.options)
     except Exception as error:
         raise ConfigurationError(
             f"{where}: {named.name!r} does not take its options: {type(error).__name__}: {error}."
         ) from error
+    queue, queues = reporter.queue_name, settings_for(alias).queues
+    if queue and queues and queue not in queues:
+        raise ConfigurationError(
+            f"{where}: {named.name!r} names the queue {queue!r}, but QUEUES has "
+            f"{', '.join(queues)}."
+        )
+    return reporter
 
 
 def check_label(alias: str, name: str, label: str, labels: set[tuple[str, str]]) -> None:

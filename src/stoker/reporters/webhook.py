@@ -16,7 +16,7 @@ import hmac
 import json
 import time
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -77,7 +77,8 @@ class WebhookReporter(Reporter):
         secret: for the signature, 16 characters or more; base64 after the prefix ``whsec_``.
         events: some of ``EVENTS``.
         name: of the receiver, in the arguments of the jobs that send events. Default: its host.
-        queue: of these jobs. Default: the first queue of the backend.
+        queue: of these jobs. Default: ``default`` if the backend has it, else its first queue in
+            alphabetical order.
         arguments: whether events of failures contain the job's arguments.
     """
 
@@ -101,7 +102,7 @@ class WebhookReporter(Reporter):
         if isinstance(events, str) or not self._events <= set(EVENTS):
             raise ValueError(f"events: write a list of some of {', '.join(EVENTS)}")
         self.label = receiver_name({"url": url, "name": name})
-        self._queue = queue
+        self.queue_name = queue
         self._shows_arguments = arguments
         self._mailbox = Mailbox("webhook")
         self._has_complained = False
@@ -144,8 +145,9 @@ class WebhookReporter(Reporter):
         self._mailbox.put(partial(self._enqueue, backend, event, body))
 
     def _enqueue(self, backend: str, event: str, body: str) -> None:
-        sender = send_webhook.using(backend=backend, queue_name=self._queue or None)
         try:
+            queue = self.queue_name or _queue_of(settings_for(backend).queues)
+            sender = send_webhook.using(backend=backend, queue_name=queue)
             sender.enqueue(self.label, event, str(new_job_id()), body)
         except Exception as error:  # noqa: BLE001 - the thread must go on whatever is wrong
             if not self._has_complained:
@@ -160,9 +162,13 @@ class WebhookReporter(Reporter):
 def _home() -> tuple[str, str]:
     """Return a backend and one of its queues, for the declaration of the task."""
     for alias, backend in own_backends().items():
-        queues = sorted(backend.queues or ["default"])
-        return alias, "default" if "default" in queues else queues[0]
+        return alias, _queue_of(sorted(backend.queues))
     return "default", "default"
+
+
+def _queue_of(queues: Sequence[str]) -> str:
+    """Return the queue for the jobs of a backend that has these queues; none = it has all."""
+    return queues[0] if queues and "default" not in queues else "default"
 
 
 _backend, _queue = _home()
