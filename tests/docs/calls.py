@@ -37,13 +37,18 @@ def call_api(method: str, path: str, body: Any = None) -> Any:
         return client.generic(method, f"/stoker/{path}", **more).json()
 
 
-EVENT = {
-    "type": "job.failed",
-    "data": {"job": {"task": "shop.tasks.charge"}, "error": {"message": "The bank is closed."}},
+EVENTS = {
+    "job.failed": {
+        "job": {"task": "shop.tasks.charge"},
+        "error": {"message": "The bank is closed."},
+    },
+    "schedule.skipped": {"schedule": "nightly", "outcome": "skipped", "job_id": None},
 }
 
 
-def send_event(receive: Callable[..., Any], secret: str, seconds_ago: float = 0) -> int | str:
+def send_event(
+    receive: Callable[..., Any], secret: str, seconds_ago: float = 0, event: str = "job.failed"
+) -> int | str:
     """Send an event to a view by the job that sends webhooks. Return the status, or the error."""
 
     def open_url(request: Any, timeout: float) -> Any:
@@ -71,6 +76,7 @@ def send_event(receive: Callable[..., Any], secret: str, seconds_ago: float = 0)
         mock.patch.object(webhook, "time", SimpleNamespace(time=lambda: moment)),
     ):
         try:
-            return webhook.send_webhook.func(context, "ops", "job.failed", "1", json.dumps(EVENT))
+            body = json.dumps({"type": event, "data": EVENTS[event]})
+            return webhook.send_webhook.func(context, "ops", event, f"1-{event}", body)
         except webhook.WebhookFailed as error:
             return f"WebhookFailed: {error}"

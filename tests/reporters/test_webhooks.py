@@ -23,7 +23,7 @@ from stoker.reporters.webhook import (
     signature,
 )
 
-from tests.app import reported
+from tests.app import cancelling, reported
 from tests.cluster.clusters import running_cluster, wait_for
 from tests.cluster.ends import end_of
 from tests.servers.private import free_port
@@ -153,6 +153,27 @@ def test_cancelled_jobs_and_skipped_ticks_are_sent(
         (cancelled,) = server.events("job.cancelled")
         assert cancelled["data"]["job"]["job_id"] == str(job.pk)
         assert not server.events("schedule.fired"), "only what the receiver wants"
+
+
+def test_cancellation_that_the_worker_cannot_report_is_sent(
+    shared_database: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One task ignores its cancellation, so its worker is killed. The other fails, and would be
+    retried."""
+    folder = tmp_path_factory.mktemp("cluster")
+    with serving() as server:
+        reporters = {"webhook": options(server, events=["job.cancelled"])}
+        with running_cluster(folder, REPORTERS=reporters) as cluster:
+            for task in (cancelling.do_not_listen, cancelling.fail_when_told):
+                server.received.clear()
+                result = task.enqueue(str(folder / task.name))
+                wait_for((folder / task.name).exists, cluster.tail)
+                result.cancel("it is enough")
+                wait_for(lambda: server.events("job.cancelled"), cluster.tail)
+                (cancelled,) = server.events("job.cancelled")
+                job = cancelled["data"]["job"]
+                assert (job["job_id"], job["task"]) == (str(result.id), task.module_path)
+                assert (job["attempt"], bool(job["worker"])) == (1, True)
 
 
 def received_about(server: Server, text: bytes) -> list[tuple[dict[str, str], bytes]]:

@@ -33,6 +33,9 @@ logger = logging.getLogger("stoker")
 reporters_start, reporters_end = Signal(), Signal()
 """Sent to reporters only, with the arguments of ``pre_execute`` and ``post_execute_in_worker``.
 Receivers must not block."""
+reporters_cancel = Signal()
+"""Sent to reporters only, with a ``failure``, if a job that a worker had was cancelled, and the
+``reporters_end`` of its attempt did not say so."""
 PUBLIC = (
     task_signals.task_started,
     task_signals.task_finished,

@@ -24,6 +24,7 @@ from stoker.conf import Settings
 from stoker.dead_letters.policy import tell_task
 from stoker.exceptions import LeaseLost, PackageError
 from stoker.jobs import outcomes
+from stoker.jobs.attempt_signals import reporters_cancel
 from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import Attempted, Batch, Failed, Retried, Verdict
 from stoker.jobs.package import Package, sealer_for
@@ -50,7 +51,8 @@ class Failure:
     worker_id: str
     fault: Fault
     reason: str
-    """``error``, ``timeout``, ``crash``, ``expired``, ``unreadable`` or ``unknown_task``."""
+    """``error``, ``timeout``, ``crash``, ``expired``, ``unreadable`` or ``unknown_task``;
+    ``cancelled`` for ``Reporter.on_cancel``."""
     is_final: bool
     """Whether the job has ended. If not, it will be retried."""
     started_at: float | None
@@ -83,14 +85,39 @@ def tell_failure(
         package: its package, if it is open already.
         has_lost_lease: whether nothing but the end of its lease shows that the attempt is over.
     """
-    outcome, delivery = attempted.outcome, attempted.delivery
+    outcome = attempted.outcome
     if not isinstance(outcome, Failed | Retried):
         return
     package = package or _opened(settings, attempted)
     _log(attempted, outcome, package, has_lost_lease)
     if not attempt_failed.receivers:
         return
-    failure = Failure(
+    failure = _failure_of(settings, attempted, package, outcome)
+    sender = type(task_backends[settings.alias])
+    call_project(
+        "signal attempt_failed", partial(attempt_failed.send_robust, sender, failure=failure)
+    )
+
+
+def _tell_cancelled(settings: Settings, verdict: Verdict) -> None:
+    """Tell reporters that a job was cancelled, if the end of its attempt in the worker did not say
+    so."""
+    outcome, attempted = verdict.outcome, verdict.attempted
+    if not isinstance(outcome, outcomes.Cancelled) or not reporters_cancel.receivers:
+        return
+    if not outcome.was_killed and outcome.instead_of is None:
+        return
+    cancelled = Failed(Fault("", outcome.reason, ""), "cancelled")
+    failure = _failure_of(settings, attempted, _opened(settings, attempted), cancelled)
+    sender = type(task_backends[settings.alias])
+    call_project("reporters", partial(reporters_cancel.send_robust, sender, failure=failure))
+
+
+def _failure_of(
+    settings: Settings, attempted: Attempted, package: Package | None, outcome: Failed | Retried
+) -> Failure:
+    delivery = attempted.delivery
+    return Failure(
         job_id=delivery.job_id,
         queue=delivery.queue,
         attempt=delivery.attempt,
@@ -103,10 +130,6 @@ def tell_failure(
         finished_at=attempted.finished_at,
         package=package,
         exception=_at_hand(outcome.fault),
-    )
-    sender = type(task_backends[settings.alias])
-    call_project(
-        "signal attempt_failed", partial(attempt_failed.send_robust, sender, failure=failure)
     )
 
 
@@ -194,6 +217,7 @@ def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) ->
                 replace(verdict.attempted, outcome=verdict.outcome),
                 has_lost_lease=verdict.attempted.outcome == outcomes.CLUSTER_GONE,
             )
+        _tell_cancelled(settings, verdict)
         if isinstance(verdict.outcome, outcomes.Snoozed):
             delay = delay_of(verdict.outcome.delay_seconds)
             tell(

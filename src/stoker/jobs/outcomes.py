@@ -71,6 +71,8 @@ class Cancelled:
 
     kind: ClassVar[str] = "cancelled"
     reason: str
+    was_killed: bool = False
+    """Whether the worker was killed because the job continued after it was cancelled."""
     instead_of: Retried | Snoozed | None = None
     """The outcome that would have been recorded if the job had not been cancelled."""
 
@@ -145,7 +147,7 @@ def pack_outcome(outcome: Outcome) -> Packed:
             return ("crashed", detail, exit_code, signal, has_begun)
         case TimedOut(detail, signal):
             return ("timed_out", detail, signal)
-    return ("cancelled", outcome.reason)
+    return ("cancelled", outcome.reason, outcome.was_killed)
 
 
 def open_outcome(packed: Packed) -> Outcome:

@@ -19,14 +19,14 @@ class Reporter:
     arguments. Hooks that a subclass does not override cost nothing.
 
     Errors of a hook are logged once and do not affect jobs. ``on_enqueue``, ``on_start`` and
-    ``on_end`` delay each job, so they must not block. ``on_failure`` and ``on_tick`` may block:
-    they are called one after another in the reporter's own thread. If a hundred calls are waiting,
-    further ones are dropped and the log says so.
+    ``on_end`` delay each job, so they must not block. ``on_failure``, ``on_cancel`` and ``on_tick``
+    may block: they are called one after another in the reporter's own thread. If a hundred calls
+    are waiting, further ones are dropped and the log says so.
     """
 
     never_waits: ClassVar[bool] = False
-    """Whether ``on_failure`` and ``on_tick`` never block. If so, they are called at once, in the
-    context of the job."""
+    """Whether ``on_failure``, ``on_cancel`` and ``on_tick`` never block. If so, they are called at
+    once, in the context of the job."""
 
     label: str = ""
     """Distinguishes several reporters of the same name. Two with the same label are refused; empty
@@ -55,7 +55,7 @@ class Reporter:
     def on_end(self, running: Running, result: Result[Any], outcome: Outcome) -> None:
         """Called in the worker after each attempt, even if ``on_start`` failed.
 
-        It is not called if the worker crashed or was killed; ``on_failure`` is.
+        It is not called if the worker crashed or was killed; ``on_failure`` or ``on_cancel`` is.
 
         Args:
             outcome: see stoker.jobs.outcomes; ``outcome.kind`` is ``succeeded``, ``failed``,
@@ -67,6 +67,16 @@ class Reporter:
         """Called once for each failed attempt, whether or not it is retried, before its ``on_end``.
 
         If the worker crashed or was killed, the monitor's process calls it.
+        """
+
+    def on_cancel(self, failure: Failure) -> None:
+        """Called in the monitor's process for a job that a worker had and that was cancelled, if
+        ``on_end`` did not say so: the task ignored the cancellation and its worker was killed, or
+        the attempt ended in a way after which it would have been retried.
+
+        Args:
+            failure: its ``reason`` is ``cancelled``, and the message of its ``fault`` is the reason
+                of the cancellation.
         """
 
     def on_tick(self, fired: Fired) -> None:

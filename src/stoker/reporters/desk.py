@@ -23,7 +23,7 @@ from django.utils.module_loading import import_string
 from stoker import signals
 from stoker.conf import settings_for
 from stoker.exceptions import ConfigurationError, TaskCancelled
-from stoker.jobs.attempt_signals import reporters_end, reporters_start
+from stoker.jobs.attempt_signals import reporters_cancel, reporters_end, reporters_start
 from stoker.jobs.failures import Failure
 from stoker.jobs.outcomes import Outcome
 from stoker.jobs.results import Result
@@ -197,6 +197,7 @@ HOOKS: dict[str, Signal] = {
     "on_start": reporters_start,
     "on_end": reporters_end,
     "on_failure": signals.attempt_failed,
+    "on_cancel": reporters_cancel,
     "on_tick": signals.post_tick,
 }
 
@@ -304,6 +305,10 @@ class Desk:
     def _on_failure(self, *, failure: Failure, **_: Any) -> None:
         for seat in self._of(failure.backend, "on_failure"):
             seat.send("on_failure", failure)
+
+    def _on_cancel(self, *, failure: Failure, **_: Any) -> None:
+        for seat in self._of(failure.backend, "on_cancel"):
+            seat.send("on_cancel", failure)
 
     def _on_tick(self, *, fired: Fired, **_: Any) -> None:
         for seat in self._of(fired.schedule.backend, "on_tick"):

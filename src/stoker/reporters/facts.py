@@ -48,6 +48,12 @@ def facts_of_attempt(running: Running, result: Result[Any]) -> Facts:
     }
 
 
+def facts_of_cancelled(failure: Failure) -> Facts:
+    """Return the data about a cancelled attempt, with the same names as ``facts_of_attempt``."""
+    facts = facts_of_failure(failure)
+    return {name: value for name, value in facts.items() if name not in ("reason", "is_final")}
+
+
 def facts_of_failure(failure: Failure) -> Facts:
     package = failure.package
     enqueued_at = datetime.fromtimestamp(package.enqueued_at, UTC).isoformat() if package else ""

@@ -39,7 +39,13 @@ from stoker.values.ids import new_job_id
 
 from .base import Reporter
 from .desk import Mailbox
-from .facts import Facts, arguments_of_failure, facts_of_attempt, facts_of_failure
+from .facts import (
+    Facts,
+    arguments_of_failure,
+    facts_of_attempt,
+    facts_of_cancelled,
+    facts_of_failure,
+)
 
 EVENTS = (
     "job.failed",
@@ -112,6 +118,10 @@ class WebhookReporter(Reporter):
         if event in self._events and running.task != send_webhook.module_path:
             facts = {"job": facts_of_attempt(running, result)}
             self._put(running.backend, event, facts)
+
+    def on_cancel(self, failure: Failure) -> None:
+        if "job.cancelled" in self._events and failure.task != send_webhook.module_path:
+            self._put(failure.backend, "job.cancelled", {"job": facts_of_cancelled(failure)})
 
     def on_failure(self, failure: Failure) -> None:
         event = "job.failed" if failure.is_final else "job.retried"

@@ -361,7 +361,7 @@ def _judge(death: Death, number: int) -> Outcome | None:
     if death.why == "timeout" and number == death.blamed:
         return TimedOut("the task was killed: it continued after its time-out", _signal_of(death))
     if death.why == "cancel" and number == death.blamed:
-        return Cancelled(death.detail)
+        return Cancelled(death.detail, was_killed=True)
     return None
 
 
