@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.app.tasks import add, fail_once, write_ledger
 from tests.cluster.clusters import (
     DJANGO,
     ROOT,
+    SOURCE,
     WAIT_SECONDS,
     environment_of_commands,
     run_command,
@@ -164,6 +166,42 @@ def test_sighup_keeps_the_old_code_if_the_new_code_does_not_start(tmp_path: Path
         assert "Stopping" not in cluster.text()
         project.write(1)
         assert project.version(cluster) == 1
+        assert cluster.stop() == 0
+
+
+@pytest.mark.sqlite
+def test_sighup_loads_the_release_that_the_link_leads_to(tmp_path: Path) -> None:
+    releases = [Project(tmp_path / str(number)) for number in (1, 2)]
+    releases[1].write(2)
+    current = tmp_path / "current"
+
+    def switch(folder: Path) -> None:
+        new = tmp_path / "new"
+        new.symlink_to(folder)
+        new.replace(current)
+
+    switch(releases[0].folder)
+    options = {
+        "command": [
+            *("sh", "-c", 'cd "$0" && exec "$@"', str(current)),
+            *(sys.executable, "manage.py"),
+        ],
+        "environment": {
+            **releases[0].environment,
+            "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, ROOT))),
+        },
+    }
+    with running_cluster(tmp_path, "--workers", "1", **options) as cluster:
+        assert releases[0].version(cluster) == 1
+        switch(releases[1].folder)
+        cluster.signal(signal.SIGHUP)
+        wait_for(lambda: cluster.text().count("started on") == 2, cluster.tail)
+        assert releases[1].version(cluster) == 2
+        assert Path(cluster.sentinel.cwd()) == releases[1].folder.resolve()
+        switch(tmp_path / "gone")
+        cluster.signal(signal.SIGHUP)
+        wait_for(lambda: "The new code could not be tried" in cluster.text(), cluster.tail)
+        assert releases[1].version(cluster) == 2
         assert cluster.stop() == 0
 
 

@@ -1,12 +1,18 @@
 """Watching a cluster from outside: health probes and a service manager."""
 
 import json
+import os
+import shutil
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from stoker.cluster import board as place
@@ -17,7 +23,13 @@ from stoker.conf import Settings
 from stoker.management.health import judge_loops
 from stoker.management.subcommand import ExitCode
 
-from tests.cluster.clusters import run_command, running_cluster, wait_for
+from tests.cluster.clusters import (
+    ProcessCluster,
+    run_command,
+    running_cluster,
+    wait_for,
+)
+from tests.cluster.projects import Project
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -91,6 +103,83 @@ def test_service_manager_and_health_follow_a_cluster_from_start_to_stop(
         assert cluster.stop() == 0
     assert manager.listen().count("STOPPING=1") == 1
     assert health(tmp_path, "--local")[0] == 1, "no process of the cluster is left"
+
+
+# -- as process 1 ---------------------------------------------------------------------------------
+
+AS_PROCESS_1 = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+GATE = """
+import os
+
+if os.path.exists({gate!r}) and "STOKER_TRIAL" not in os.environ:
+    with open({gate!r}) as gate:  # waits until the test opens it for writing
+        gate.read()
+"""
+
+
+def may_have_process_1() -> bool:
+    """Return whether a test may start a process in a PID namespace of its own."""
+    if shutil.which("unshare") is None:
+        return False
+    return subprocess.run([*AS_PROCESS_1, "true"], check=False, capture_output=True).returncode == 0
+
+
+needs_process_1 = pytest.mark.skipif(
+    not may_have_process_1(), reason="unshare(1) may not create a PID namespace here"
+)
+
+
+def process_1(cluster: ProcessCluster) -> psutil.Process:
+    """Return the process that has the id 1 in its namespace."""
+    return wait_for(cluster.sentinel.children, cluster.tail)[0]
+
+
+@needs_process_1
+def test_sigterm_to_process_1_during_the_preflight_ends_it(tmp_path: Path) -> None:
+    """The kernel drops SIGTERM to process 1 if the process has no handler."""
+    pytest.importorskip("redis")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        options = {
+            "command": [*AS_PROCESS_1, sys.executable, "-m", "django"],
+            "BROKER": f"redis://127.0.0.1:{silent.getsockname()[1]}/0",
+        }
+        with running_cluster(tmp_path, **options) as cluster:
+            silent.settimeout(None)
+            connected, _ = silent.accept()  # the preflight asks the broker
+            process_1(cluster).send_signal(signal.SIGTERM)
+            wait_for(
+                lambda: cluster.process.poll() is not None or "keeps trying" in cluster.text(),
+                cluster.tail,
+            )
+            connected.close()
+            assert "keeps trying" not in cluster.text()
+            assert cluster.wait() == 0
+    assert "started on" not in cluster.text()
+    assert cluster.complaints() == []
+
+
+@needs_process_1
+def test_sigterm_to_process_1_during_a_reload_is_obeyed(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    gate = tmp_path / "gate"
+    settings = project.folder / "project_settings.py"
+    settings.write_text(GATE.format(gate=str(gate)) + settings.read_text())
+    options = {
+        "command": [*AS_PROCESS_1, *project.commands["manage.py"]],
+        "environment": project.environment,
+    }
+    with running_cluster(tmp_path, **options) as cluster:
+        wait_for(lambda: "started on" in cluster.text(), cluster.tail)
+        os.mkfifo(gate)
+        process_1(cluster).send_signal(signal.SIGHUP)
+        with gate.open("w"):  # the new code is importing its settings
+            process_1(cluster).send_signal(signal.SIGTERM)
+        wait_for(
+            lambda: cluster.process.poll() is not None or cluster.text().count("started on") == 2,
+            cluster.tail,
+        )
+        assert cluster.text().count("started on") == 1
+        assert cluster.wait() == 0
 
 
 # -- without processes ----------------------------------------------------------------------------

@@ -42,6 +42,7 @@ class Reloader:
 
     def __init__(self, *, watches_files: bool) -> None:
         self.why = ""
+        self.directory = working_directory()
         self._files = WatchedFiles() if watches_files else None
         self._trial: Trial | None = None
         self._look_at = 0.0
@@ -50,7 +51,7 @@ class Reloader:
         """Request a restart with the present code. It happens only if that code starts."""
         self.close()
         self.why = why
-        self._trial = start_trial()
+        self._trial = start_trial(self.directory)
 
     def has_changed(self) -> bool:
         """Return whether there is new code that starts. Polled."""
@@ -69,7 +70,7 @@ class Reloader:
             return
         changed = self._files.changed()
         while changed is not None:
-            trial = start_trial()
+            trial = start_trial(self.directory)
             has_passed = trial is not None and trial.wait()
             changed = self._files.changed()
             while changed is None and not has_passed:
@@ -91,11 +92,24 @@ class Reloader:
         return trial.has_passed
 
 
-def start_trial() -> Trial | None:
+def working_directory() -> Path:
+    """Return the working directory with its symbolic links, such as ``/srv/shop/current``.
+
+    The kernel keeps only the directory that a link led to when the process started. A shell sets
+    $PWD to the path with the link.
+    """
+    logical = Path(os.environ.get("PWD", ""))
+    with suppress(OSError):
+        if logical.is_absolute() and logical.samefile(Path()):
+            return logical
+    return Path.cwd()
+
+
+def start_trial(directory: Path) -> Trial | None:
     """Start to try the code. If the process cannot be started, log why and return None."""
     try:
-        return Trial()
-    except OSError as error:  # Python was removed, or descriptors, memory or disk are used up
+        return Trial(directory)
+    except OSError as error:  # the directory or Python was removed, or memory is used up
         tell("reload_not_tried", error=error)
         return None
 
@@ -103,16 +117,20 @@ def start_trial() -> Trial | None:
 class Trial:
     """A process that starts like this one, and exits before it would run jobs.
 
+    Args:
+        directory: its working directory.
+
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path) -> None:
         self._until = time.monotonic() + TRIAL_SECONDS
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the trial
         try:
             self._process = subprocess.Popen(
                 command_line(),
+                cwd=directory,
                 env={**os.environ, TRIAL: "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
@@ -250,14 +268,22 @@ def command_line() -> list[str]:
     return [sys.executable, *sys.orig_argv[1:]]
 
 
-def start_again() -> NoReturn:
+def start_again(directory: Path) -> NoReturn:
     """Replace this process by a new one with the same id and arguments.
 
-    SIGHUP is blocked meanwhile, because it would end a process that does not handle it yet.
+    Signals are blocked until it handles them: SIGHUP would end it, and SIGTERM would be lost if it
+    is process 1 of a container.
+
+    Args:
+        directory: the working directory. If it is a link to a release, this enters the new one.
+
+    Raises:
+        OSError: The directory is gone.
     """
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    os.chdir(directory)
     arguments = command_line()
     os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted

@@ -55,6 +55,8 @@ class Sentinel:
         self.stop_at: float | None = None
         self.reload_requested = False
         self._signals: list[int] = []
+        self._handlers: dict[int, Any] = {}
+        """Signal -> its handler before the sentinel listened to it."""
         self._has_stop_signal = False
         """Whether SIGTERM or SIGINT has been received."""
         self._stopped = False
@@ -186,7 +188,9 @@ class Sentinel:
         self._wake_writer.setblocking(False)
         signal.set_wakeup_fd(self._wake_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGTSTP):
-            signal.signal(number, lambda number, _frame: self._signals.append(number))
+            self._handlers[number] = signal.signal(
+                number, lambda number, _frame: self._signals.append(number)
+            )
         # Handle a SIGHUP that arrived while this process restarted, see reload.py.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
@@ -213,11 +217,11 @@ class Sentinel:
         self.stop()
 
     def _stop_listening(self) -> None:
-        """Restore the default handling of signals. Earlier signals are still processed."""
+        """Restore the handlers of signals, except of SIGHUP. Earlier signals are still
+        processed."""
         signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in (signal.SIGTERM, signal.SIGTSTP, signal.SIGINT):
+            signal.signal(number, self._handlers[number] or signal.SIG_DFL)
         self._wake_reader.close()
         self._wake_writer.close()
         if {signal.SIGTERM, signal.SIGINT}.intersection(self._signals):

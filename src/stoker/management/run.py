@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from django.utils.module_loading import autodiscover_modules
 
@@ -54,10 +56,10 @@ def look_at_store(plan: Plan) -> StoreCheck:
     context: Any = multiprocessing.get_context(start_method(plan))
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_look, args=(plan, theirs), name="stoker preflight")
-    process.start()
-    theirs.close()
     limit_seconds = START_SECONDS + plan.settings.database_seconds
     try:
+        process.start()
+        theirs.close()
         if not ours.poll(limit_seconds):
             return StoreCheck(sentence=f"The store has not answered for {limit_seconds:.0f} s.")
         finding = ours.recv()
@@ -69,10 +71,30 @@ def look_at_store(plan: Plan) -> StoreCheck:
             sentence=f"The check of the store ended with exit code {process.exitcode}."
         )
     finally:
-        process.kill()
-        process.join()
+        if process.pid is not None:
+            process.kill()
+            process.join()
         process.close()
         ours.close()
+
+
+@contextmanager
+def ended_by_sigterm() -> Iterator[None]:
+    """Within this block, SIGTERM ends the process. The sentinel replaces this by an orderly stop.
+
+    The kernel drops a signal to process 1 of a container unless the process has a handler for it.
+    """
+    before = signal.signal(signal.SIGTERM, _leave)
+    # Handle a signal that arrived while this process restarted, see reload.py.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def _leave(_number: int, _frame: Any) -> NoReturn:
+    sys.exit(ExitCode.DONE)
 
 
 def release_connections() -> None:
@@ -99,6 +121,7 @@ def _look(plan: Plan, answer: Connection) -> None:
     """Run in the child process."""
     # The parent process gets the signal, too, and ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     import django
 
     django.setup()
@@ -250,6 +273,10 @@ class RunCommand(Subcommand):
     def run(self, options: dict[str, Any]) -> ExitCode:
         if sys.platform == "win32":
             raise refuse(NOT_HERE)
+        with ended_by_sigterm():
+            return self._run(options)
+
+    def _run(self, options: dict[str, Any]) -> ExitCode:
         plan = plan_of(options)
         release_connections()
         # If SIGCHLD is ignored, the kernel does not report the exit codes of children.
@@ -280,7 +307,7 @@ class RunCommand(Subcommand):
         multiprocessing.current_process().name = "sentinel"  # as its log lines are signed
         if sentinel.run():
             sentinel.reloader.settle()
-            start_again()
+            start_again(sentinel.reloader.directory)
 
 
 def plan_of(options: dict[str, Any]) -> Plan:
