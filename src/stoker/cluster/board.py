@@ -19,7 +19,9 @@ the lock knows that none of them runs any more.
     4  LAST_DELIVERY     the highest delivery number given out
     5  WORKERS           6  SLOTS (per worker)
     7  STORE             whose queues the cluster serves (see store_mark)
-    8  per worker:       INCARNATION (0 = none), RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID
+    8  MONITOR_PID       9  SCHEDULER_PID
+    10 BOOT              the start of the machine (see boot_mark)
+    11 per worker:       INCARNATION (0 = none), RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID
        per slot:         DELIVERY (0 = idle), JOB (two numbers), ATTEMPT, STARTED_NS, DEADLINE_NS,
                          LEASE (see lease_mark), COMPLETING (the delivery that records itself now)
     per worker again:    FENCED (the incarnation that killed itself at the fence), NEXT (the place
@@ -57,8 +59,8 @@ if TYPE_CHECKING:  # a started process reads the board before Django is set up
 FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WORKERS, SLOTS = range(
     7
 )
-STORE, MONITOR_PID, SCHEDULER_PID = 7, 8, 9
-_HEADER = 10
+STORE, MONITOR_PID, SCHEDULER_PID, BOOT = 7, 8, 9, 10
+_HEADER = 11
 INCARNATION, RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID = range(5)
 _PER_WORKER = 5
 DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE, COMPLETING = range(8)
@@ -215,7 +217,7 @@ class Board:
                 "space there, or set TMPDIR to another folder."
             ) from error
         board = cls(descriptor, path)
-        board[WORKERS], board[SLOTS] = workers, slots
+        board[WORKERS], board[SLOTS], board[BOOT] = workers, slots, boot_mark()
         return board
 
     @classmethod
@@ -223,7 +225,8 @@ class Board:
         """Return the board of a cluster without live processes.
 
         Returns None if a process lives, or if the board cannot be read, for example after an
-        upgrade.
+        upgrade. A board from before the machine was restarted is removed: after a power cut, the
+        disk may have an old state of it.
         """
         try:
             descriptor = os.open(path, os.O_RDWR)
@@ -235,10 +238,13 @@ class Board:
         except (OSError, ValueError):
             os.close(descriptor)
             return None
-        if board.is_whole():
-            return board
-        board.close()
-        return None
+        if not board.is_whole():
+            board.close()
+            return None
+        if board[BOOT] != boot_mark():
+            board.remove()
+            return None
+        return board
 
     @classmethod
     def of_the_living(cls, path: Path) -> Board | None:
@@ -430,6 +436,15 @@ def store_mark(settings: Settings) -> int:
     parts += [str(database[name]) for name in ("ENGINE", "HOST", "PORT", "NAME")]
     digest = hashlib.blake2b("\n".join(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest) >> 1
+
+
+def boot_mark() -> int:
+    """Return a number that each start of the machine changes; 0 if it is unknown."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        return 0
+    return int.from_bytes(hashlib.blake2b(boot, digest_size=8).digest()) >> 1
 
 
 def job_lease(delivery: Delivery) -> JobLease:

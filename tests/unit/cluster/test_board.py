@@ -143,6 +143,17 @@ def test_board_of_another_version_is_not_read(tmp_path: Path) -> None:
     assert Board.of_the_dead(tmp_path / "old.board") is None
 
 
+def test_board_from_before_a_restart_of_the_machine_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a power cut, the disk may have an old state of it, without jobs that had started."""
+    path = tmp_path / "old.board"
+    Board.create(path, 1, 1).close()
+    monkeypatch.setattr("stoker.cluster.board.boot_mark", lambda: 1)
+    assert Board.of_the_dead(path) is None
+    assert not path.exists()
+
+
 def test_incarnation_is_the_first_field_that_clearing_resets() -> None:
     """So a reader that finds the incarnation unchanged can trust what it read before."""
     assert place.INCARNATION == 0
