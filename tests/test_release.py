@@ -50,14 +50,20 @@ def test_dry_run_shows_the_release_and_changes_nothing(clone: Path) -> None:
 
 @pytest.mark.slow
 def test_release_commits_tags_and_leaves_the_packages(clone: Path) -> None:
+    older = clone / "dist/django_stoker-9.8.6.tar.gz"
+    older.parent.mkdir()
+    older.touch()
     done = release(clone, "9.8.7")
     assert done.returncode == 0, done.stdout + done.stderr
+    older.unlink()
     assert git(clone, "tag", "--list", "v9*") == "v9.8.7\n"
     assert git(clone, "log", "-1", "--format=%s") == "Release 9.8.7\n"
     changelog = (clone / "CHANGELOG.md").read_text()
     assert "## [Unreleased]\n\n## [9.8.7] - " in changelog
     packages = sorted(path.name for path in (clone / "dist").iterdir())
     assert packages == ["django_stoker-9.8.7-py3-none-any.whl", "django_stoker-9.8.7.tar.gz"]
+    uploaded = " ".join(f"dist/{name}" for name in packages)
+    assert done.stdout.endswith(f"  twine upload {uploaded}\n"), "not those of other releases"
     again = release(clone, "9.8.7")
     assert again.returncode == 1
     assert "there is a tag v9.8.7" in again.stderr
