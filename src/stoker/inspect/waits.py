@@ -29,8 +29,8 @@ from stoker.values.durations import in_words
 SMALLEST_SECONDS = 0.001
 """Shorter parts are left out."""
 CLOCKS_SECONDS = 1.0
-"""If ``run_after`` is later than ``retry_at`` by less than this, both mean the same moment, computed
-with different clocks."""
+"""If ``run_after`` is later than ``retry_at`` by less than this, both mean the same moment: two
+clocks were read."""
 
 
 class WaitCause(TextChoices):
