@@ -175,6 +175,16 @@ def test_api_settings_table_agrees_with_the_code() -> None:
     assert rows == set(table.splitlines()[2:])
 
 
+def test_each_row_of_a_table_is_one_line() -> None:
+    blocks = re.compile(r"^ *```.*?^ *```$", re.MULTILINE | re.DOTALL)
+    assert not [
+        f"{page.name}: {line}"
+        for page in DOCS.rglob("*.md")
+        for line in blocks.sub("", page.read_text()).splitlines()
+        if line.startswith("|") and not line.endswith("|")
+    ]
+
+
 @pytest.mark.parametrize("page", ["howto/run-in-production.md", "explanation/cluster.md"])
 def test_pages_name_the_tables_that_upkeep_vacuums(page: str) -> None:
     (passage,) = [
