@@ -195,7 +195,7 @@ class WorkflowResult:
         self._row = _row_of(self._settings, self._row.pk)
 
     def progress(self) -> WorkflowProgress:
-        """Count the tasks by state, with one indexed query."""
+        """Count the tasks by state, with two short queries."""
         with explained(self._settings.database):
             total = self._workflows.filter(pk=self._row.pk).values_list("tasks", flat=True).first()
         self._row.tasks = total if total is not None else self._row.tasks
