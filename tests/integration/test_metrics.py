@@ -4,6 +4,7 @@ import time
 import uuid
 from collections import Counter
 from datetime import UTC, datetime
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,7 @@ from stoker.jobs.record import finish
 from stoker.metrics import Figures, by_queue, by_task, finest_step, history, totals
 from stoker.models import Deploy, Job, Sample, Tally
 from stoker.models.metrics import FINEST_SECONDS, FOLDS, Sums, TaskInQueue, fold_oldest
+from stoker.reporters import prometheus
 
 from tests.app import tasks
 
@@ -272,6 +274,24 @@ def test_totals_never_decrease(settings: Settings, now: float) -> None:
     assert Tally.objects.filter(seconds=0).count() == 1
     days = by_task(settings, moment(now - 60 * DAY), moment(now))
     assert days[0].figures.successful == 7, "the history leaves out rows past retention"
+
+
+def test_exported_seconds_never_decrease(settings: Settings, now: float, seed: int) -> None:
+    """A sum of floats depends on their order, and a fold changes the order."""
+    random = Random(seed)
+    exported = 0.0, 0.0
+    for age in range(29, 49):
+        for second in range(5):
+            run, wait = (random.random() * 10 ** random.randint(-7, 3) for _ in range(2))
+            start = now - age * DAY + second
+            written(start, 3600, successful=1, run_seconds=run, wait_seconds=wait)
+            written(now - 5000 - second, successful=1, run_seconds=run / 3, wait_seconds=wait / 7)
+        samples = {name: value for name, _, value in prometheus._counted(settings)}
+        before, exported = exported, (samples["stoker_run_seconds"], samples["stoker_wait_seconds"])
+        assert all(new >= old for new, old in zip(exported, before, strict=True))
+        History(settings, lambda: None).tidy()
+        samples = {name: value for name, _, value in prometheus._counted(settings)}
+        assert (samples["stoker_run_seconds"], samples["stoker_wait_seconds"]) == exported
 
 
 def test_outcome_without_job_row_is_counted(settings: Settings, now: float) -> None:

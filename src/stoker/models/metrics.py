@@ -15,13 +15,14 @@ add them up. Upkeep replaces old rows by fewer rows of longer periods:
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from django.db import models, transaction
-from django.db.models.functions import Cast
+from django.db.models.functions import Cast, Floor
 
 from stoker.store.engines import engine_of
 from stoker.values.histogram import add_written, written
@@ -67,10 +68,21 @@ class Sums:
         self.failed += row.failed
         self.cancelled += row.cancelled
         self.retried += row.retried
-        self.run_seconds += row.run_seconds
-        self.wait_seconds += row.wait_seconds
+        self.run_seconds = added_seconds(self.run_seconds, row.run_seconds)
+        self.wait_seconds = added_seconds(self.wait_seconds, row.wait_seconds)
         add_written(self.run_classes, row.run_classes)
         add_written(self.wait_classes, row.wait_classes)
+
+
+PARTS = 1e6
+"""Seconds are added in whole microseconds. The sum of floats depends on their order, so a total
+could decrease in the last digit when rows are folded."""
+
+
+def added_seconds(*terms: float) -> float:
+    """Return the sum of some seconds, each rounded to microseconds. It does not depend on the order
+    in which they are added, also not over several calls."""
+    return sum(math.floor(one * PARTS + 0.5) for one in terms) / PARTS
 
 
 def summed(rows: Iterable[Sequence[Any]]) -> Sums:
@@ -92,8 +104,9 @@ def _classes(texts: Sequence[str]) -> dict[int, int]:
     return {int(number): count for number, count in total.items()}
 
 
-SUMMED = ("successful", "failed", "cancelled", "retried", "run_seconds", "wait_seconds")
-_SUMS = [f"{name}__sum" for name in SUMMED]
+COUNTED = ("successful", "failed", "cancelled", "retried")
+TIMED = ("run_seconds", "wait_seconds")
+SUMMED = (*COUNTED, *TIMED)
 
 
 class TaskInQueue(NamedTuple):
@@ -140,10 +153,14 @@ class TallyQuerySet(models.QuerySet["Tally"]):
 
     def totals(self) -> Iterator[tuple[TaskInQueue, dict[str, Any]]]:
         """Yield all-time totals, which never decrease."""
-        sums = [models.Sum(name) for name in SUMMED]
-        rows = self.order_by("queue", "task").values("queue", "task").annotate(*sums)
-        for queue, task, *numbers in rows.values_list("queue", "task", *_SUMS):
-            yield TaskInQueue(queue, task), dict(zip(SUMMED, numbers, strict=True))
+        sums = {f"{name}_sum": models.Sum(name) for name in COUNTED}
+        # Sums of whole numbers are exact, and `added_seconds` rounds in the same way.
+        parts = {f"{name}_sum": models.Sum(Floor(models.F(name) * PARTS + 0.5)) for name in TIMED}
+        rows = self.order_by("queue", "task").values("queue", "task").annotate(**sums, **parts)
+        for row in rows:
+            numbers = {name: row[f"{name}_sum"] for name in COUNTED}
+            seconds = {name: row[f"{name}_sum"] / PARTS for name in TIMED}
+            yield TaskInQueue(row["queue"], row["task"]), numbers | seconds
 
     def merged(self, rows: Sequence[Tally], start: int, seconds: int) -> Iterator[Tally]:
         """Yield fewer rows for one period with the same sums."""
