@@ -179,6 +179,18 @@ def test_wrong_token_gives_403(header: str) -> None:
     assert b"stoker_" not in response.content
 
 
+def test_token_suffices_if_the_project_requires_login(settings: Any) -> None:
+    sessions = "django.contrib.sessions.middleware.SessionMiddleware"
+    auth = "django.contrib.auth.middleware"
+    settings.MIDDLEWARE = [
+        sessions,
+        f"{auth}.AuthenticationMiddleware",
+        f"{auth}.LoginRequiredMiddleware",
+    ]
+    assert scrape().status_code == 200
+    assert Client().get("/metrics").status_code == 403
+
+
 def test_empty_token_gives_403_if_none_is_configured() -> None:
     entry = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"REPORTERS": ["prometheus"]}}
     with override_settings(TASKS={"default": entry}):

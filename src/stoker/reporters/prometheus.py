@@ -14,6 +14,7 @@ from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
+from django.contrib.auth.decorators import login_not_required
 from django.db import DatabaseError, InterfaceError, connections
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
@@ -373,6 +374,7 @@ def scrape(accept: str) -> tuple[bytes, str]:
     return encode(registry), content_type
 
 
+@login_not_required
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
