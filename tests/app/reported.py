@@ -41,6 +41,12 @@ def fail_with_secrets(iban: str, more: Any) -> None:
     raise ValueError(len(copied))
 
 
+@task(max_attempts=1)
+def fail_after_pop(account: dict[str, Any]) -> None:
+    key = account.pop("api_key")
+    raise ValueError(f"refused: {key}")
+
+
 @task(max_attempts=2, backoff=0.1, takes_context=True)
 def fail_once(context: Any) -> int:
     if context.attempt == 1:

@@ -43,6 +43,7 @@ def tell(
         "async": reported.succeed_later.enqueue(1),
         "failure": reported.fail.enqueue("A-1", password="hunter2"),
         "secrets": reported.fail_with_secrets.enqueue(IBAN, {"api_token": "tok-4711"}),
+        "popped": reported.fail_after_pop.enqueue({"api_key": "tok-4711", "owner": "ann"}),
         "retry": reported.fail_once.enqueue(),
         "soft time-out": reported.take_too_long.enqueue(),
     }
@@ -138,6 +139,13 @@ def test_sentry_gets_a_soft_time_out(tell: Tell, receiver: Receiver) -> None:
     assert event["contexts"]["stoker"]["reason"] == "timeout"
 
 
+def test_sentry_gets_arguments_as_enqueued(tell: Tell, receiver: Receiver) -> None:
+    """The task has removed a hidden one."""
+    (event,) = events_of(receiver, tell("popped"))
+    assert "tok-4711" not in str(event)
+    assert event["contexts"]["arguments"] == {"account": "{'api_key': [withheld], 'owner': 'ann'}"}
+
+
 @pytest.mark.parametrize(
     ("name", "reason", "raised"),
     [("hard time-out", "timeout", "TaskKilled"), ("crash", "crash", "WorkerCrashed")],
@@ -202,6 +210,19 @@ def test_sentry_gets_a_check_in_for_each_tick(
     assert begun["monitor_config"]["schedule"]["unit"] == unit
 
 
+def test_jobs_of_two_ticks_have_two_traces(cluster: ProcessCluster, receiver: Receiver) -> None:
+    """One process enqueues both, outside of any request or job."""
+    names = [f"Trace {number}" for number in range(2)]
+    for name in names:
+        schedules.create(name, reported.succeed, every(minutes=90, args=[1, 2]))
+    due_us = time.time_ns() // 1000
+    Schedule.objects.filter(name__in=names).update(moment_us=due_us, due_us=due_us)
+    wait_for(lambda: all(schedules.get(name).last_job_id for name in names), cluster.tail)
+    jobs = [str(schedules.get(name).last_job_id) for name in names]
+    traces = {transaction_of(receiver, job)["contexts"]["trace"]["trace_id"] for job in jobs}
+    assert len(traces) == 2
+
+
 # -- Rollbar --------------------------------------------------------------------------------------
 
 
@@ -230,6 +251,13 @@ def test_rollbar_gets_no_hidden_argument_in_local_variables(tell: Tell, receiver
     assert IBAN not in str(item)
     assert "tok-4711" not in str(item)
     assert "paid by [withheld]" in item["body"]["trace"]["frames"][-1]["locals"]["copied"]
+
+
+def test_rollbar_gets_arguments_as_enqueued(tell: Tell, receiver: Receiver) -> None:
+    """The task has removed a hidden one."""
+    item = item_of(receiver, tell("popped"))
+    assert "tok-4711" not in str(item)
+    assert item["custom"]["arguments"] == {"account": "{'api_key': [withheld], 'owner': 'ann'}"}
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ from .faults import fault_of
 from .once import is_once, note_begin
 from .outcomes import Attempted, Outcome
 from .package import Package, sealer_for
-from .received import each_of, with_received
+from .received import each_of, package_as_sealed, with_received
 from .record import Recorder
 from .results import Result
 from .retries import UNREACHABLE_DELAY_SECONDS, decide, expired, unopened, unprepared
@@ -462,7 +462,8 @@ class Executor:
             running.log_end(outcome, finished_at - running.started_at)
         if running.result is None and isinstance(outcome, outcomes.Succeeded):
             return attempted
-        tell_failure(self.settings, attempted, package)
+        if isinstance(outcome, outcomes.Failed | outcomes.Retried):
+            tell_failure(self.settings, attempted, package_as_sealed(self.settings, running))
         result = self._result(running)
         set_end(result, outcome, value, moment(finished_at))
         self._signals.send_end(result, outcome)

@@ -20,6 +20,7 @@ from stoker.workflows.hooks import About, about_of
 
 from .package import Package, sealer_for
 from .results import Result, fetch_many
+from .running import Running
 from .states import JobState, Progress, task_of
 
 AT_ONCE = 1000
@@ -37,6 +38,21 @@ def with_received(settings: Settings, package: Package) -> Package:
     else:
         received = _result_of_cause(settings, package.job_id)
     return replace(package, args=(received, *package.args), options=replace(options, receives=""))
+
+
+def package_as_sealed(settings: Settings, running: Running) -> Package:
+    """Return the package of a running job with the arguments that it was enqueued with.
+
+    The task may have changed lists and dicts of ``running.package``.
+
+    The value that a step receives is not in the package. It is returned as it is now.
+    """
+    package = sealer_for(settings).open(running.delivery.package)
+    options = package.options
+    if not options.receives:
+        return package
+    args = (running.package.args[0], *package.args)
+    return replace(package, args=args, options=replace(options, receives=""))
 
 
 def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from stoker.conf import Settings
 from stoker.jobs.faults import storable
+from stoker.jobs.received import package_as_sealed
 from stoker.jobs.running import Running, current
 from stoker.setting_values import LogKeeping
 from stoker.tasks.arguments import HIDDEN, hidden_pattern
@@ -59,7 +60,7 @@ class Capture:
 
     def __init__(self, settings: Settings, keeping: LogKeeping) -> None:
         self._keeping = keeping
-        self._redact = settings.redact
+        self._settings = settings
         self._attempts: dict[UUID, _GatheredAttempt] = {}
         self._lines: deque[tuple[bytes, int, StoredLine]] = deque()
         self._taken_at = 0.0
@@ -155,7 +156,8 @@ class Capture:
         if attempt.secrets is None:
             attempt.secrets = EVERYTHING  # to open the arguments may write lines, too
             running = attempt.running
-            attempt.secrets = hidden_pattern(running.found.task, running.package, self._redact)
+            package = package_as_sealed(self._settings, running)
+            attempt.secrets = hidden_pattern(running.found.task, package, self._settings.redact)
         return attempt.secrets
 
     def _append(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,12 +20,15 @@ from uuid import UUID
 import sentry_sdk
 from sentry_sdk.crons import capture_checkin
 from sentry_sdk.integrations.logging import ignore_logger
+from sentry_sdk.tracing_utils import has_tracing_enabled
 from sentry_sdk.transport import make_transport
 from sentry_sdk.utils import event_from_exception
 
 from stoker.compat import TASKS_APP
+from stoker.conf import settings_for
 from stoker.jobs.failures import Failure
 from stoker.jobs.outcomes import Cancelled, Outcome, Succeeded
+from stoker.jobs.received import package_as_sealed
 from stoker.jobs.results import Result
 from stoker.jobs.running import Running
 from stoker.models import Schedule, Tick
@@ -166,9 +169,10 @@ class SentryReporter(Reporter):
     def on_enqueue(self, task: Any, job_id: UUID, metadata: dict[str, str]) -> None:
         if not self._traces or not sentry_sdk.is_initialized():
             return
-        with sentry_sdk.start_span(
-            op="queue.publish", name=task.module_path, origin=ORIGIN
-        ) as span:
+        with (
+            _own_trace(metadata),
+            sentry_sdk.start_span(op="queue.publish", name=task.module_path, origin=ORIGIN) as span,
+        ):
             span.set_data("messaging.system", "stoker")
             span.set_data("messaging.message.id", str(job_id))
             span.set_data("messaging.destination.name", task.queue_name)
@@ -182,8 +186,7 @@ class SentryReporter(Reporter):
         scope = stack.enter_context(sentry_sdk.isolation_scope())
         scope.clear_breadcrumbs()
         _describe(scope, facts_of_attempt(running, result))
-        hider = partial(secrets_hider, running.package, running.backend)
-        scope.add_event_processor(partial(_hide_secrets, hider))
+        scope.add_event_processor(partial(_hide_secrets, running))
         if self._traces:
             transaction = sentry_sdk.continue_trace(
                 _headers(running.metadata),
@@ -289,6 +292,24 @@ class SentryReporter(Reporter):
         sentry_sdk.flush(timeout=seconds)
 
 
+@contextmanager
+def _own_trace(metadata: Mapping[str, str]) -> Iterator[None]:
+    """Start a new trace in the block if no request or job is being traced.
+
+    Otherwise all jobs that a scheduler enqueues would continue one trace, with one decision whether
+    it is recorded. Without tracing, a request has no span, but its errors have a trace that the job
+    continues.
+    """
+    is_traced = has_tracing_enabled(sentry_sdk.get_client().options)
+    with sentry_sdk.new_scope() as scope:
+        span = scope.span  # the SDK's spans of signal receivers may be outside of a transaction
+        is_part = span is not None and span.containing_transaction is not None
+        if not is_part and (is_traced or NAME in metadata):
+            scope.span = None
+            scope.set_new_propagation_context()
+        yield
+
+
 def _say_how_it_ended(transaction: Any) -> None:
     attempt = _running.get()
     kind = attempt.outcome if attempt else ""
@@ -331,10 +352,11 @@ def _latency_ms(result: Result[Any]) -> float:
     return max(0.0, (result.started_at - result.enqueued_at).total_seconds() * 1000)
 
 
-def _hide_secrets(hider: Callable[[], Callable[[Any], Any]], event: Any, _hint: Any) -> Any:
+def _hide_secrets(running: Running, event: Any, _hint: Any) -> Any:
     """Hide the arguments of the running job in messages and local variables of an event. Leave
     out the variables of Stoker's own frames, which have the whole call."""
-    hide = hider()
+    package = package_as_sealed(settings_for(running.backend), running)
+    hide = secrets_hider(package, running.backend)
     for name in ("logentry", "message", "breadcrumbs", "extra"):
         if name in event:
             event[name] = hide(event[name])

@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from io import StringIO
 from types import SimpleNamespace
 from typing import Any, TextIO, cast
@@ -31,8 +32,14 @@ def capture() -> Capture:
 @pytest.fixture
 def job(capture: Capture) -> Iterator[Any]:
     """A job that this thread runs."""
-    job = make_running("", 2, calls=log_secrets)
-    job.package.args = ("1234", "hunter22", 7)
+    with gathered(capture, "1234", "hunter22", 7) as job:
+        yield job
+
+
+@contextmanager
+def gathered(capture: Capture, *args: Any) -> Iterator[Any]:
+    """Run a job with these arguments in this thread."""
+    job = make_running("tests.app.wordy.log_secrets", 2, calls=log_secrets, args=args)
     capture.begin(job)
     token = current.set(job)
     yield job
@@ -123,12 +130,20 @@ def test_hidden_arguments_are_hidden(capture: Capture, job: Any) -> None:
     assert taken(capture) == ["[withheld] and [withheld], order 7"]
 
 
-def test_printed_secret_of_several_lines_is_hidden(capture: Capture, job: Any) -> None:
-    job.package.args = ("1234", "-- KEY --\r\n  abcd\nef\n-- END --", 7)
-    capture.put_printed("stdout", f"{job.package.args[1]}\n")
-    assert taken(capture) == ["[withheld]", "  [withheld]", "ef", "[withheld]"]
-    capture.put(1, "INFO", "shop", job.package.args[1])
-    assert taken(capture) == ["[withheld]"]
+def test_printed_secret_of_several_lines_is_hidden(capture: Capture) -> None:
+    key = "-- KEY --\r\n  abcd\nef\n-- END --"
+    with gathered(capture, "1234", key, 7):
+        capture.put_printed("stdout", f"{key}\n")
+        assert taken(capture) == ["[withheld]", "  [withheld]", "ef", "[withheld]"]
+        capture.put(1, "INFO", "shop", key)
+        assert taken(capture) == ["[withheld]"]
+
+
+def test_hidden_argument_that_the_task_removes_is_hidden(capture: Capture) -> None:
+    with gathered(capture, "1234", "hunter22", {"api_key": "tok-4711"}) as job:
+        key = job.package.args[2].pop("api_key")
+        capture.put(1, "INFO", "shop", f"using {key}")
+        assert taken(capture) == ["using [withheld]"]
 
 
 def test_secret_at_the_limit_of_a_line_is_hidden(capture: Capture, job: Any) -> None:
