@@ -51,8 +51,9 @@ worker died or the cluster failed the attempt; or in the scheduler if the cluste
 lost."""
 
 post_tick = Signal()
-"""Sent in the scheduler after a tick of a schedule was committed. ``fired``: a Fired of
-stoker.schedules.fire, with the outcome and the job."""
+"""Sent for each tick of a schedule after it was committed: in the scheduler, or in the process that
+fires a schedule by hand. ``fired``: a Fired of stoker.schedules.fire, with the outcome and the job.
+Missed ticks are told together, with their number."""
 
 
 event = Signal()

@@ -1,12 +1,13 @@
 """Schedules as rows: created, fired, missed, held, paused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.core.exceptions import ValidationError
+from django.db import transaction
 from django.test import override_settings
 
 from stoker import Cron, every, once, schedules
@@ -21,6 +22,7 @@ from stoker.exceptions import (
 )
 from stoker.models import Schedule, Tick
 from stoker.schedules.fire import Fired, Firing
+from stoker.signals import post_tick
 from stoker.store.written import database_now_us
 from stoker.testing import drain, enqueued
 
@@ -121,6 +123,70 @@ def test_missed_ticks_are_handled_by_misfire_policy(misfire: str, wanted: list[s
     fired = [moment for outcome, moment in ticks("late") if outcome == "fired"]
     assert fired == [first + number * HOUR for number in range(11 - len(fired), 11)]
     assert schedules.get("late").missed_count == 11 - len(fired)
+
+
+@pytest.fixture
+def told() -> Iterator[list[Fired]]:
+    """What ``post_tick`` tells, in order."""
+    told: list[Fired] = []
+
+    def note(fired: Fired, **_: Any) -> None:
+        told.append(fired)
+
+    post_tick.connect(note)
+    yield told
+    post_tick.disconnect(note)
+
+
+def test_each_late_tick_is_told(told: list[Fired]) -> None:
+    schedules.create("late", nothing, every(hours=1, misfire="all"))
+    first = due("late")
+    fire("late", first + 2 * HOUR + MINUTE)
+    assert [(one.outcome, one.moment_us, one.late_us) for one in told] == [
+        ("fired", first + number * HOUR, (2 - number) * HOUR + MINUTE) for number in range(3)
+    ]
+    assert {one.job_id for one in told} == {UUID(job.id) for job in enqueued()}
+
+
+def test_missed_ticks_are_told_together(
+    told: list[Fired], caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("alone", "a", "b"):
+        schedules.create(name, nothing, every(hours=1, misfire="once"))
+    first = {name: due(name) for name in ("alone", "a", "b")}
+    now = max(first.values()) + 2 * HOUR + MINUTE
+    fire("alone", now)
+    Firing(settings_for("default")).fire_together(
+        [schedules.get(name).pk for name in ("a", "b")], now
+    )
+    found = {(one.schedule.name, one.outcome, one.count, one.moment_us) for one in told}
+    assert found == {
+        (name, *rest)
+        for name, moment in first.items()
+        for rest in (("missed", 2, moment), ("fired", 1, moment + 2 * HOUR))
+    }
+    assert sum("missed ticks are skipped" in one.message for one in caplog.records) == 3
+
+
+def test_replaced_tick_is_told_as_skipped(told: list[Fired]) -> None:
+    assert overlapping("queue") == ["fired", "held"]
+    first, second, third = (due("overlaps") + number * HOUR for number in (-2, -1, 0))
+    fire("overlaps", third)
+    assert [(one.outcome, one.moment_us) for one in told] == [
+        ("fired", first),
+        ("held", second),
+        ("skipped", second),
+        ("held", third),
+    ]
+
+
+def test_schedule_fired_by_hand_is_told(told: list[Fired]) -> None:
+    schedules.create("manual", nothing, every(hours=1))
+    with transaction.atomic():
+        result = schedules.run_now("manual")
+        assert told == []
+    ((outcome, job_id),) = [(one.outcome, one.job_id) for one in told]
+    assert (outcome, job_id) == ("manual", UUID(result.id))
 
 
 def test_misfire_skip_fires_within_grace() -> None:

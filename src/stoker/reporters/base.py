@@ -80,7 +80,9 @@ class Reporter:
         """
 
     def on_tick(self, fired: Fired) -> None:
-        """Called in the scheduler after a tick of a schedule has enqueued a job or was skipped."""
+        """Called for each tick of a schedule, after it has enqueued a job, was skipped or is held:
+        in the scheduler, or in the process that fires a schedule by hand. Called once for all
+        missed ticks of a schedule (``fired.count``)."""
 
     def flush(self, seconds: float) -> None:
         """Called before the process exits: send the remaining data within this many seconds."""

@@ -142,6 +142,7 @@ class WebhookReporter(Reporter):
             facts = {
                 "schedule": fired.schedule.name,
                 "outcome": fired.outcome,
+                "count": fired.count,
                 "scheduled_for": _moment(fired.moment_us / 1e6),
                 "job_id": str(fired.job_id) if fired.job_id else None,
             }

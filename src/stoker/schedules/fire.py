@@ -30,6 +30,7 @@ from stoker.models import Job, Schedule, Tick
 from stoker.models.schedule import FiredTick
 from stoker.models.tick import insert_ticks
 from stoker.signals import call_project, post_tick, tell
+from stoker.store.transactions import after_commit
 from stoker.store.written import DatabaseNow, database_now_us
 from stoker.tasks.registry import task_of
 from stoker.values.cron import zone_named
@@ -47,7 +48,7 @@ class Overtaken(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """The outcome of one tick."""
+    """The outcome of one tick, or of several missed ones."""
 
     schedule: Schedule
     outcome: str
@@ -55,6 +56,8 @@ class Fired:
     job_id: UUID | None
     late_us: int
     """Delay after the due time, in microseconds of the database's clock."""
+    count: int = 1
+    """Number of ticks. Missed ticks are told together, with the moment of the first one."""
 
 
 def _course_of(row: Schedule) -> Course:
@@ -94,6 +97,8 @@ class _Progress:
         self._following_us = following_us
         self._fired = 0
         self.ticks: list[Tick] = []
+        self.replaced_us: int | None = None
+        """The tick of an earlier transaction that a newer one has replaced."""
         self.changes: dict[str, Any] = {}
 
     def record(
@@ -103,10 +108,19 @@ class _Progress:
         self.ticks.append(_tick(self._row, moment_us, outcome, now_us, count, job_id))
 
     def skip(self, moment_us: int) -> None:
-        """Mark a tick that waited for the previous job as skipped, in this transaction."""
+        """Mark a tick that waited for the previous job as skipped."""
         for tick in self.ticks:
             if tick.moment_us == moment_us:
                 tick.outcome = Tick.Outcome.SKIPPED
+                return
+        self.replaced_us = moment_us
+
+    def told(self, now_us: int) -> list[Fired]:
+        """Return the outcome of each tick, in the order of their moments."""
+        ticks = list(self.ticks)
+        if self.replaced_us is not None:
+            ticks.insert(0, _tick(self._row, self.replaced_us, Tick.Outcome.SKIPPED, now_us))
+        return [_fired(self._row, tick, now_us) for tick in ticks]
 
     def note_job(self, moment_us: int, job_id: UUID) -> None:
         self._fired += 1
@@ -140,7 +154,6 @@ class _DueTick:
     moment_us: int
     missed: Missed | None
     next_us: int | None
-    late_us: int
 
     @classmethod
     def of(cls, row: Schedule, now_us: int) -> _DueTick | None:
@@ -154,8 +167,7 @@ class _DueTick:
         decided = plan(_course_of(row), row.misfires, row.moment_us, now_us)
         if len(decided.fire_us) != 1:
             return None
-        late_us = now_us - row.due_us
-        return cls(row, decided.fire_us[0], decided.missed, decided.next_us, late_us)
+        return cls(row, decided.fire_us[0], decided.missed, decided.next_us)
 
     def ticks(self, job_id: UUID, now_us: int) -> list[Tick]:
         """Return the rows of the tick and of the missed ticks before it."""
@@ -197,7 +209,8 @@ class Firing:
             now_us: replaces the database's clock, for tests.
 
         Returns:
-            None if another cluster has fired it, or no tick is due any more.
+            The outcome of the last tick, if several were due. None if another cluster has fired it,
+            or no tick is due any more.
 
         Raises: any error of the schedule or of the database.
         """
@@ -210,9 +223,9 @@ class Firing:
             if not self._step_over(schedule_id, now_us):
                 raise
             return None
-        if fired is not None:
-            self._tell(fired)
-        return fired
+        for one in fired:
+            self._tell(one)
+        return fired[-1] if fired else None
 
     def fire_together(self, schedule_ids: Collection[UUID], now_us: int | None = None) -> set[UUID]:
         """Fire the due ticks of many schedules in one transaction.
@@ -240,12 +253,12 @@ class Firing:
                 self._settings, [self._prepared(one.row, one.moment_us) for one in due]
             )
             jobs = [(one, UUID(result.id)) for one, result in zip(due, results, strict=True)]
-            ticks = [tick for one, job_id in jobs for tick in one.ticks(job_id, now)]
-            insert_ticks(self._ticks, ticks)
+            ticks = [(one.row, tick) for one, job_id in jobs for tick in one.ticks(job_id, now)]
+            insert_ticks(self._ticks, [tick for _, tick in ticks])
             if not self._schedules.advance_all([one.advance(job_id) for one, job_id in jobs]):
                 raise Overtaken
-        for one, job_id in jobs:
-            self._tell(Fired(one.row, Tick.Outcome.FIRED, one.moment_us, job_id, one.late_us))
+        for row, tick in ticks:
+            self._tell(_fired(row, tick, now))
         return {one.row.pk for one in due}
 
     def release(self, schedule_id: UUID) -> Fired | None:
@@ -293,18 +306,20 @@ class Firing:
             if not self._overlaps(row):  # otherwise the next tick would not see the running job
                 seen = self._schedules.filter(pk=row.pk, last_job_id=row.last_job_id)
                 seen.update(last_job_id=job_id, last_moment_us=now_us)
+            fired = Fired(row, Tick.Outcome.MANUAL, now_us, job_id, 0)
+            after_commit(self._alias, partial(_send, fired))
         return result
 
-    def _fire(self, schedule_id: UUID, now_us: int | None) -> Fired | None:
+    def _fire(self, schedule_id: UUID, now_us: int | None) -> list[Fired]:
         row = self._schedules.hold(schedule_id)
         if row is None or row.is_paused or row.due_us is None or row.moment_us is None:
-            return None
+            return []
         now: int = row.now_us if now_us is None else now_us  # type: ignore[attr-defined] # annotated
         if row.due_us > now:
-            return None
+            return []
         if row.repeats_left == 0:
             self._advance(row, {"moment_us": None, "due_us": None})
-            return None
+            return []
         zone_named(row.zone)  # other hosts may know it
         decided = plan(_course_of(row), row.misfires, row.moment_us, now)
         progress = _Progress(row, decided.next_us)
@@ -317,9 +332,7 @@ class Firing:
             self._carry_out(row, moment_us, progress)
         insert_ticks(self._ticks, progress.ticks)
         self._advance(row, progress.columns())
-        last = progress.ticks[-1]
-        moment_us = decided.fire_us[-1] if decided.fire_us else row.moment_us
-        return Fired(row, last.outcome, moment_us, last.job_id, now - row.due_us)
+        return progress.told(now)
 
     def _carry_out(self, row: Schedule, moment_us: int, progress: _Progress) -> None:
         """Enqueue the job. If the previous job has not ended, hold or skip the tick instead."""
@@ -402,6 +415,12 @@ class Firing:
         if fired.outcome == Tick.Outcome.MISSED:
             tell("ticks_missed", name=name)
         _send(fired)
+
+
+def _fired(row: Schedule, tick: Tick, now_us: int) -> Fired:
+    due_us = row.due_us if tick.moment_us == row.moment_us else None
+    late_us = now_us - (row.course.due(tick.moment_us) if due_us is None else due_us)
+    return Fired(row, tick.outcome, tick.moment_us, tick.job_id, late_us, tick.count)
 
 
 def _send(fired: Fired) -> None:
