@@ -24,6 +24,7 @@ from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Snoozed
 from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
+from stoker.jobs.retries import UNKNOWN_TASK_WAIT
 from stoker.models import Claimed, Cluster, Deferred, Job, Ready, Tally
 from stoker.models.metrics import FINEST_SECONDS, Sums, TaskInQueue
 from stoker.store.written import DatabaseNow, microseconds
@@ -209,6 +210,21 @@ def test_job_handed_to_busy_worker_names_worker_and_its_job() -> None:
     assert f"busy with {nothing.module_path} {busy.id[:8]} since 20" in answer.sentence
 
 
+def test_busy_worker_is_found_by_its_cluster() -> None:
+    """In containers, workers of two hosts have the same process id."""
+    busy, result, others = nothing.enqueue(), nothing.enqueue(), fail.enqueue("x")
+    for _ in range(3):
+        at_work(sign_on(), others)
+    cluster = sign_on()
+    claim(3, cluster.pk)
+    at_work(cluster, busy)
+    cluster.info["workers"][0]["handed_out"] = [result.id]
+    cluster.save(update_fields=["info"])
+    for _ in range(3):
+        at_work(sign_on(), others)
+    assert f"busy with {nothing.module_path} {busy.id[:8]}" in asked(result).sentence
+
+
 def test_running_job_of_cluster_with_old_heartbeat_mentions_it() -> None:
     """The heartbeat is late, but the lease has not ended."""
     result = nothing.enqueue()
@@ -261,14 +277,43 @@ def test_job_waiting_for_retry_answers_retry() -> None:
     assert "Attempt 1 of 4" in answer.sentence
 
 
-def test_snoozed_job_answers_put_back() -> None:
-    result = nothing.enqueue()
+def snooze(outcome: Snoozed) -> None:
     settings = settings_for()
     (attempted,) = [Executor(settings, worker_id="me").run(one) for one in claim(1)]
-    finish(settings, broker_for(settings), [replace(attempted, outcome=Snoozed(300.0, "not now"))])
+    finish(settings, broker_for(settings), [replace(attempted, outcome=outcome)])
+
+
+def test_snoozed_job_answers_put_back() -> None:
+    result = nothing.enqueue()
+    snooze(Snoozed(300.0, "not now"))
     answer = asked(result)
     assert answer.kind == Kind.PUT_BACK
     assert answer.facts["seconds"] == pytest.approx(300, abs=60)
+    assert "It snoozed" in answer.sentence
+    assert "older code" not in answer.advice
+
+
+def test_job_snoozed_after_a_failed_attempt_answers_put_back() -> None:
+    result = fail.using(max_attempts=4).enqueue("out of paper")
+    run()
+    put_off()
+    assert asked(result).kind == Kind.RETRY
+    Deferred.objects.update(due_us=DatabaseNow())
+    snooze(Snoozed(300.0, "not now"))
+    answer = asked(result)
+    assert answer.kind == Kind.PUT_BACK
+    assert "out of paper" not in answer.sentence
+    Deferred.objects.update(due_us=DatabaseNow())
+    run()
+    put_off()
+    assert (asked(result).kind, asked(result).facts["attempts"]) == (Kind.RETRY, 2)
+
+
+def test_job_released_because_its_task_is_unknown_mentions_older_code() -> None:
+    result = nothing.enqueue()
+    snooze(Snoozed(300.0, "unknown", UNKNOWN_TASK_WAIT))
+    assert "released without having run" in asked(result).sentence
+    assert "older code" in asked(result).advice
 
 
 def test_job_deferred_by_on_busy_retry_answers_put_back() -> None:

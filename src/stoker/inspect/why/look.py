@@ -75,7 +75,7 @@ def _answer_handed_out(asked: Asked, cluster: ClusterState, attempt: int) -> Ans
             return asked.answer(
                 Kind.HANDED_OUT,
                 f"It was handed to worker {worker.number} (process {worker.pid}) on "
-                f"{cluster.host}, {_busy_with(asked, worker)}. If it does not start, "
+                f"{cluster.host}, {_busy_with(asked, cluster, worker)}. If it does not start, "
                 "the cluster takes it back within a second, and sends it to another worker or "
                 "releases it.",
                 **facts,
@@ -89,12 +89,14 @@ def _answer_handed_out(asked: Asked, cluster: ClusterState, attempt: int) -> Ans
     )
 
 
-def _busy_with(asked: Asked, worker: WorkerState) -> str:
+def _busy_with(asked: Asked, cluster: ClusterState, worker: WorkerState) -> str:
     """Name the job that a worker is busy with."""
     known = {
-        one.pid: one.running for cluster in clusters(asked.settings) for one in cluster.workers
+        (one.id, each.number): each.running
+        for one in clusters(asked.settings)
+        for each in one.workers
     }
-    running = known.get(worker.pid, ())
+    running = known.get((cluster.id, worker.number), ())
     if not running:
         return "which was idle at the last heartbeat"
     job = running[0]

@@ -23,6 +23,7 @@ from stoker.models import (
     Need,
     Ready,
     Step,
+    Wait,
     Workflow,
 )
 from stoker.models.step import GROUPS, OPEN
@@ -397,7 +398,8 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
             due_at=at(row.due_us),
             seconds=max(0.0, seconds),
         )
-    if row.attempts:
+    put_back = _last_put_back(asked, row)
+    if row.attempts and put_back is None:
         return answer_retry(asked, row.due_us, row.attempts, last_failure(asked))
     soon, facts = _soon(asked, row.due_us)
     job = asked.job
@@ -416,7 +418,13 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
             error=str(asked.unknown_task),
             **facts,
         )
-    return _answer_put_back(asked, row, soon, facts)
+    return _answer_put_back(asked, row, put_back, soon, facts)
+
+
+def _last_put_back(asked: Asked, row: Deferred) -> Wait | None:
+    """Return the last wait of a job that was snoozed or released since its last failed attempt."""
+    waits = Wait.objects.using(asked.alias).filter(job_id=asked.job_id, kind=Wait.Kind.PUT_BACK)
+    return waits.filter(attempts=row.attempts).order_by("-began_us").first()
 
 
 def _soon(asked: Asked, due_us: int) -> tuple[str, dict[str, Any]]:
@@ -452,12 +460,21 @@ def answer_retry(asked: Asked, due_us: int, attempts: int, last: Attempt | None)
     )
 
 
-def _answer_put_back(asked: Asked, row: Deferred, soon: str, facts: dict[str, Any]) -> Answer:
+def _answer_put_back(
+    asked: Asked, row: Deferred, put_back: Wait | None, soon: str, facts: dict[str, Any]
+) -> Answer:
     needs = Need.objects.using(asked.alias).of_jobs({asked.job_id: row.guards})[asked.job_id]
     busy = [need.name for need in needs if need.on_busy == "retry"]
     if busy:
         sentence = f"{' or '.join(busy)} was taken when its turn came; it is checked again {soon}."
         return asked.answer(Kind.PUT_BACK, sentence, **facts)
+    if put_back is not None and not put_back.name:
+        return asked.answer(
+            Kind.PUT_BACK,
+            f"It snoozed, or was released without counting the attempt; it runs again {soon}.",
+            "See the clusters' log for the reason.",
+            **facts,
+        )
     return asked.answer(
         Kind.PUT_BACK,
         f"It was released without having run; it is retried {soon}.",
