@@ -153,14 +153,16 @@ class TallyQuerySet(models.QuerySet["Tally"]):
 
     def totals(self) -> Iterator[tuple[TaskInQueue, dict[str, Any]]]:
         """Yield all-time totals, which never decrease."""
-        sums = {f"{name}_sum": models.Sum(name) for name in COUNTED}
+        counts = [models.Sum(name) for name in COUNTED]
         # Sums of whole numbers are exact, and `added_seconds` rounds in the same way.
-        parts = {f"{name}_sum": models.Sum(Floor(models.F(name) * PARTS + 0.5)) for name in TIMED}
-        rows = self.order_by("queue", "task").values("queue", "task").annotate(**sums, **parts)
-        for row in rows:
-            numbers = {name: row[f"{name}_sum"] for name in COUNTED}
-            seconds = {name: row[f"{name}_sum"] / PARTS for name in TIMED}
-            yield TaskInQueue(row["queue"], row["task"]), numbers | seconds
+        parts = [models.Sum(Floor(models.F(name) * PARTS + 0.5)) for name in TIMED]
+        numbers = dict(zip(SUMMED, [*counts, *parts], strict=True))
+        sums = {f"{name}_sum": number for name, number in numbers.items()}
+        rows = self.order_by("queue", "task").values("queue", "task").annotate(**sums)
+        for queue, task, *found in rows.values_list("queue", "task", *sums):
+            totals = dict(zip(SUMMED, found, strict=True))
+            seconds = {name: totals[name] / PARTS for name in TIMED}
+            yield TaskInQueue(queue, task), {**totals, **seconds}
 
     def merged(self, rows: Sequence[Tally], start: int, seconds: int) -> Iterator[Tally]:
         """Yield fewer rows for one period with the same sums."""
