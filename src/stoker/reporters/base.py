@@ -59,14 +59,14 @@ class Reporter:
 
         Args:
             outcome: see stoker.jobs.outcomes; ``outcome.kind`` is ``succeeded``, ``failed``,
-                ``retry``,
-                ``snoozed`` or ``cancelled``.
+                ``retry``, ``snoozed`` or ``cancelled``.
         """
 
     def on_failure(self, failure: Failure) -> None:
         """Called once for each failed attempt, whether or not it is retried, before its ``on_end``.
 
-        If the worker crashed or was killed, the monitor's process calls it.
+        If the worker crashed or was killed, it is called in the monitor's process; in that of a
+        scheduler, if the cluster or host was lost.
         """
 
     def on_cancel(self, failure: Failure) -> None:

@@ -241,7 +241,8 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
     """Policy for requeueing dead letters automatically. Setting: ``DEAD_LETTERS``."""
 
     on_dead_letter: Callable[[Any], object] | None = option(None, function)
-    """Function that the monitor calls with each new or updated dead letter, after the commit."""
+    """Function that is called with each new or updated dead letter, after the commit: in the
+    monitor, or in the scheduler if the job's cluster or host was lost."""
 
     exposed: bool | str = option(False, exposure)
     """Whether the task may be enqueued over HTTP (``stoker.api``): True = under its path, as
