@@ -22,9 +22,11 @@ def test_pause_lets_running_jobs_finish_and_releases_prefetched_ones(tmp_path: P
         cluster.wait_for_crew()
         may_end = tmp_path / "may end"
         line = put_behind_long_jobs(cluster, may_end, queue_name="mail")
-        queues.pause("mail")
+        queues.pause("mail", by="alice", because="the server is away")
         cluster.wait_for_heartbeats(2)
         wait_for(lambda: Claimed.objects.count() == 2, cluster.tail)
+        assert cluster.text().count("[pusher] The queue mail is paused since") == 1
+        assert " by alice: the server is away.\n" in cluster.text()
         waiting = Ready.objects.filter(queue="mail").count()
         assert waiting == len(line.short) - len(line.started) > 0
         assert set(Ready.objects.values_list("attempts", "crashes")) == {(0, 0)}
@@ -36,6 +38,7 @@ def test_pause_lets_running_jobs_finish_and_releases_prefetched_ones(tmp_path: P
         queues.resume("mail")
         wait_for(lambda: len(line.started) == len(line.short), cluster.tail)
         wait_for(lambda: not Claimed.objects.exists(), cluster.tail)
+        assert cluster.text().count("[pusher] The queue mail is resumed.") == 1
     assert not Attempt.objects.exists()
 
 
@@ -50,6 +53,7 @@ def test_pause_outlives_a_restart_and_a_new_pusher(tmp_path: Path) -> None:
             pusher.kill()
             pusher.wait()
             assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
+            assert "The queue mail is paused since" in cluster.text()
             assert Ready.objects.filter(pk=waits.id).exists()
             cluster.stop()
     assert not Ledger.objects.exists()

@@ -42,3 +42,10 @@ class PausedQueue(models.Model):
 
     def __str__(self) -> str:
         return f"{self.queue} is paused"
+
+    @property
+    def how(self) -> str:
+        """When it was paused, by whom and why, as the end of a sentence."""
+        since = f" since {self.since.isoformat(sep=' ', timespec='seconds')}"
+        by = f" by {self.by}" if self.by else ""
+        return since + by + (f": {self.because}" if self.because else "")

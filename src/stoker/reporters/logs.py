@@ -29,6 +29,8 @@ SENTENCES: dict[str, tuple[int, str]] = {
         "This cluster now has {workers} workers instead of {before}.",
     ),
     "cluster_stopped": (logging.INFO, "Cluster {name} stopped."),
+    "queue_paused": (logging.INFO, "The queue {queue} is paused{how}."),
+    "queue_resumed": (logging.INFO, "The queue {queue} is resumed."),
     "drained_but_paused": (
         logging.WARNING,
         "Drained, except paused queues: {queues}.",

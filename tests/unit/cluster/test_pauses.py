@@ -1,7 +1,8 @@
 """A pusher reads the requests of operators, and jobs of paused queues do not start."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from types import SimpleNamespace
 
 import pytest
@@ -10,10 +11,17 @@ from stoker.brokers.contract import Delivery
 from stoker.brokers.memory import MemoryBroker
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.pusher.requests import CLUSTER, IDLE_LOOK_SECONDS, LOOK_SECONDS, PAUSE, Requests
+from stoker.cluster.pusher.requests import (
+    CLUSTER,
+    IDLE_LOOK_SECONDS,
+    LOOK_SECONDS,
+    PAUSE,
+    Pauses,
+    Requests,
+)
 from stoker.cluster.pusher.roster import Recall
 from stoker.exceptions import BrokerUnavailable
-from stoker.models import Cluster
+from stoker.models import Cluster, PausedQueue
 from stoker.store.engines.sessions import Patience
 
 from tests.unit.cluster.parts import Clock
@@ -38,6 +46,10 @@ class Table:
             raise BrokerUnavailable("away")
         return [(CLUSTER, self.request, 0, ""), *((PAUSE, queue, 0, "") for queue in self.paused)]
 
+    def rows_of(self, names: Sequence[str]) -> list[PausedQueue]:
+        since = datetime(2030, 1, 31, tzinfo=UTC)
+        return [PausedQueue(queue=one, since=since, by="ann", because="Late.") for one in names]
+
 
 @pytest.fixture
 def table() -> Table:
@@ -56,6 +68,7 @@ def patience(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Patience:
 def requests(plan: Plan, flights: Flights, recall: Recall, table: Table) -> Requests:
     requests = Requests(plan, flights, recall, lambda *_: None, lambda _: None)
     requests._asked = table  # type: ignore[assignment] # it has the method that is used
+    requests.pauses._rows_of = table.rows_of  # type: ignore[method-assign]
     return requests
 
 
@@ -156,3 +169,22 @@ def test_paused_job_taken_back_from_a_worker_is_released(
     flights.take_back(first)
     assert flights.to_release() == [second, first]
     assert not flights.waiting
+
+
+def test_pauses_of_served_queues_are_logged_once(
+    plan: Plan,
+    flights: Flights,
+    recall: Recall,
+    patience: Patience,
+    table: Table,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "stoker")
+    pauses = Pauses(replace(plan, queues=("mail",)), flights, recall)
+    pauses._rows_of = table.rows_of  # type: ignore[method-assign]
+    for paused in (["mail", "other"], ["mail", "other"], ["other"]):
+        pauses.carry_out(paused, patience)
+    assert caplog.messages == [
+        "The queue mail is paused since 2030-01-31 00:00:00+00:00 by ann: Late.",
+        "The queue mail is resumed.",
+    ]

@@ -230,7 +230,7 @@ class Pusher:
         if self.plan.drain and is_drained and not self._has_said_drained:
             self._has_said_drained = True
             self.requests.look_if_due(self.of_store)
-            self.requests.pauses.log_paused(self.plan.served_queues)
+            self.requests.pauses.log_left()
             self._say("drained")
 
     # -- workers ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ change the workers, to end a job, or to pause a queue."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -47,7 +47,7 @@ class Requests:
     ) -> None:
         self.of_cluster = ClusterRequests(say, recall.recall_all)
         self.cancels = Cancels(plan.settings.database, flights, say, record)
-        self.pauses = Pauses(flights, recall)
+        self.pauses = Pauses(plan, flights, recall)
         self._flights = flights
         self._asked = Compiled(*_queries(plan))
         self._look_at = 0.0
@@ -88,7 +88,7 @@ class Requests:
             of_kind[kind].append(tuple(values))
         self.of_cluster.carry_out(of_kind[CLUSTER])
         self.cancels.carry_out({as_uuid(one): reason for one, _, reason in of_kind[CANCELLATION]})
-        self.pauses.carry_out(queue for queue, *_ in of_kind[PAUSE])
+        self.pauses.carry_out((queue for queue, *_ in of_kind[PAUSE]), patience)
         return True
 
 
@@ -249,7 +249,9 @@ def _is_known(flight: Flight) -> bool:
 class Pauses:
     """The paused queues, as last read by this pusher."""
 
-    def __init__(self, flights: Flights, recall: Recall) -> None:
+    def __init__(self, plan: Plan, flights: Flights, recall: Recall) -> None:
+        self._alias = plan.settings.database
+        self._served = plan.served_queues
         self._flights = flights
         self._recall = recall
         self.on_resume: Callable[[], object] = lambda: None
@@ -260,18 +262,36 @@ class Pauses:
         """The queues that were paused at the last read."""
         return self._flights.paused
 
-    def carry_out(self, queues: Iterable[str]) -> None:
+    def carry_out(self, queues: Iterable[str], patience: Patience) -> None:
         """Note the queues that are paused now, and release their jobs that were claimed but not
         started."""
-        paused = frozenset(queues)
-        resumed, self._flights.paused = self.queues - paused, paused
-        if resumed:
+        before, paused = self.queues, frozenset(queues)
+        self._flights.paused = paused
+        if resumed := before - paused:
             self.on_resume()
         if paused:
             self._flights.release_paused()
             self._recall.recall_paused()
+        for name in self._of_this_cluster(resumed):
+            tell("queue_resumed", queue=name)
+        if new := self._of_this_cluster(paused - before):
+            self._log_new(new, patience)
 
-    def log_paused(self, served: Collection[str]) -> None:
+    def log_left(self) -> None:
         """At the end of a drain, log the paused queues that this cluster serves."""
-        if left := sorted(name for name in self.queues if not served or name in served):
+        if left := self._of_this_cluster(self.queues):
             tell("drained_but_paused", queues=", ".join(left))
+
+    def _log_new(self, names: Sequence[str], patience: Patience) -> None:
+        """Log who paused these queues, when and why. If that cannot be read, log only the names."""
+        answer = patience.call(lambda: self._rows_of(names))
+        known = {row.queue: row for row in answer.value} if answer is not None else {}
+        for name in names:
+            how = known[name].how if name in known else ""
+            tell("queue_paused", queue=name, how=how.removesuffix("."))
+
+    def _rows_of(self, names: Sequence[str]) -> list[PausedQueue]:
+        return list(PausedQueue.objects.using(self._alias).filter(queue__in=names))
+
+    def _of_this_cluster(self, names: Iterable[str]) -> list[str]:
+        return sorted(name for name in names if not self._served or name in self._served)
