@@ -83,6 +83,15 @@ def test_cancelled_requeue_can_be_requeued_again() -> None:
     assert DeadLetter.objects.get().requeued_count == 2
 
 
+def test_cancelled_requeue_can_be_discarded_before_upkeep_reopens_it() -> None:
+    letter = dead(frail.charge, "order 1")
+    answer = dead_letters.requeue(letter.id)
+    frail.charge.get_result(str(answer.job_id)).cancel()
+    assert DeadLetter.objects.get().state == "requeued"
+    assert dead_letters.discard(letter.id)
+    assert DeadLetter.objects.get().state == "discarded"
+
+
 def test_requeue_rolls_back_with_its_transaction() -> None:
     letter = dead(frail.charge, "order 1")
     with transaction.atomic():
