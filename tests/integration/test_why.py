@@ -14,7 +14,7 @@ from django.db.models import F
 from django.test import override_settings
 from django.utils import timezone
 
-from stoker import InSequence, Limit, Lock, Rate, chain, dead_letters, group, queues
+from stoker import InSequence, Limit, Lock, Rate, chain, dead_letters, group, queues, set_limit
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
@@ -27,6 +27,8 @@ from stoker.jobs.record import finish
 from stoker.jobs.retries import UNKNOWN_TASK_WAIT
 from stoker.models import Claimed, Cluster, Deferred, Job, Ready, Tally
 from stoker.models.metrics import FINEST_SECONDS, Sums, TaskInQueue
+from stoker.operations.operation import Operator
+from stoker.operations.waiting_jobs import HOLD
 from stoker.store.written import DatabaseNow, microseconds
 from stoker.why import Answer, Kind, why
 
@@ -266,6 +268,14 @@ def test_deferred_job_answers_run_after() -> None:
     assert answer.facts["seconds"] == pytest.approx(300, abs=30)
 
 
+def test_job_held_by_an_operator_needs_somebody(capsys: pytest.CaptureFixture[str]) -> None:
+    result = nothing.enqueue()
+    assert HOLD.perform(Operator(settings_for(), "alice"), str(result.id)).is_good
+    answer = asked(result)
+    assert (answer.kind, answer.facts["is_held"]) == (Kind.RUN_AFTER, True)
+    assert run_why(capsys, str(result.id))[0] == 1
+
+
 def test_job_waiting_for_retry_answers_retry() -> None:
     result = fail.using(max_attempts=4).enqueue("out of paper")
     run()
@@ -384,6 +394,7 @@ def test_job_behind_another_of_its_sequence_answers_sequence() -> None:
     assert answer.kind == Kind.SEQUENCE
     assert [one["job_id"] for one in answer.facts["holders"]] == [str(first.id)]
     assert answer.facts["halted_by"] is None
+    assert not answer.needs_somebody
     assert answer.sentence.startswith("In the sequence 'orders' an earlier job has not ended: ")
 
 
@@ -395,6 +406,21 @@ def test_job_of_a_halted_sequence_answers_with_the_dead_letter() -> None:
     answer = asked(second)
     assert (answer.kind, answer.facts["halted_by"]) == (Kind.SEQUENCE, str(first.id))
     assert "dead letter" in answer.advice
+    assert answer.needs_somebody
+
+
+def test_job_of_a_limit_of_zero_needs_somebody() -> None:
+    set_limit("tenant", 0)
+    _, second = blocked(nothing.using(limit=Limit(2, "tenant")))
+    answer = asked(second)
+    assert (answer.kind, answer.facts["places"], answer.needs_somebody) == (Kind.LIMIT, 0, True)
+    assert answer.sentence.startswith(
+        "The limit 'tenant' was set to 0: no job may run until set_limit raises it. "
+    )
+    assert "is free" not in answer.sentence
+    set_limit("tenant", 1)
+    claim(1)
+    assert not asked(second).needs_somebody
 
 
 # -- a workflow -----------------------------------------------------------------------------------
@@ -410,6 +436,7 @@ def test_step_waiting_for_earlier_steps_answers_workflow() -> None:
     assert (answer.kind, answer.task) == (Kind.WORKFLOW, nothing.module_path)
     assert [one["job_id"] for one in answer.facts["waits_for"]] == [first.job_id]
     assert answer.facts["workflow"] == str(workflow.id)
+    assert not answer.needs_somebody
     last = by_label[add.module_path, "PENDING"]
     assert len(asked(last.job_id).facts["waits_for"]) == 3
     run()
@@ -423,6 +450,7 @@ def test_step_of_a_failed_workflow_advises_retry() -> None:
     answer = asked(step.job_id)
     assert (answer.kind, answer.facts["workflow_state"]) == (Kind.WORKFLOW, "FAILED")
     assert "retry" in answer.advice
+    assert answer.needs_somebody
 
 
 # -- it may start ---------------------------------------------------------------------------------

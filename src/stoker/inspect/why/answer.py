@@ -18,7 +18,7 @@ from stoker.inspect.queue_depths import Pause, pauses
 from stoker.inspect.stats import ClusterState, clusters
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.states import JobState, Progress
-from stoker.models import Job
+from stoker.models import Job, Workflow
 from stoker.store.written import MICROSECONDS, database_now_us, moment
 from stoker.tasks.arguments import CUT
 from stoker.tasks.registry import find_task, task_of
@@ -52,7 +52,7 @@ class Kind(TextChoices):
     """Its cluster sends no heartbeats. Facts: cluster, host, silent_seconds, lease_seconds,
     is_cluster_alive (whether another cluster is alive)."""
     RUN_AFTER = "run_after"
-    """It is deferred. Facts: due_at, seconds."""
+    """It is deferred. Facts: due_at, seconds, is_held (whether an operator holds it)."""
     RETRY = "retry"
     """It failed and will be retried. Facts: due_at, seconds, attempts, max_attempts, error."""
     PUT_BACK = "put_back"
@@ -60,7 +60,7 @@ class Kind(TextChoices):
     LOCK = "lock"
     """Another job holds its lock. Facts: key, holders, before, places."""
     LIMIT = "limit"
-    """The limit of the job is reached. Facts: those of ``lock``."""
+    """The limit of the job is reached. Facts: those of ``lock``. places 0: no job may run."""
     RATE = "rate"
     """The rate of the job is used up. Facts: key, before, places, period_seconds,
     next_start_seconds."""
@@ -93,7 +93,8 @@ class Kind(TextChoices):
 
     @property
     def needs_somebody(self) -> bool:
-        """Whether the job will not run unless an operator acts."""
+        """Whether a job with this obstacle never runs unless an operator acts. For the other kinds
+        it depends on the facts: see ``Answer.needs_somebody``."""
         return self in HELD_UP
 
     @property
@@ -136,7 +137,15 @@ class Answer:
     @property
     def needs_somebody(self) -> bool:
         """Whether the job will not run unless an operator acts."""
-        return self.kind.needs_somebody or self.facts.get("is_cluster_alive") is False
+        facts = self.facts
+        return (
+            self.kind.needs_somebody
+            or facts.get("is_cluster_alive") is False
+            or facts.get("is_held", False)
+            or facts.get("halted_by") is not None
+            or (self.kind == Kind.LIMIT and facts["places"] == 0)
+            or (self.kind == Kind.WORKFLOW and facts["workflow_state"] != Workflow.State.RUNNING)
+        )
 
 
 def answer_as_plain(answer: Answer) -> dict[str, Any]:

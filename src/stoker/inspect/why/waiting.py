@@ -145,8 +145,12 @@ def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
         {"job_id": str(job_id), "task": task or "", "state": JobState.RUNNING.value}
         for job_id, task in needs.values_list("job_id", Subquery(tasks))[:HOLDERS]
     ]
-    room = "one may" if key.room == 1 else f"{key.room} may"
     turn = _turn(facts["before"])
+    if not key.room:
+        sentence = f"The {_named(key)} was set to 0: no job may run until set_limit raises it."
+        advice = "Raise it with `stoker.set_limit`, or on the page of the guard in the dashboard."
+        return asked.answer(Kind(key.kind), f"{sentence} {turn}", advice, holders=holders, **facts)
+    room = "one may" if key.room == 1 else f"{key.room} may"
     # A cluster may have claimed several jobs of a lock. It runs them one after another.
     following = len(holders) - 1 if key.kind == Need.Kind.LOCK and key.room == 1 else 0
     by = f"{_by(holders[:1])}, and others follow it" if following > 0 else _by(holders)
@@ -397,6 +401,7 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
             "Run it now, or give it another start.",
             due_at=at(row.due_us),
             seconds=max(0.0, seconds),
+            is_held=True,
         )
     put_back = _last_put_back(asked, row)
     if row.attempts and put_back is None:
@@ -405,7 +410,7 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
     job = asked.job
     if job is not None and job.run_after is not None and at(row.due_us) <= job.run_after:
         sentence = f"It was enqueued to run later: it becomes ready {soon}."
-        return asked.answer(Kind.RUN_AFTER, sentence, **facts)
+        return asked.answer(Kind.RUN_AFTER, sentence, is_held=False, **facts)
     if isinstance(asked.package, PackageError):
         return answer_ready(asked, None)
     if asked.unknown_task is not None:
