@@ -1,6 +1,8 @@
 """The state machine as a table: the outcome of an attempt, and the state of the job after it."""
 
+import json
 import sys
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,14 @@ from stoker.jobs.outcomes import (
     Succeeded,
     TimedOut,
 )
-from stoker.jobs.package import sealer_for
+from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.record import finish
 from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.models.job import Message
 from stoker.signals import dead_lettered
 from stoker.store.engines import engine_of
 from stoker.tasks.registry import find_task
+from stoker.values.ids import LINKED, derived_job_id
 
 from tests.app import tasks
 
@@ -282,3 +286,20 @@ def test_success_without_kept_results_leaves_no_row(settings: Settings, broker: 
     finish(keeping_none, broker, [attempted(delivery, DONE)])
     assert not Job.objects.exists()
     assert not Claimed.objects.exists()
+
+
+@pytest.mark.parametrize("path", ["nowhere.record", "tests.app.gone.record"])
+def test_end_is_recorded_although_its_recorder_cannot_be_imported(
+    path: str, settings: Settings, broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The app with the recorder was removed while jobs waited."""
+    hooks = json.dumps([["record", path]])
+    job_id = derived_job_id(time.time(), 7, LINKED)
+    package = Package(job_id, tasks.add.module_path, (1, 2), {}, "default", 0, time.time())
+    package.options.hooks = hooks
+    data = sealer_for(settings).seal(package)
+    broker.enqueue([Message(job_id, package.task, "default", 0, data, enqueued_at=time.time())])
+    (delivery,) = broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
+    assert finish(settings, broker, [attempted(delivery, DONE)]) == set()
+    assert left_of(delivery) == OVER
+    assert f"{path} cannot be imported" in caplog.text

@@ -65,10 +65,17 @@ def task_of(package: Any) -> Any:
     """Return the task that runs this package's job.
 
     Raises:
-        UnknownTask: the task does not exist.
+        UnknownTask: the task does not exist, or the app that it needs is not installed here.
     """
     via = package.options.via
-    return find_task(via).under(package.task) if via else find_task(package.task)
+    task = find_task(via or package.task)
+    app = getattr(task, "needs_app", "")
+    if app and not apps.is_installed(app):
+        raise UnknownTask(
+            f"There is no task {package.task!r} here: it needs the app {app!r}, which is not in "
+            "INSTALLED_APPS. Was the app removed, or does this worker run older code?"
+        )
+    return task.under(package.task) if via else task
 
 
 def _imported(name: str) -> ModuleType:

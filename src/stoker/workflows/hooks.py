@@ -22,6 +22,7 @@ The outcome of the job travels in the package of the hook:
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
+from django.db import InterfaceError, OperationalError
 from django.utils.module_loading import import_string
 
 from stoker.brokers.adapters import broker_for
@@ -43,6 +45,8 @@ from stoker.values import codec
 from stoker.values.ids import BELOW_MARKS, LINKED, STEP
 
 from .deliver import Ended
+
+logger = logging.getLogger("stoker")
 
 SUCCESS, FAILURE, FINISH = "success", "failure", "finish"
 RECORD = "record"
@@ -93,8 +97,22 @@ def call_hooks(settings: Settings, ended: Sequence[Ended]) -> None:
             if hook[0] in wanted
         ]
     for path, ends in recorded.items():  # the packages are signed, and so is what is called
-        import_string(path)(settings, ends)
+        if (record := _recorder(path, ends)) is not None:
+            record(settings, ends)
     broker_for(settings).deliver(messages)
+
+
+def _recorder(path: str, ends: Sequence[tuple[Ended, bytes]]) -> Any:
+    """Return the function that also records these ends. If it cannot be imported, for example
+    because its app was removed, log that and return None: the jobs have ended nevertheless."""
+    try:
+        return import_string(path)
+    except (OperationalError, InterfaceError):
+        raise
+    except Exception:
+        job_ids = ", ".join(str(one.job_id) for one, _ in ends[:3])
+        logger.exception("%s cannot be imported to record the end of job %s.", path, job_ids)
+        return None
 
 
 def _message(

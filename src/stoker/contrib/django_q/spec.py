@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from uuid import UUID
 
 from stoker.compat import is_task
@@ -188,6 +188,8 @@ def _look_up(path: str) -> Any:
 class CallingTask(Task[..., Any]):
     """A task that calls a function. Its jobs are shown under the function's name."""
 
+    needs_app: ClassVar[str] = "stoker.contrib.django_q"
+    """App without which its jobs must not run, because their end could not be recorded."""
     path: str = ""
     """Path of the function; "" = the task's own."""
 
