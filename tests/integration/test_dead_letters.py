@@ -1,6 +1,7 @@
 """Dead letters: found, requeued, discarded, purged."""
 
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -19,7 +20,7 @@ from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.sealing import carrying
 from stoker.models import Attempt, DeadLetter, Job, Need, Ready, Requeue
 
-from tests.app import frail
+from tests.app import frail, tasks
 from tests.integration.letters import at_once, dead
 from tests.integration.work import work_off, work_off_when_due
 
@@ -176,6 +177,23 @@ def test_unreadable_package_can_be_requeued_with_new_arguments() -> None:
     assert answer.fate is Fate.REQUEUED
     work_off()
     assert DeadLetter.objects.get().state == "resolved"
+
+
+def test_requeued_unreadable_package_gets_the_options_of_its_task() -> None:
+    """The options were in the package. A task that may run only once must not run three times."""
+    letter = dead(frail.charge, "order 1")
+    DeadLetter.objects.update(package=b"what nobody reads")
+    limited = replace(frail.charge, max_attempts=1, timeout=7.0, on_failure=tasks.echo)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frail, "charge", limited)
+        answer = dead_letters.requeue(letter.id, args=("order 1",))
+    assert answer.job_id is not None
+    options = opened(Job.objects.get(pk=answer.job_id).package).options
+    assert (options.max_attempts, options.timeout_seconds) == (1, 7.0)
+    assert "echo" in options.hooks
+    work_off()
+    assert DeadLetter.objects.get().failure_count == 2, "there was one attempt"
+    assert Job.objects.filter(task=tasks.echo.module_path).exists(), "its hook"
 
 
 def test_requeued_job_that_becomes_unreadable_updates_its_dead_letter() -> None:

@@ -1,8 +1,9 @@
 """Requeue a dead letter: enqueue a new job and record it, in one transaction.
 
-The new job has the arguments and options of the failed job. Its package is signed again. Its id
-sorts right after the old id, so the new job takes the old one's place in the queue, and in a
-sequence that the old one halts. It gets the guards that the task has now.
+The new job has the arguments and options of the failed job. If the old package cannot be opened,
+the options are those that the task has now. The package is signed again. Its id sorts right after
+the old id, so the new job takes the old one's place in the queue, and in a sequence that the old
+one halts. It gets the guards that the task has now.
 
 Rows are locked in this order, so that long transactions of callers cause no deadlock: first the
 unique key, then the keys of guards, last the dead letter. If the dead letter has changed since it
@@ -39,7 +40,7 @@ from stoker.store.engines.sessions import explained
 from stoker.store.statements import with_keys
 from stoker.store.transactions import TRIES, after_commit, is_conflict, pause_before_retry
 from stoker.tasks.registry import find_task, task_of
-from stoker.values.ids import following_job_id
+from stoker.values.ids import LINKED, following_job_id
 from stoker.values.text import stored_text
 from stoker.workflows.follow import reopen, transaction_for
 
@@ -232,7 +233,7 @@ class _Requeue:
         return answers
 
     def _newcomer(self, seen: DeadLetter) -> Newcomer:
-        old = self._opened(seen)
+        old, is_readable = self._opened(seen)
         sealing = Sealing(self._settings, self._task(seen, old), self.commitment)
         args = old.args if self._wish.args is None else tuple(self._wish.args)
         kwargs = old.kwargs if self._wish.kwargs is None else dict(self._wish.kwargs)
@@ -241,12 +242,15 @@ class _Requeue:
         claim = fresh.claim
         if claim is None and is_same_call:
             claim = _claim_of(seen.identity)
+        options = old.options if is_readable else fresh.package.options
         job_id = following_job_id(seen.job_id)
+        if options.hooks:  # the task may have got them since
+            job_id = UUID(int=job_id.int | LINKED)
         package = replace(
             fresh.package,
             job_id=job_id,
             options=replace(
-                old.options,
+                options,
                 identity=seen.identity,
                 expires_at=fresh.package.options.expires_at,
             ),
@@ -262,14 +266,15 @@ class _Requeue:
         claim = claim and claim._replace(on_conflict="keep")
         return Newcomer(package, message, result, claim)
 
-    def _opened(self, seen: DeadLetter) -> Package:
-        """Open the package. If it is unreadable, new arguments replace it."""
+    def _opened(self, seen: DeadLetter) -> tuple[Package, bool]:
+        """Open the package. If it is unreadable, new arguments replace it, and its options are
+        unknown. Return whether it is readable, too."""
         try:
-            return sealer_for(self._settings).open(bytes(seen.package))
+            return sealer_for(self._settings).open(bytes(seen.package)), True
         except UnreadablePackage as error:
             if self._wish.args is None and self._wish.kwargs is None:
                 raise UnreadablePackage(f"{error} Give its arguments to requeue it.") from error
-            return Package(seen.job_id, seen.task, (), {}, seen.queue, seen.priority, 0.0)
+            return Package(seen.job_id, seen.task, (), {}, seen.queue, seen.priority, 0.0), False
 
     def _task(self, seen: DeadLetter, old: Package) -> Any:
         task = task_of(old) if old.task else find_task(seen.task)
