@@ -16,6 +16,7 @@ from stoker.tasks.decorator import AbsentTask, Call, Task
 from .compat import BaseTaskBackend, InvalidTask
 from .conf import ADD_THE_APP, Settings, problems, read_settings, settings_for
 from .exceptions import ConfigurationError, InvalidTaskOption, UnknownTask
+from .setting_values import QUEUE_NAME, is_queue_name
 
 if TYPE_CHECKING:
     from stoker.jobs.results import Result
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from .workflows.results import WorkflowResult
 
 LONGEST_NAME = 255
-LONGEST_QUEUE_NAME = 100
 
 
 class StokerBackend(BaseTaskBackend):
@@ -86,10 +86,8 @@ class StokerBackend(BaseTaskBackend):
             )
         if not isinstance(task.queue_name, str) or not task.queue_name:
             raise InvalidTask(f"queue_name={task.queue_name!r}: write the name of a queue.")
-        if len(task.queue_name) > LONGEST_QUEUE_NAME:
-            raise InvalidTask(
-                f"queue_name={task.queue_name!r} is longer than {LONGEST_QUEUE_NAME} characters."
-            )
+        if not is_queue_name(task.queue_name):
+            raise InvalidTask(f"queue_name={task.queue_name!r}: {QUEUE_NAME}.")
         if self.queues and task.queue_name not in self.queues:
             raise InvalidTask(
                 f"Queue '{task.queue_name}' is not valid for backend. The QUEUES of "

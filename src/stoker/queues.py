@@ -37,11 +37,9 @@ from stoker.values.progress import come_so_far
 from .conf import Settings, settings_for
 from .exceptions import QueueNotFound
 from .models import PausedQueue
-from .setting_values import checked_limit
+from .setting_values import QUEUE_NAME, checked_limit, is_queue_name
 
 __all__ = ["Cleared", "Pause", "QueueDepth", "clear", "get", "list", "pause", "resume"]
-
-LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,10 +200,8 @@ def _purge(settings: Settings, arrivals: Arrivals, queue: str) -> int:
 
 def _refuse_impossible(queue: str) -> None:
     """Raise QueueNotFound if the name cannot be the name of a queue."""
-    if not 0 < len(queue) <= LONGEST_NAME or "\x00" in queue:
-        raise QueueNotFound(
-            f"There is no queue {queue!r}: a name has 1 to 100 characters, none of them NUL."
-        )
+    if not is_queue_name(queue):
+        raise QueueNotFound(f"There is no queue {queue!r}: {QUEUE_NAME}.")
 
 
 def _check(settings: Settings, queue: str) -> None:

@@ -47,10 +47,19 @@ def suggestion(key: str, known: Iterable[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else " Known: " + ", ".join(known) + "."
 
 
+LONGEST_QUEUE = 100
+"""Maximum number of characters of the name of a queue."""
+QUEUE_NAME = f"a name has 1 to {LONGEST_QUEUE} characters, none of them NUL"
+"""The rule of ``is_queue_name`` in words."""
+
+
+def is_queue_name(value: Any) -> bool:
+    """Return whether the value can be the name of a queue."""
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_QUEUE and "\0" not in value
+
+
 def are_queue_names(value: Any) -> bool:
-    return isinstance(value, list | tuple | set | frozenset) and all(
-        isinstance(name, str) and 0 < len(name) <= 100 for name in value
-    )
+    return isinstance(value, list | tuple | set | frozenset) and all(map(is_queue_name, value))
 
 
 def names(value: Any) -> tuple[str, ...]:

@@ -72,6 +72,21 @@ class TestPlaces:
             assert (outside(broker), Outgoing.objects.count()) == (0, 1)
         assert (outside(broker), Outgoing.objects.count()) == (1, 0)
 
+    def test_delivered_jobs_are_relayed_in_batches_that_the_broker_can_take(
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A message server may refuse each message, and then the whole batch is relayed again."""
+        sizes: list[int] = []
+        real = broker.relay
+        monkeypatch.setattr(broker, "relay_batch", 2)
+        monkeypatch.setattr(
+            broker, "relay", lambda rows, **how: (sizes.append(len(rows)), real(rows, **how))
+        )
+        with transaction.atomic():
+            broker.deliver([message() for _ in range(5)])
+        assert sizes == [2, 2, 1]
+        assert (outside(broker), Outgoing.objects.count()) == (5, 0)
+
     @pytest.mark.parametrize("changes", [{"lock": Lock("one")}, {"unique": Unique("one")}])
     def test_guarded_job_waits_in_the_store(
         self, broker: Dispatch, changes: dict[str, Any]

@@ -85,7 +85,8 @@ def test_e001_reports_each_wrong_option() -> None:
 
 def test_e001_reports_wrong_queues() -> None:
     assert ids(default={"QUEUES": "default"}) == ["stoker.E001"]
-    assert ids(default={"QUEUES": ["x" * 101]}) == ["stoker.E001"]
+    for name in ("x" * 101, "a\0b", ""):
+        assert ids(default={"QUEUES": [name]}) == ["stoker.E001"]
     assert ids(default={"QUEUES": []}) == []
 
 

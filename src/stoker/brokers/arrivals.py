@@ -32,6 +32,7 @@ from stoker.exceptions import BrokerUnavailable, RowsLocked, StokerError
 from stoker.models import Job, Relayed
 from stoker.models.job import Message
 from stoker.models.outbox import RELAYED_SECONDS
+from stoker.setting_values import LONGEST_QUEUE
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
@@ -40,7 +41,7 @@ from stoker.store.wake import PipeWake, Wake
 from stoker.values.ids import seconds_of
 
 from .contract import ClaimRequest, Delivery
-from .transport import LONGEST_QUEUE, LONGEST_TASK, Parcel, Transport
+from .transport import LONGEST_TASK, Parcel, Transport
 
 MOST_AT_ONCE = 100
 """Maximum number of messages that are moved to the store at once, unless a claim asks for more."""

@@ -25,6 +25,7 @@ from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
 from stoker.models.job import JobColumns, Message
 from stoker.models.outbox import Outgoing, find_outgoing, possible_outboxes
+from stoker.setting_values import QUEUE_NAME, is_queue_name
 from stoker.store.statements import delete_by_key, insert_with_packages, with_keys
 from stoker.store.transactions import after_commit
 from stoker.store.wake import EitherWake, Wake
@@ -44,7 +45,6 @@ from .contract import (
 )
 from .orm.broker import OrmBroker
 from .outage import RelayPause, no_info, read_or_default
-from .transport import LONGEST_QUEUE
 
 LOOK_SECONDS, LONGEST_LOOK_SECONDS = 0.02, 0.1
 """First and longest pause between claims from the store while it is empty and the broker has
@@ -154,8 +154,8 @@ class Dispatch:
         def relay(rows: Sequence[Outgoing], until: float) -> None:
             self.relay([row.as_message() for row in rows], until=until)
 
-        for start in range(0, len(job_ids), AT_ONCE):
-            lock = partial(outgoing.lock_these, job_ids[start : start + AT_ONCE])
+        for start in range(0, len(job_ids), self.relay_batch):
+            lock = partial(outgoing.lock_these, job_ids[start : start + self.relay_batch])
             try:
                 rows = self.move_outbox(alias, lock, relay)
             except BrokerError as error:
@@ -493,8 +493,5 @@ class Dispatch:
 
 def _refuse_name(queue: str) -> None:
     """Raise BrokerError if the store could not record a queue of that name."""
-    if not 0 < len(queue) <= LONGEST_QUEUE or "\0" in queue:
-        raise BrokerError(
-            f"There is no queue {queue!r}: a name has 1 to {LONGEST_QUEUE} characters, none of "
-            "them NUL."
-        )
+    if not is_queue_name(queue):
+        raise BrokerError(f"There is no queue {queue!r}: {QUEUE_NAME}.")

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
 
 from stoker.models.job import Message
+from stoker.setting_values import is_queue_name
 from stoker.values.ids import derived_job_id
 
 from .contract import Capabilities
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 HEAD_BYTES = 2000
 """Upper limit for the line of JSON before the package, in bytes."""
-LONGEST_QUEUE, LONGEST_TASK = 100, 255
+LONGEST_TASK = 255
 """Limits of the store's columns, in characters."""
 LAST_SECOND = 253_402_300_799.0
 """The last second of the year 9999."""
@@ -178,9 +179,9 @@ def _can_be_stored(message: Message) -> bool:
     if message.run_after is not None:
         moments.append(message.run_after)
     return (
-        0 < len(message.queue) <= LONGEST_QUEUE
+        is_queue_name(message.queue)
         and len(message.task) <= LONGEST_TASK
-        and "\0" not in message.queue + message.task
+        and "\0" not in message.task
         and type(message.priority) is int
         and -(2**15) < message.priority < 2**15
         and all(type(one) in (int, float) and 0 <= one < LAST_SECOND for one in moments)

@@ -25,6 +25,7 @@ from stoker.models import Attempt, Deferred, Job, Need
 from stoker.models.job import Message
 from stoker.models.need import NewNeed, StatedNeed
 from stoker.models.wait import NewWait, Wait
+from stoker.setting_values import QUEUE_NAME, is_queue_name
 from stoker.store import waiting
 from stoker.store.engines.base import aware
 from stoker.store.engines.sessions import explained
@@ -46,7 +47,6 @@ HELD_US = int(HELD_UNTIL.timestamp()) * MICROSECONDS
 AT_ONCE = "at once"
 AS_IT_IS = "as it is"
 HIGHEST, LOWEST = 100, -100
-LONGEST_QUEUE = 100
 STARTED_SINCE = "it has started since that operation"
 STARTED = "it is not waiting (any more)"
 OUTSIDE = (
@@ -88,8 +88,8 @@ class Change:
         if self.priority is not None and not LOWEST <= self.priority <= HIGHEST:
             raise ValueError(f"A priority is between {LOWEST} and {HIGHEST}.")
         if self.queue is not None:
-            if not 0 < len(self.queue) <= LONGEST_QUEUE or "\x00" in self.queue:
-                raise ValueError("The name of a queue has 1 to 100 characters, none of them NUL.")
+            if not is_queue_name(self.queue):
+                raise ValueError(f"There is no queue {self.queue!r}: {QUEUE_NAME}.")
             if settings.queues and self.queue not in settings.queues:
                 known = ", ".join(settings.queues)
                 raise ValueError(f"There is no queue {self.queue!r}: QUEUES has {known}.")
