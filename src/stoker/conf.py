@@ -219,9 +219,9 @@ class Settings:
     )  # fmt: skip
     unknown_task_grace_seconds: float = option(
         "UNKNOWN_TASK_GRACE_SECONDS", 600.0, seconds(0),
-        "A cluster that does not know the task of a job releases the job for a newer cluster, as "
-        "in a rolling deploy. This long after a cluster first did not know the task, the job "
-        "becomes a dead letter instead.",
+        "A cluster that does not know the task of a job, or its SECRET_KEY, releases the job for "
+        "another cluster, as in a rolling deploy. This long after a cluster first could not run "
+        "the job, the job becomes a dead letter instead.",
     )  # fmt: skip
     database_seconds: float = option(
         "DATABASE_SECONDS", 15.0, seconds(1),
@@ -387,8 +387,8 @@ def problems_of(
             found.append(f"{entry} has no key {key!r}.{suggestion(str(key), ENTRY_KEYS)}")
     if not are_queue_names(params.get("QUEUES", [])):
         found.append(
-            f'TASKS["{alias}"]["QUEUES"] must be a list of names of up to 100 characters; an empty '
-            "one allows any name."
+            f'TASKS["{alias}"]["QUEUES"] must be a list of names of up to 100 characters without '
+            "NUL; an empty one allows any name."
         )
     if not isinstance(options, Mapping):
         return [*found, f"{where} must be a dict of options."]

@@ -10,7 +10,8 @@
     │   ├── PackageTooLarge           (also ValueError)  at enqueue, or for a return value
     │   └── UnreadablePackage                            at execution: becomes a dead letter
     │       ├── BadSignature
-    │       └── NewerVersion
+    │       ├── NewerVersion
+    │       └── UnreadableHere                           other settings or apps can read it
     ├── UnknownTask                                      the task does not exist (any more)
     ├── BrokerError
     │   └── BrokerUnavailable                            retried with back-off by the cluster
@@ -92,6 +93,10 @@ class BadSignature(UnreadablePackage):
 
 class NewerVersion(UnreadablePackage):
     """A newer version of Stoker wrote the package."""
+
+
+class UnreadableHere(UnreadablePackage):
+    """The package is intact, but this process lacks the ``SERIALIZER`` or the app to read it."""
 
 
 class UnknownTask(StokerError):

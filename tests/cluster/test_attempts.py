@@ -9,12 +9,13 @@ from uuid import UUID
 
 import pytest
 from django.db import connection
+from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.jobs.package import JobOptions, Package, Sealer, sealer_for
 from stoker.jobs.retries import UNKNOWN_TASK_WAIT
-from stoker.models import Claimed, DeadLetter, Deferred, Job
+from stoker.models import Claimed, Cluster, DeadLetter, Deferred, Job
 from stoker.models.job import Message
 from stoker.models.wait import NewWait, Wait
 from stoker.store.written import microseconds
@@ -245,12 +246,17 @@ def test_unreadable_packages_become_dead_letters_and_other_jobs_run(
     assert now["monitor"] == crew["monitor"]
 
 
-@pytest.mark.parametrize("what", ["unknown task", "newer version"])
+@pytest.mark.parametrize("what", ["unknown task", "newer version", "other key"])
 def test_unknown_task_or_version_is_deferred_within_the_grace_period(
     what: str, cluster: ProcessCluster
 ) -> None:
-    """The period begins when a cluster first did not know the task, not at the enqueue."""
-    if what == "unknown task":
+    """The period begins when a cluster first did not know the task, not at the enqueue. Another
+    key is a reason to wait only while there is a cluster that signs with it."""
+    if what == "other key":
+        sealer = Sealer(["another key"], "stoker")
+        _add_cluster(sealer.key_ids[0])
+        result = _put(_package("tests.app.tasks.add"), sealer=sealer)
+    elif what == "unknown task":
         result = _put(_package("tests.app.gone.task", age_seconds=HOUR_SECONDS))
     else:
         old = _job_id_of(time.time() - HOUR_SECONDS)
@@ -261,6 +267,7 @@ def test_unknown_task_or_version_is_deferred_within_the_grace_period(
     assert put_back.attempts == 0, "the attempt is given back"
     assert not DeadLetter.objects.filter(job_id=result.id).exists()
     result.withdraw()
+    Cluster.objects.filter(host="elsewhere").delete()
 
 
 # -- what a task leaves behind --------------------------------------------------------------------
@@ -368,6 +375,19 @@ def _package(
         0,
         time.time() - age_seconds,
         JobOptions(expires_at=expires_at),
+    )
+
+
+def _add_cluster(key_id: str) -> None:
+    """Add the row of another live cluster, which signs with this key."""
+    Cluster.objects.create(
+        pk=new_job_id(),
+        name="stoker",
+        host="elsewhere",
+        pid=1,
+        heartbeat_us=microseconds(time.time() + HOUR_SECONDS),
+        started_at=timezone.now(),
+        info={"alias": "default", "key": key_id},
     )
 
 

@@ -25,12 +25,16 @@ from stoker.contrib.django_q.tasks import (
     result_group,
     schedule,
 )
+from stoker.jobs.retries import UNKNOWN_TASK_WAIT
 from stoker.models import Job
+from stoker.models.wait import Wait
 
+from tests.app.models import Account
 from tests.cluster.clusters import (
     DJANGO,
     WAIT_SECONDS,
     environment_of_commands,
+    running_cluster,
     start_command,
     wait_for,
     wait_while_it_goes_on,
@@ -103,6 +107,27 @@ def test_tasks_groups_chains_and_schedules_run_on_qcluster(tmp_path: Path) -> No
         row = fetch(bad, wait=LONG)
         assert row is not None
         assert "math domain error" in row.result
+
+
+def test_cluster_without_the_app_leaves_jobs_to_another(tmp_path: Path) -> None:
+    """This happens in a rolling deploy of the release that adds the app. The old cluster could call
+    the function, but could not record that it has ended. It does not know the tag of model
+    instances, either."""
+    account = Account.objects.create(total=7)
+    ids = [async_task(f"{HERE}.create_account", 7001), async_task(f"{HERE}.total_of", account)]
+    environment = {
+        "DJANGO_SETTINGS_MODULE": "tests.settings.without_django_q",
+        "STOKER_TEST_BASE_SETTINGS": os.environ["DJANGO_SETTINGS_MODULE"],
+    }
+    with running_cluster(tmp_path, environment=environment) as old:
+        waits = Wait.objects.filter(name=UNKNOWN_TASK_WAIT)
+        wait_for(lambda: waits.values("job_id").distinct().count() == 2, old.tail)
+    assert Job.objects.filter(status=None).count() == 2, old.tail()
+    assert not Account.objects.filter(pk=7001).exists()
+    assert "Traceback" not in old.text()
+    with qcluster(tmp_path):
+        assert [result(one, wait=LONG) for one in ids] == [None, ["Account", 7]]
+    assert Account.objects.filter(pk=7001).exists()
 
 
 def test_run_once_ends_when_no_job_is_left(tmp_path: Path) -> None:

@@ -2,17 +2,24 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.test import override_settings
 
 from stoker import Cron, every, schedules, task
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidSchedule, InvalidTaskOption, ScheduleExists
+from stoker.jobs.package import WRONG_KEY
 from stoker.models import Edition, Schedule
 from stoker.schedules.declare import Declared, Declaring, find_declared, problems
+from stoker.schedules.fire import Firing
+from stoker.schedules.ticking import Ticks
 from stoker.signals import event
+from stoker.store.written import DatabaseNow, microseconds
 from stoker.tasks.schedules import Scheduled, scheduled_tasks
 
 from tests.app.tasks import add, echo, nothing
@@ -223,3 +230,56 @@ def change_keys() -> None:
         before = schedules.get("kept").package
         edition().reseal()
         assert schedules.get("kept").package == before
+
+
+def old_cluster_tries(name: str, late_seconds: float = 1.0) -> Schedule:
+    """Let a cluster with the old settings try to fire a due schedule. Return its row."""
+    Schedule.objects.filter(name=name).update(due_us=DatabaseNow() - microseconds(late_seconds))
+    settings = settings_for("default")
+    with override_settings(SECRET_KEY="old"):
+        ticks = Ticks(settings, broker_for(settings), uuid4(), lambda: None, lambda _: False)
+        key = schedules.get(name).pk
+        ticks._within_bounds(key, partial(Firing(settings).fire, key))
+    return schedules.get(name)
+
+
+@pytest.mark.parametrize("cause", ["key", "serializer"])
+def test_old_cluster_does_not_pause_schedules_that_a_new_one_has_signed(cause: str) -> None:
+    """This happens in a rolling deploy that changes SECRET_KEY or SERIALIZER."""
+    with signed_anew(cause):
+        schedules.create("shared", echo, every(hours=1, args=["shared"]))
+    row = old_cluster_tries("shared")
+    assert row.problem
+    assert not row.is_paused
+    with signed_anew(cause):
+        Firing(settings_for("default")).fire(row.pk)
+    assert (schedules.get("shared").fired_count, schedules.get("shared").problem) == (1, "")
+
+
+@pytest.mark.parametrize("cause", ["key", "serializer"])
+def test_schedule_paused_by_a_cluster_that_cannot_open_it_is_resumed(
+    cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pause by a person, or for another reason, stays."""
+    monkeypatch.setattr(Ticks, "_is_given_up", lambda *_: True)  # the grace period is over
+    with signed_anew(cause):
+        for name in ("unread", "by ada", "gone"):
+            schedules.create(name, echo, every(hours=1, args=[name]))
+    schedules.pause("by ada", by="ada", because=WRONG_KEY.format(name="package"))
+    schedules.pause("gone", by="stoker", because="There is no task 'shop.gone'.")
+    paused = old_cluster_tries("unread", late_seconds=3600)
+    assert (paused.is_paused, paused.paused_by) == (True, "stoker")
+    with signed_anew(cause):
+        edition().reseal()
+    assert [one.name for one in Schedule.objects.filter(is_paused=False)] == ["unread"]
+    assert schedules.get("unread").due_us is not None
+    assert not schedules.get("unread").problem
+
+
+def signed_anew(cause: str) -> Any:
+    """Return the settings of the new release."""
+    if cause == "key":
+        return override_settings(SECRET_KEY="new", SECRET_KEY_FALLBACKS=["old"])
+    options = {"SERIALIZER": "pickle"}
+    tasks = {"default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}}
+    return override_settings(SECRET_KEY="old", TASKS=tasks)

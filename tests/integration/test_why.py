@@ -326,6 +326,20 @@ def test_job_released_because_its_task_is_unknown_mentions_older_code() -> None:
     assert "older code" in asked(result).advice
 
 
+def test_job_signed_with_the_key_of_another_cluster_answers_put_back() -> None:
+    """This process has both keys, and the cluster has only the old one."""
+    with override_settings(SECRET_KEY="new"):
+        result = nothing.enqueue()
+        sign_on(alias="default", key=sealer_for(settings_for()).key_ids[0])
+    (attempted,) = [Executor(settings_for(), worker_id="me").run(one) for one in claim(1)]
+    finish(settings_for(), broker_for(settings_for()), [attempted])
+    with override_settings(SECRET_KEY_FALLBACKS=["new"]):
+        answer = asked(result)
+    assert answer.kind == Kind.PUT_BACK
+    assert "another SECRET_KEY" in answer.sentence
+    assert "SECRET_KEY_FALLBACKS" in answer.advice
+
+
 def test_job_deferred_by_on_busy_retry_answers_put_back() -> None:
     guarded.enter.enqueue()
     claim(1)

@@ -22,13 +22,13 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.compat import InvalidTask, TaskContext
 from stoker.conf import Settings
 from stoker.exceptions import (
-    BadSignature,
     BrokerUnavailable,
     PackageError,
     Snooze,
     TaskTimeout,
     TransactionLeftOpen,
     UnknownTask,
+    UnreadablePackage,
 )
 from stoker.jobs.failures import tell_failure
 from stoker.store.engines import LARGE_BYTES, engine_of
@@ -257,7 +257,7 @@ class Executor:
         try:
             package = self._sealer.open(delivery.package)
             if package.job_id.int != delivery.job_id.int:
-                raise BadSignature(
+                raise UnreadablePackage(
                     f"The package is signed for job {package.job_id}, not for {delivery.job_id}."
                 )
             options = package.options

@@ -30,6 +30,7 @@ from stoker.exceptions import (
     ConfigurationError,
     NewerVersion,
     PackageTooLarge,
+    UnreadableHere,
     UnreadablePackage,
 )
 from stoker.values import codec
@@ -48,6 +49,8 @@ from stoker.values.pickles import (
 
 PICKLED, COMPRESSED = 1, 2
 HEADER_BYTES, SIGNATURE_BYTES = 4, 32
+WRONG_KEY = "The signature of the {name} does not match"
+WAS_PICKLED = "The {name} was pickled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class Envelope:
                 "signed with them."
             )
         self._keys = tuple(_Key(secret, cluster) for secret in secrets)
+        self.key_ids = tuple(key.id for key in self._keys)
         self._cluster = cluster
         self._compress_above_bytes = compress_above_bytes
         self._most_inflated_bytes = most_inflated_bytes
@@ -142,9 +146,10 @@ class Envelope:
             if hmac.compare_digest(key.sign(content), signature):
                 return content
         raise BadSignature(
-            f"The signature of the {kind.name} does not match: it was changed or cut off, or "
-            f"signed with another SECRET_KEY or for another CLUSTER than {self._cluster!r}. When a "
-            "key is changed, keep the old one in SECRET_KEY_FALLBACKS until the queue is empty."
+            f"{WRONG_KEY.format(name=kind.name)}: it was changed or cut off, or signed with "
+            f"another SECRET_KEY or for another CLUSTER than {self._cluster!r}. When a key is "
+            "changed, every process needs the new one in SECRET_KEY_FALLBACKS before, and the old "
+            "one in SECRET_KEY_FALLBACKS until the queue is empty."
         )
 
     def _inflate(self, body: bytes) -> bytes:
@@ -172,6 +177,11 @@ class _Key:
         block = key.ljust(hashlib.sha256().block_size, b"\0")
         self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
         self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+
+    @property
+    def id(self) -> str:
+        """Public name of the key. It does not reveal the key."""
+        return self.sign(b"the id of this key")[:8].hex()
 
     def sign(self, content: bytes) -> bytes:
         inner, outer = self._inner.copy(), self._outer.copy()
@@ -285,6 +295,8 @@ class Sealer:
         self._pickles = serializer == "pickle"
         self._compresses = compress_above_bytes is not None
         self._max_bytes = max_bytes
+        self.key_ids = self._envelope.key_ids
+        """Ids of the keys with which packages can be opened; the first one signs."""
 
     def seal(self, package: Package) -> bytes:
         """Return the job as signed bytes.
@@ -314,6 +326,7 @@ class Sealer:
         Raises:
             BadSignature: it was tampered with, or signed with another key or for another cluster.
             NewerVersion: a newer Stoker wrote it.
+            UnreadableHere: it needs another SERIALIZER, or an app that is not installed here.
             UnreadablePackage: it is not a package, or this process cannot or must not read it.
         """
         version, is_pickled, body = self._envelope.open(data, JOB)
@@ -323,7 +336,7 @@ class Sealer:
         try:
             return READERS[version](job_from_pickle(body) if is_pickled else codec.read(body))
         except Exception as error:  # unpickling runs the project's code, which may raise anything
-            raise UnreadablePackage(_unreadable(error)) from error
+            raise _unreadable(error) from error
 
     def open_without_arguments(self, data: bytes) -> Package:
         """Open a package without its arguments and metadata, for processes that do not run the job.
@@ -338,7 +351,7 @@ class Sealer:
             head = head_from_pickle(body) if is_pickled else codec.read(body)[:HEAD_FIELDS]
             return _package([*head, (), {}, {}])
         except Exception as error:
-            raise UnreadablePackage(_unreadable(error)) from error
+            raise _unreadable(error) from error
 
     def pickled_arguments(self, data: bytes) -> bytes:
         """Return the arguments as they are pickled in a package; b"" = it is not pickled.
@@ -369,15 +382,16 @@ class Sealer:
         try:
             return value_from_pickle(body) if is_pickled else codec.read(body)
         except Exception as error:
-            raise UnreadablePackage(_unreadable(error)) from error
+            raise _unreadable(error) from error
 
     def _refuse_pickled(self, kind: ContentKind) -> None:
         """Raise an error for pickled content, even with a valid signature, if this backend does not
         use pickle."""
         if not self._pickles:
-            raise UnreadablePackage(
-                f'The {kind.name} was pickled, and with SERIALIZER "json" nothing is unpickled: '
-                'set SERIALIZER to "pickle" here, too, or to "json" where jobs are enqueued.'
+            raise UnreadableHere(
+                f'{WAS_PICKLED.format(name=kind.name)}, and with SERIALIZER "json" nothing is '
+                'unpickled: set SERIALIZER to "pickle" here, too, or to "json" where jobs are '
+                "enqueued."
             )
 
     def _too_large(self, task: str, size: int) -> str:
@@ -463,8 +477,15 @@ def _with_links(*options: Any) -> JobOptions:
     return JobOptions(*values, **links)
 
 
-def _unreadable(error: Exception) -> str:
-    return f"This is a package or value of Stoker's, but it could not be read: {told(error)}."
+def _unreadable(error: Exception) -> UnreadablePackage:
+    if isinstance(error, codec.UnknownTag):
+        return UnreadableHere(
+            f"This is a package or value of Stoker's, but it could not be read: {error}. Was an "
+            "app removed from INSTALLED_APPS, or does this process run older code?"
+        )
+    return UnreadablePackage(
+        f"This is a package or value of Stoker's, but it could not be read: {told(error)}."
+    )
 
 
 READERS: dict[int, Callable[[list[Any]], Package]] = {1: _read_version_1, 2: _package}

@@ -32,11 +32,9 @@ from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
 from stoker.exceptions import BrokerUnavailable, LeaseLost, PackageError
 from stoker.models import Attempt, Cancellation, DeadLetter, Job, Step
-from stoker.models.wait import NewWait, Wait
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key, with_keys
-from stoker.store.written import microseconds
 from stoker.values.ids import is_step
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
@@ -48,7 +46,7 @@ from .faults import plain_fault
 from .once import has_not_begun
 from .outcomes import Attempted, Batch, Failed, Outcome, Retried, Snoozed, Tallies, Verdict
 from .package import Package, sealer_for
-from .retries import decide_unseen, import_task
+from .retries import decide_unseen, import_task, note_snoozes
 
 CHECKED_SHARE = 0.25
 """Share of a lease. If less than this is left, the recorder asks the broker whether the lease is
@@ -426,7 +424,7 @@ class Recorder:
         attempts = [as_attempt(one) for one in verdicts if one not in snoozed]
         if attempts:
             Attempt.objects.using(self._alias).bulk_create(attempts, ignore_conflicts=True)
-        Wait.objects.using(self._alias).add(map(_wait_of, snoozed))
+        note_snoozes(self._alias, snoozed)
         failed = [
             (one.attempted, one.outcome) for one in verdicts if isinstance(one.outcome, Failed)
         ]
@@ -484,17 +482,3 @@ def as_ended(verdict: Verdict) -> Ended:
             told = (fault.exception_class, fault.message)
             return Ended(job_id, Job.Status.FAILED, attempt, None, *told)
     raise AssertionError("the outcome does not end the job")
-
-
-def _wait_of(verdict: Verdict) -> NewWait:
-    """Return the wait of a job that was snoozed or released. It includes the time of the attempt,
-    which does not count."""
-    attempted, outcome = verdict.attempted, verdict.outcome
-    assert isinstance(outcome, Snoozed)
-    began_at = attempted.finished_at
-    if attempted.started_at is not None:
-        began_at = min(attempted.started_at, began_at)
-    seconds = attempted.finished_at - began_at + outcome.delay_seconds
-    attempts = attempted.delivery.attempt - 1
-    waited = (microseconds(began_at), microseconds(seconds))
-    return NewWait(verdict.lease.job_id, attempts, Wait.Kind.PUT_BACK, outcome.wait, *waited)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -14,6 +14,7 @@ from django.db import InterfaceError, OperationalError
 from stoker.brokers.contract import Delivery
 from stoker.conf import Settings
 from stoker.exceptions import (
+    BadSignature,
     Cancel,
     NewerVersion,
     ResultNotKept,
@@ -21,13 +22,15 @@ from stoker.exceptions import (
     Snooze,
     TaskTimeout,
     UnknownTask,
+    UnreadableHere,
     WorkflowNotFound,
     as_seconds,
 )
-from stoker.jobs.outcomes import Outcome
-from stoker.models import Wait
+from stoker.jobs.outcomes import Outcome, Verdict
+from stoker.models import Cluster, Wait
+from stoker.models.wait import NewWait
 from stoker.store.transactions import may_pass
-from stoker.store.written import MICROSECONDS
+from stoker.store.written import MICROSECONDS, microseconds
 from stoker.tasks.backoff import exponential
 from stoker.tasks.options import TaskOptions
 from stoker.tasks.registry import find_task
@@ -35,7 +38,7 @@ from stoker.values.text import stored_text
 
 from . import outcomes
 from .faults import MESSAGE_LIMIT, Fault, fault_of, plain_fault
-from .package import JobOptions, Package
+from .package import JobOptions, Package, sealer_for
 
 logger = logging.getLogger("stoker")
 
@@ -48,6 +51,9 @@ UNKNOWN_TASK_DELAYS_SECONDS = (2.0, 5.0, 15.0, 30.0, 60.0)
 """
 UNKNOWN_TASK_WAIT = "for a newer cluster"
 """Name of the wait of a job whose task, or whose format, was unknown to a cluster."""
+OTHER_KEY_WAIT = "for a cluster with its key"
+"""Name of the wait of a job whose signature a cluster could not verify, while another one has
+another SECRET_KEY."""
 
 
 def decide(
@@ -172,34 +178,83 @@ def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outco
 def unopened(settings: Settings, error: Exception, delivery: Delivery) -> Outcome:
     """Return the outcome for a job that this worker cannot open or whose task it does not know.
 
-    During a rolling deploy another cluster may know the task, so within the grace period the job is
-    released. The period begins when a cluster first did not know the task, because the job may have
-    been deferred since long before the deploy.
+    If another cluster may be able to run it, as during a rolling deploy, the job is released within
+    the grace period. The period begins when a cluster first could not run the job, because the job
+    may have been deferred since long before the deploy.
     """
     reason = "unknown_task" if isinstance(error, UnknownTask) else "unreadable"
-    if isinstance(error, UnknownTask | NewerVersion):
-        seconds = _unknown_seconds(settings, delivery)
-        if seconds < settings.unknown_task_grace_seconds:
-            step = min(int(seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
-            delay_seconds = UNKNOWN_TASK_DELAYS_SECONDS[step]
-            return outcomes.Snoozed(delay_seconds, str(error), UNKNOWN_TASK_WAIT)
+    try:
+        wait = _wait_for_another(settings, error)
+        seconds = _waited_seconds(settings, delivery, wait) if wait else 0.0
+    except (OperationalError, InterfaceError):
+        wait, seconds = UNKNOWN_TASK_WAIT, 0.0
+    if wait and seconds < settings.unknown_task_grace_seconds:
+        step = min(int(seconds // 30), len(UNKNOWN_TASK_DELAYS_SECONDS) - 1)
+        return outcomes.Snoozed(UNKNOWN_TASK_DELAYS_SECONDS[step], str(error), wait)
     return outcomes.Failed(fault_of(error), reason)
 
 
-def _unknown_seconds(settings: Settings, delivery: Delivery) -> float:
-    """Return for how long the task of a job has been unknown before this attempt; 0 = it was not,
-    or the store cannot be reached."""
+def _wait_for_another(settings: Settings, error: Exception) -> str:
+    """Return the name of the job's wait for another cluster; "" = no other can run it, either.
+
+    Anyone can write a package with a wrong signature. Such a job waits only if there is a cluster
+    whose key is unknown here, so that forged packages are dead letters at once.
+    """
+    if isinstance(error, UnknownTask | NewerVersion | UnreadableHere):
+        return UNKNOWN_TASK_WAIT
+    if not isinstance(error, BadSignature):
+        return ""
+    clusters = Cluster.objects.using(settings.database).alive_within(settings.lease_seconds)
+    ours = clusters.filter(name=settings.cluster, info__alias=settings.alias)
+    keys = {key for key in ours.values_list("info__key", flat=True) if key}
+    return OTHER_KEY_WAIT if keys.difference(sealer_for(settings).key_ids) else ""
+
+
+def _waited_seconds(settings: Settings, delivery: Delivery, wait: str) -> float:
+    """Return for how long a job has waited for another cluster before this attempt; 0 = it has
+    not."""
     waits = Wait.objects.using(settings.database).filter(
         job_id=delivery.job_id,
         attempts=delivery.attempt - 1,
         kind=Wait.Kind.PUT_BACK,
-        name=UNKNOWN_TASK_WAIT,
+        name=wait,
     )
-    try:
-        began_us = waits.values_list("began_us", flat=True).first()
-    except (OperationalError, InterfaceError):
-        return 0.0
+    began_us = waits.values_list("began_us", flat=True).first()
     return 0.0 if began_us is None else max(0.0, time.time() - began_us / MICROSECONDS)
+
+
+def note_snoozes(alias: str, snoozed: Sequence[Verdict]) -> None:
+    """Record the waits of jobs that were snoozed or released, in the open transaction. If a worker
+    had found the job's task, an earlier wait for another cluster is over: the grace period begins
+    anew if the job has to wait for one again."""
+    waits = Wait.objects.using(alias)
+    found = [
+        one.lease.job_id
+        for one in snoozed
+        if one.attempted.task and _has_found_task(one.attempted.outcome)
+    ]
+    if found:
+        waits.unname(found, (UNKNOWN_TASK_WAIT, OTHER_KEY_WAIT))
+    waits.add(map(_wait_of, snoozed))
+
+
+def _has_found_task(reported: Outcome) -> bool:
+    """Return whether a worker that snoozed a job had found its task."""
+    return isinstance(reported, outcomes.Snoozed) and not reported.wait
+
+
+def _wait_of(verdict: Verdict) -> NewWait:
+    """Return the wait of a job that was snoozed or released. It includes the time of the attempt,
+    which does not count."""
+    attempted, outcome = verdict.attempted, verdict.outcome
+    assert isinstance(outcome, outcomes.Snoozed)
+    began_at = attempted.finished_at
+    if attempted.started_at is not None:
+        began_at = min(attempted.started_at, began_at)
+    seconds = attempted.finished_at - began_at + outcome.delay_seconds
+    attempts = attempted.delivery.attempt - 1
+    waited = (microseconds(began_at), microseconds(seconds))
+    return NewWait(verdict.lease.job_id, attempts, Wait.Kind.PUT_BACK, outcome.wait, *waited)
 
 
 def unprepared(error: Exception, package: Package, delivery: Delivery) -> Outcome:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 from uuid import UUID
 
@@ -32,6 +32,17 @@ class WaitQuerySet(models.QuerySet["Wait"]):
         rows = [(write(one.job_id), *one[1:]) for one in waits if one.total_us > 0]
         if rows:
             engine_of(self.db).add_waits(NewWait._fields, rows)
+
+    def unname(self, job_ids: Collection[UUID], names: Collection[str]) -> None:
+        """Count waits of these jobs for these clusters as waits without a name, in the open
+        transaction. The caller has locked the jobs' rows in their hot tables."""
+        rows = list(self.filter(job_id__in=job_ids, kind=WaitKind.PUT_BACK, name__in=names))
+        if rows:
+            self.filter(pk__in=[row.pk for row in rows]).delete()
+            self.add(
+                NewWait(row.job_id, row.attempts, row.kind, "", row.began_us, row.total_us)
+                for row in rows
+            )
 
 
 class WaitKind(models.TextChoices):

@@ -214,6 +214,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.ERROR,
         "Schedule {name} could not be fired and will be retried: {because}",
     ),
+    "schedule_resumed": (logging.INFO, "Schedule {name} is resumed: it can be read again."),
     "schedule_paused": (logging.ERROR, "Schedule {name} is paused: {because}"),
     "lock_lost": (
         logging.WARNING,

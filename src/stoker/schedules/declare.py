@@ -22,7 +22,15 @@ from stoker.store.written import database_now_us
 from stoker.tasks.schedules import Scheduled, scheduled_tasks
 from stoker.values.ids import new_job_id
 
-from .rows import changed_state, insert, reseal, values_of
+from .rows import (
+    ITSELF,
+    changed_state,
+    insert,
+    reseal,
+    resumed_state,
+    values_of,
+    was_paused_unopened,
+)
 
 FORGOTTEN_SECONDS = 30 * 86_400.0
 
@@ -101,7 +109,8 @@ class Declaring:
 
     def reseal(self) -> None:
         """Sign packages that were signed with an old SECRET_KEY with the current one, while the
-        old key is still configured."""
+        old key is still configured. Resume schedules that a cluster without the right key or
+        serializer has paused."""
         for row in self._schedules:
             try:
                 package = reseal(self._settings, row)
@@ -109,6 +118,17 @@ class Declaring:
                 continue  # the error is logged and shown when the schedule falls due
             if package is not None:
                 self._schedules.filter(pk=row.pk, package=row.package).update(package=package)
+            if was_paused_unopened(row):
+                self._resume(row)
+
+    def _resume(self, row: Schedule) -> None:
+        try:
+            state = resumed_state(row, database_now_us(self._settings.database))
+        except ValueError:  # its rule cannot be read
+            return
+        paused = self._schedules.filter(pk=row.pk, is_paused=True, paused_by=ITSELF)
+        if paused.filter(paused_us=row.paused_us).update(**state):
+            tell("schedule_resumed", name=row.name)
 
     def _within_bounds(self, one: Declared, row: Schedule | None) -> None:
         """Add or change one schedule. If the schedule is invalid, log the error and return."""

@@ -19,8 +19,8 @@ from django.db import IntegrityError, transaction
 from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask, is_task, task_backends
 from stoker.conf import Settings
-from stoker.exceptions import BadSignature, InvalidSchedule, StokerError
-from stoker.jobs.package import JobOptions, Package, sealer_for
+from stoker.exceptions import InvalidSchedule, StokerError, UnreadablePackage
+from stoker.jobs.package import JOB, WAS_PICKLED, WRONG_KEY, JobOptions, Package, sealer_for
 from stoker.jobs.sealing import refuse_wrong_arguments
 from stoker.models import Schedule
 from stoker.store.written import database_now_us, microseconds
@@ -119,6 +119,20 @@ def later_state(row: Schedule, now_us: int) -> dict[str, Any]:
     return fresh_state(row, now_us)
 
 
+def resumed_state(row: Schedule, now_us: int) -> dict[str, Any]:
+    """Return the state columns of a paused schedule that is resumed now. Raises ValueError if its
+    rule cannot be read."""
+    state = {"is_paused": False, "paused_us": None, "paused_by": "", "paused_because": ""}
+    return state | {"problem": ""} | later_state(row, now_us)
+
+
+def was_paused_unopened(row: Schedule) -> bool:
+    """Return whether Stoker paused the schedule because a cluster had not the right key or
+    serializer to open its package."""
+    because = (WRONG_KEY.format(name=JOB.name), WAS_PICKLED.format(name=JOB.name))
+    return row.is_paused and row.paused_by == ITSELF and row.paused_because.startswith(because)
+
+
 def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[str, Any]:
     """Return the state columns to write when a schedule changes.
 
@@ -151,7 +165,7 @@ def opened(settings: Settings, row: Schedule) -> Package:
     """
     package = sealer_for(settings).open(bytes(row.package))
     if package.job_id != row.pk:
-        raise BadSignature(f"The package is signed for another schedule, {package.job_id}.")
+        raise UnreadablePackage(f"The package is signed for another schedule, {package.job_id}.")
     return package
 
 

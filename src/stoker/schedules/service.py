@@ -36,7 +36,7 @@ from stoker.values.cron import in_words, zone_named
 from stoker.values.ticks import as_moment
 
 from .fire import Firing
-from .rows import changed_state, insert, later_state, opened, scheduled_of, values_of
+from .rows import changed_state, insert, opened, resumed_state, scheduled_of, values_of
 
 
 def create(name: str, task: Any, when: Scheduled, *, backend: str = "default") -> Schedule:
@@ -158,12 +158,10 @@ def resume(name: str, *, backend: str = "default") -> Schedule:
     settings = settings_for(backend)
     row = get(name, backend=backend)
     try:
-        state = later_state(row, database_now_us(settings.database))
+        state = resumed_state(row, database_now_us(settings.database))
     except ValueError as error:
         raise _unreadable(row, error) from None
-    find(backend=backend).filter(pk=row.pk, is_paused=True).update(
-        is_paused=False, paused_us=None, paused_by="", paused_because="", problem="", **state
-    )
+    find(backend=backend).filter(pk=row.pk, is_paused=True).update(**state)
     return get(name, backend=backend)
 
 

@@ -22,11 +22,13 @@ from django.db import DatabaseError, InterfaceError, OperationalError, connectio
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.exceptions import (
+    BadSignature,
     BrokerError,
     InvalidSchedule,
     NewerVersion,
     NotMigrated,
     UnknownTask,
+    UnreadableHere,
     UnreadablePackage,
 )
 from stoker.jobs.faults import fault_of
@@ -292,9 +294,9 @@ def _query(schedules: ScheduleQuerySet, *, with_held: bool) -> Compiled:
 
 
 def may_be_fired_elsewhere(error: Exception | None) -> bool:
-    """Return whether a cluster with other code may be able to fire the schedule."""
+    """Return whether a cluster with other code or settings may be able to fire the schedule."""
     is_final = isinstance(error, InvalidSchedule | UnreadablePackage)
-    return not is_final or isinstance(error, NewerVersion)
+    return not is_final or isinstance(error, BadSignature | NewerVersion | UnreadableHere)
 
 
 def sentence(error: Exception | None) -> str:

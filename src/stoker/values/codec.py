@@ -72,6 +72,10 @@ class NotEncodable(Exception):
         return self._steps[::-1]
 
 
+class UnknownTag(LookupError):
+    """Encoded JSON contains a tag that nothing in this process has registered."""
+
+
 ATOMS = frozenset({str, int, float, bool, type(None)})
 _STR = frozenset({str})
 
@@ -120,7 +124,8 @@ def write(encoded: Any) -> bytes:
 
 
 def read(data: bytes) -> Any:
-    """Decode a value that ``write`` wrote. May raise any error of the constructors of the types."""
+    """Decode a value that ``write`` wrote. May raise UnknownTag, and any error of the constructors
+    of the types."""
     text = data.decode("utf-8", "surrogatepass")
     # Compact JSON has these three characters in a row only where a tagged value begins.
     decoder = _TAGGED if '{"$' in text else _UNTAGGED
@@ -260,6 +265,8 @@ def _decode_tagged(value: dict[str, Any]) -> Any:
     if len(value) == 1:
         for tag, written in value.items():
             if tag[:1] == "$":
+                if tag not in _DECODERS:
+                    raise UnknownTag(f"the tag {tag} is unknown here")
                 return _DECODERS[tag](written)
     return value
 

@@ -247,12 +247,7 @@ MISTAKES = (
     ),
     Mistake(
         "a resumed schedule fires the ticks of its pause",
-        [
-            Change(
-                "schedules.service:resume",
-                replace("later_state(row, database_now_us(settings.database))", "{}"),
-            )
-        ],
+        [Change("schedules.rows:resumed_state", replace("later_state(row, now_us)", "{}"))],
         "tests/integration/test_schedules.py",
         "paused_schedule_does_not_fire_until_resumed",
     ),

@@ -21,6 +21,7 @@ from stoker.cluster.crew import PIDS, Death, loop_ages
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import Child, resident_bytes
 from stoker.cluster.wire import Reported, is_recorded, pack_for_monitor
+from stoker.jobs.package import sealer_for
 from stoker.logs.lines import Chunk
 from stoker.models import Cluster
 from stoker.signals import tell
@@ -464,6 +465,7 @@ class Heartbeat:
     def _information(self) -> dict[str, Any]:
         return {
             "alias": self._settings.alias,
+            "key": sealer_for(self._settings).key_ids[0],
             "queues": list(self._plan.served_queues),
             "board": str(self._board.path),
             "leases": len(self._flights),

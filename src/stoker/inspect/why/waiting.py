@@ -11,6 +11,7 @@ from django.utils import timezone
 from stoker.exceptions import PackageError
 from stoker.inspect.stats import ClusterState
 from stoker.jobs.change import HELD_US
+from stoker.jobs.retries import OTHER_KEY_WAIT
 from stoker.jobs.states import JobState
 from stoker.metrics import ended_lately
 from stoker.models import (
@@ -478,6 +479,15 @@ def _answer_put_back(
             Kind.PUT_BACK,
             f"It snoozed, or was released without counting the attempt; it runs again {soon}.",
             "See the clusters' log for the reason.",
+            **facts,
+        )
+    if put_back is not None and put_back.name == OTHER_KEY_WAIT:
+        return asked.answer(
+            Kind.PUT_BACK,
+            "A cluster could not verify its signature, and another cluster has another SECRET_KEY; "
+            f"it is retried {soon}.",
+            "Put each of the keys into SECRET_KEY_FALLBACKS of all clusters, and restart them. "
+            "After UNKNOWN_TASK_GRACE_SECONDS it becomes a dead letter.",
             **facts,
         )
     return asked.answer(
