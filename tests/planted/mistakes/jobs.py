@@ -673,7 +673,7 @@ MISTAKES = (
         [
             Change(
                 "dead_letters.requeueing:_Requeue._newcomer",
-                drop_keyword("replace(old.options, ...)", "expires_at"),
+                drop_keyword("replace(options, ...)", "expires_at"),
             )
         ],
         "tests/integration/test_dead_letters.py",
