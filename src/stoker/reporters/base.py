@@ -70,9 +70,10 @@ class Reporter:
         """
 
     def on_cancel(self, failure: Failure) -> None:
-        """Called in the monitor's process for a job that a worker had and that was cancelled, if
-        ``on_end`` did not say so: the task ignored the cancellation and its worker was killed, or
-        the attempt ended in a way after which it would have been retried.
+        """Called in the process that recorded the end, nearly always the monitor's, for a job that
+        a worker had and that was cancelled, if ``on_end`` did not say so: the task ignored the
+        cancellation and its worker was killed, or the attempt ended in a way after which it would
+        have been retried.
 
         Args:
             failure: its ``reason`` is ``cancelled``, and the message of its ``fault`` is the reason
