@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from opentelemetry import metrics, trace
@@ -17,6 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
 from stoker import Retry, task
+from stoker.exceptions import TaskCancelled
 from stoker.reporters.base import Reporter
 
 
@@ -65,6 +67,24 @@ def ignore_the_time_out() -> None:
     while time.monotonic() < until:
         with suppress(BaseException):
             time.sleep(60)
+
+
+@task(max_attempts=1)
+def ignore_the_cancel(path: str) -> None:
+    Path(path).touch()
+    until = time.monotonic() + 600
+    while time.monotonic() < until:
+        with suppress(BaseException):
+            time.sleep(60)
+
+
+@task(max_attempts=2, backoff=0)
+def fail_when_cancelled(path: str) -> None:
+    Path(path).touch()
+    try:
+        time.sleep(600)
+    except TaskCancelled as error:
+        raise ValueError("it was cancelled") from error
 
 
 @task(max_attempts=1)

@@ -4,6 +4,7 @@ their own SDKs send."""
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -208,6 +209,28 @@ def test_sentry_gets_a_check_in_for_each_tick(
     zone, unit = ("Europe/Berlin", "day") if fails else ("UTC", "minute")
     assert begun["monitor_config"]["timezone"] == zone
     assert begun["monitor_config"]["schedule"]["unit"] == unit
+
+
+@pytest.mark.parametrize("ends", ["killed", "retried"])
+def test_cancelled_tick_checks_in_as_an_error(
+    ends: str, cluster: ProcessCluster, receiver: Receiver, tmp_path: Path
+) -> None:
+    """The monitor says so, because the attempt in the worker did not end as cancelled."""
+    name, path = f"Cancelled {ends}", tmp_path / "pid"
+    task = {"killed": reported.ignore_the_cancel, "retried": reported.fail_when_cancelled}[ends]
+    schedules.create(name, task, every(minutes=90, args=[str(path)]))
+    due_us = time.time_ns() // 1000
+    Schedule.objects.filter(name=name).update(moment_us=due_us, due_us=due_us)
+    wait_for(path.exists, cluster.tail)
+    task.get_result(str(schedules.get(name).last_job_id)).cancel("it takes too long")
+
+    def check_ins() -> list[dict[str, Any]]:
+        found = receiver.sentry("check_in")
+        return [one for one in found if one["monitor_slug"] == name.lower().replace(" ", "-")]
+
+    both = receiver.wait_for(lambda: check_ins() if len(check_ins()) > 1 else None)
+    assert {one["status"] for one in both} == {"in_progress", "error"}
+    assert len({one["check_in_id"] for one in both}) == 1
 
 
 def test_jobs_of_two_ticks_have_two_traces(cluster: ProcessCluster, receiver: Receiver) -> None:

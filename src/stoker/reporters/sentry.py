@@ -216,6 +216,11 @@ class SentryReporter(Reporter):
             seconds = time.monotonic() - attempt.began
             self._check_in(running.job_id, running.metadata[NAME], status, seconds)
 
+    def on_cancel(self, failure: Failure) -> None:
+        metadata = failure.package.metadata if failure.package else {}
+        if NAME in metadata:
+            self._check_in(failure.job_id, metadata[NAME], "error")
+
     # -- errors -----------------------------------------------------------------------------------
 
     def on_failure(self, failure: Failure) -> None:
