@@ -12,7 +12,7 @@ stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``B
 stoker.E007 Two backends share queues in one database but cannot open each other's packages.
 stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
 stoker.E009 A declared schedule is invalid, or two have the same name.
-stoker.E010 A reporter under ``REPORTERS`` cannot be loaded, or refuses its options.
+stoker.E010 A reporter under ``REPORTERS`` cannot be loaded, or not with these options.
 stoker.E011 ``RESULTS`` names a cache or a server that does not exist or cannot keep results.
 stoker.W001 Stoker's tables are missing or out of date.
 stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.

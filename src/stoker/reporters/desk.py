@@ -9,10 +9,11 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from importlib.metadata import entry_points
-from typing import Any
+from inspect import signature
+from typing import Any, cast
 from uuid import UUID
 from weakref import WeakSet
 
@@ -44,6 +45,10 @@ OWN = {
     "prometheus": "stoker.reporters.prometheus.PrometheusReporter",
     "webhook": "stoker.reporters.webhook.WebhookReporter",
 }
+
+
+OF_ONE_SDK = ("sentry", "rollbar")
+"""Reporters that pass further options to an SDK of which a process has only one."""
 
 
 def load(alias: str, named: NamedReporter) -> Reporter:
@@ -86,6 +91,33 @@ def check_label(alias: str, name: str, label: str, labels: set[tuple[str, str]])
             "Give each a different `name`."
         )
     labels.add((name, label))
+
+
+def check_sdk(
+    alias: str, named: NamedReporter, known: dict[str, tuple[str, Mapping[str, Any]]]
+) -> None:
+    """Add the options of a reporter's SDK to those of other backends.
+
+    Args:
+        known: name of a reporter -> the first backend that has such options, and the options.
+
+    Raises:
+        ConfigurationError: another backend has different ones.
+    """
+    where = f'TASKS["{alias}"]["OPTIONS"]["REPORTERS"]'
+    if named.name not in OF_ONE_SDK:
+        return
+    own = signature(cast(Callable[..., Any], _find(where, named.name))).parameters
+    given = {option: value for option, value in named.options.items() if option not in own}
+    if not given:
+        return
+    first, before = known.setdefault(named.name, (alias, given))
+    differing = [one for one in {**before, **given} if before.get(one, ...) != given.get(one, ...)]
+    if differing:
+        raise ConfigurationError(
+            f"{where}: {named.name!r} has another {', '.join(differing)} than in "
+            f'TASKS["{first}"]. A process has only one such SDK, so give both the same.'
+        )
 
 
 def _find(where: str, name: str) -> object:
@@ -252,8 +284,9 @@ class Desk:
         """Load the reporters that ``TASKS`` names, and connect their signals."""
         self._seats.clear()
         self.problems.clear()
+        known: dict[str, tuple[str, Mapping[str, Any]]] = {}
         for alias in own_backends():
-            for seat in self._load(alias):
+            for seat in self._load(alias, known):
                 self._seats.setdefault(alias, []).append(seat)
         for hook, signal in HOOKS.items():
             receiver = getattr(self, f"_{hook}")
@@ -264,7 +297,9 @@ class Desk:
         if self._seats:
             signals.pre_exit.connect(self._flush)
 
-    def _load(self, alias: str) -> Iterator[LoadedReporter]:
+    def _load(
+        self, alias: str, known: dict[str, tuple[str, Mapping[str, Any]]]
+    ) -> Iterator[LoadedReporter]:
         try:
             named = settings_for(alias).reporters
         except ConfigurationError:  # `manage.py check` says what is wrong
@@ -272,6 +307,7 @@ class Desk:
         labels: set[tuple[str, str]] = set()
         for one in named:
             try:
+                check_sdk(alias, one, known)
                 reporter = load(alias, one)
                 check_label(alias, one.name, reporter.label, labels)
                 yield LoadedReporter(one.name, reporter)

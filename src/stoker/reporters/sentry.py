@@ -152,7 +152,9 @@ class SentryReporter(Reporter):
         self._monitor_config = dict(monitor_config or {})
         if init:
             sentry_sdk.init(**init)
-        sentry_sdk.get_global_scope().add_event_processor(_leave_out_told)
+        scope = sentry_sdk.get_global_scope()
+        if _leave_out_told not in scope._event_processors:  # the SDK bounds their number
+            scope.add_event_processor(_leave_out_told)
 
     def begin(self, role: str) -> None:
         """Create a new transport, because that of a forked parent may rely on a missing thread.

@@ -10,12 +10,14 @@ from unittest import mock
 from uuid import uuid4
 
 import pytest
+import sentry_sdk
 from django.test import override_settings
 
 from stoker import signals
 from stoker.conf import read_settings
 from stoker.exceptions import ConfigurationError
 from stoker.reporters import desk as loading
+from stoker.reporters import sentry
 from stoker.reporters.base import Reporter
 from stoker.reporters.desk import HOOKS, MOST_WAITING, Mailbox, check_reporters
 from stoker.setting_values import NamedReporter
@@ -156,6 +158,45 @@ def test_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delitem(sys.modules, "stoker.reporters.rollbar", raising=False)
     with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[rollbar\]'"):
         loading.load("default", NamedReporter("rollbar"))
+
+
+@pytest.mark.parametrize(
+    ("name", "init", "others"),
+    [
+        ("sentry", "sentry_sdk.init", {"dsn": "https://a@sentry.example.com/2"}),
+        ("rollbar", "rollbar.init", {"access_token": "two"}),
+    ],
+)
+def test_backends_with_different_options_of_one_sdk_are_refused(
+    name: str, init: str, others: dict[str, Any]
+) -> None:
+    """The SDK belongs to the process, so all reports would go to one of the projects."""
+    same = {**dict.fromkeys(others, "https://a@sentry.example.com/1"), "environment": "tests"}
+    given: list[Any] = [same, {**same, "report_retries": True}, {**same, **others}, {}]
+    tasks = {
+        alias: {
+            "BACKEND": "stoker.backend.StokerBackend",
+            "OPTIONS": {"CLUSTER": alias, "REPORTERS": {name: options}},
+        }
+        for alias, options in zip(("default", "alike", "other", "plain"), given, strict=True)
+    }
+    with mock.patch(init) as called, override_settings(TASKS=tasks):
+        (message,) = check_reporters()
+        assert message.id == "stoker.E010"
+        assert 'TASKS["other"]' in message.msg
+        assert 'TASKS["default"]' in message.msg
+        assert next(iter(others)) in message.msg
+        assert "environment" not in message.msg
+        assert "example.com" not in message.msg
+    assert all(call.kwargs == called.call_args.kwargs for call in called.call_args_list)
+
+
+def test_sentrys_event_processor_is_added_once() -> None:
+    with mock.patch("sentry_sdk.init"):
+        for _ in range(3):
+            loading.load("default", NamedReporter("sentry"))
+    known = sentry_sdk.get_global_scope()._event_processors
+    assert known.count(sentry._leave_out_told) == 1
 
 
 # -- at the desk ----------------------------------------------------------------------------------
