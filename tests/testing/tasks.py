@@ -74,6 +74,18 @@ def on_commit(word: str) -> None:
         seen.append("before")
 
 
+@task(max_attempts=1)
+def leave_a_transaction_open() -> None:
+    transaction.atomic().__enter__()
+    Account.objects.create(pk=1)
+
+
+@task(max_attempts=1)
+def leave_autocommit_off() -> None:
+    transaction.set_autocommit(False)
+    Account.objects.create(pk=1)
+
+
 @task
 def say_whether_atomic() -> bool:
     return connection.in_atomic_block

@@ -54,6 +54,33 @@ def test_arguments_are_serialised(seen: list[Any]) -> None:
     assert seen[0] is not given
 
 
+def test_task_that_leaves_a_transaction_open_fails(seen: list[Any]) -> None:
+    tasks.leave_a_transaction_open.enqueue()
+    depth = len(connection.atomic_blocks)
+    tasks.note.enqueue("next")
+    failed, noted = drain()
+    assert failed.outcome.kind == "failed"
+    assert DeadLetter.objects.get().exception_class == "stoker.exceptions.TransactionLeftOpen"
+    assert "'default'" in DeadLetter.objects.get().message
+    assert (noted.outcome.kind, seen) == ("succeeded", ["next"])
+    assert len(connection.atomic_blocks) == depth
+    assert not Account.objects.exists()
+    with transaction.atomic():
+        Account.objects.create(pk=1)
+    assert Account.objects.exists()
+
+
+def test_task_that_leaves_autocommit_off_fails(database: str) -> None:
+    before = connection.get_autocommit()
+    tasks.leave_autocommit_off.enqueue()
+    (failed,) = drain()
+    assert failed.outcome.kind == "failed"
+    wanted = "TransactionLeftOpen" if database == "committing" else "TransactionManagementError"
+    assert DeadLetter.objects.get().exception_class.endswith(wanted), "Django refuses it in a block"
+    assert connection.get_autocommit() == before
+    assert not Account.objects.exists()
+
+
 def test_highest_priority_runs_first(seen: list[Any]) -> None:
     for priority in (0, -5, 5):
         tasks.note.using(priority=priority).enqueue(priority)

@@ -24,6 +24,20 @@ def test_fire_due_enqueues_all_ticks_until_a_moment() -> None:
     assert len(fire_due(timedelta(hours=3))) == 3
 
 
+def test_fire_due_releases_held_ticks() -> None:
+    schedules.create("adds", add, every(hours=1, args=[1, 2], overlap="queue"))
+    first, second = schedules.get("adds").due_us, None
+    assert len(fire_due(timedelta(hours=2))) == 1
+    second = schedules.ticks("adds")[0].moment_us
+    assert fire_due() == [], "the job of the first tick has not ended"
+    assert len(drain()) == 1
+    assert [one.timestamp() * 1e6 for one in fire_due()] == [second]
+    assert first is not None
+    assert second > first
+    assert len(drain()) == 1
+    assert fire_due() == []
+
+
 def test_declare_without_declarations_creates_no_schedule() -> None:
     declare()
     assert list(schedules.find()) == []

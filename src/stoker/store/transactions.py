@@ -187,8 +187,15 @@ def inner_blocks_closed(alias: str) -> Iterator[None]:
     try:
         yield
     finally:
-        while len(connection.atomic_blocks) > depth:
-            is_refused = True
-            connection.atomic_blocks[-1].__exit__(type(error), error, None)
+        is_refused = roll_back_blocks(connection, depth, error)
     if is_refused:
         raise error
+
+
+def roll_back_blocks(connection: Any, depth: int, error: BaseException) -> bool:
+    """Roll back blocks of ``transaction.atomic()`` until only ``depth`` of them are open. Return
+    whether there were more."""
+    has_more = len(connection.atomic_blocks) > depth
+    while len(connection.atomic_blocks) > depth:
+        connection.atomic_blocks[-1].__exit__(type(error), error, None)
+    return has_more

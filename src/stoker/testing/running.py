@@ -14,13 +14,15 @@ from django.db import connections
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
-from stoker.exceptions import PackageError
+from stoker.exceptions import PackageError, TransactionLeftOpen
+from stoker.jobs.aftercare import Aftercare
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Outcome, Retried, Snoozed, Succeeded
 from stoker.jobs.package import sealer_for
 from stoker.jobs.record import finish
 from stoker.jobs.results import Result, fetch
 from stoker.models import PausedQueue
+from stoker.store.transactions import roll_back_blocks
 
 from .calls import call
 from .store import bring_forward, promote_due
@@ -134,7 +136,8 @@ class JobRunner:
         self.broker = broker_for(self.settings)
         self.queues = tuple(queues or self.settings.queues)
         self._holder = uuid.uuid4()
-        self._executor = Executor(self.settings, worker_id=WORKER_ID)
+        self._aftercare = TestAftercare()
+        self._executor = Executor(self.settings, worker_id=WORKER_ID, aftercare=self._aftercare)
 
     def run(self, most: int = MOST) -> Drained:
         """Run jobs one by one until none is due. As in a worker, a more urgent new job runs
@@ -163,6 +166,7 @@ class JobRunner:
         )
 
     def _try(self, delivery: Delivery) -> Ran:
+        self._aftercare.before()
         with _between_savepoints():
             attempted = self._executor.run(delivery)
         if not attempted.is_recorded:
@@ -188,6 +192,42 @@ class JobRunner:
             outcome=attempted.outcome,
             backend=self.settings.alias,
         )
+
+
+class TestAftercare(Aftercare):
+    """Rolls back what a task leaves open, as a worker does, and keeps the test's transaction."""
+
+    __test__ = False  # for pytest
+
+    def __init__(self) -> None:
+        self._before: dict[str, tuple[int, bool]] = {}
+
+    def before(self) -> None:
+        """Note the open transactions before a task begins."""
+        self._before = {
+            one.alias: (len(one.atomic_blocks), one.autocommit) for one in _connections()
+        }
+
+    def after_sync(self, besides: str | None) -> None:
+        left_open = [
+            one.alias for one in _connections() if one.alias != besides and self._left_open(one)
+        ]
+        if left_open:
+            raise TransactionLeftOpen(
+                "The task ended inside a transaction on the database "
+                f"{' and '.join(map(repr, left_open))}. It was rolled back, and what the task "
+                "wrote in it is lost. End each transaction that the task begins."
+            )
+
+    def _left_open(self, connection: Any) -> bool:
+        of_settings = connection.settings_dict["AUTOCOMMIT"]
+        depth, had_autocommit = self._before.get(connection.alias, (0, of_settings))
+        has_blocks = roll_back_blocks(connection, depth, TransactionLeftOpen())
+        if connection.in_atomic_block or connection.autocommit or not had_autocommit:
+            return has_blocks
+        connection.rollback()
+        connection.set_autocommit(True)
+        return True
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from stoker.conf import settings_for
 from stoker.schedules import service as schedules
 from stoker.schedules.declare import Declaring, find_declared
-from stoker.schedules.fire import Fired, Firing
+from stoker.schedules.fire import Firing
 from stoker.tasks.options import as_timestamp
 from stoker.values.ticks import as_moment
 
@@ -26,7 +26,8 @@ def fire_due(
 ) -> list[datetime]:
     """Fire every tick that is due until a moment, in order. No tick counts as missed.
 
-    The jobs are enqueued; ``drain()`` runs them.
+    The jobs are enqueued; ``drain()`` runs them. A tick that ``overlap="queue"`` has held back is
+    fired first if the job before it has ended.
 
     Args:
         at: an aware datetime, or a timedelta from now; None = now.
@@ -42,10 +43,12 @@ def fire_due(
         at = datetime.now(UTC) + (at or timedelta())
     until_us = int(as_timestamp(at) * 1_000_000)
     firing = Firing(settings_for(backend))
-    rows = schedules.find(backend=backend).filter(due_us__lte=until_us).order_by("due_us")
+    known = schedules.find(backend=backend)
     if name is not None:
-        rows = rows.filter(name=name)
-    fired: list[Fired] = []
+        known = known.filter(name=name)
+    held = known.filter(held_us__isnull=False).order_by("held_us").values_list("pk", flat=True)
+    fired = [done for pk in list(held) if (done := firing.release(pk)) is not None]
+    rows = known.filter(due_us__lte=until_us).order_by("due_us")
     while (row := rows.first()) is not None and row.due_us is not None:
         done = firing.fire(row.pk, row.due_us)
         if done is None:  # another process has fired it
