@@ -32,7 +32,8 @@ class JsonLines(logging.Formatter):
 
     Each line has ``time`` (UTC), ``level``, ``logger``, ``message``, ``process`` and ``pid``;
     inside a job also ``job_id``, ``task``, ``queue`` and ``attempt``; Stoker's own events have
-    ``event``, errors have ``exception``. Values from ``extra`` are added.
+    ``event``, errors have ``exception``. Values from ``extra`` are added; if JSON cannot hold one
+    of them, such as a dict whose keys are tuples, all of them are added as text.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -54,7 +55,15 @@ class JsonLines(logging.Formatter):
         if record.stack_info:
             told["stack"] = record.stack_info
         extra = {name: value for name, value in vars(record).items() if name not in KNOWN}
-        return shown_json(json.dumps({**extra, **told}, default=_as_text, ensure_ascii=False))
+        try:
+            line = _as_json({**extra, **told})
+        except (TypeError, ValueError, RecursionError):  # a dict's key, or a container in itself
+            line = _as_json({name: _as_text(value) for name, value in extra.items()} | told)
+        return shown_json(line)
+
+
+def _as_json(told: dict[str, Any]) -> str:
+    return json.dumps(told, default=_as_text, ensure_ascii=False)
 
 
 def _as_text(value: Any) -> str:

@@ -83,6 +83,19 @@ def test_exception_and_failing_str_are_written(lines: Lines) -> None:
     assert told["rude"] == "<its text could not be read: RuntimeError>"
 
 
+def test_values_that_json_cannot_hold_are_written_as_text(lines: Lines) -> None:
+    number = uuid4()
+    around: list[Any] = []
+    around.append(around)
+    for value in ({number: 1}, {("a", 1): 2}, around, {number: Rude()}):
+        logging.getLogger("shop").info("paid", extra={"order": value, "count": 3})
+        told = lines.last()
+        assert (told["message"], told["count"]) == ("paid", "3")
+        assert isinstance(told["order"], str)
+    logging.getLogger("shop").info("paid", extra={"order": {number: 1}})
+    assert str(number) in lines.last()["order"]
+
+
 def test_stoker_event_is_named(lines: Lines) -> None:
     put_into_words("cluster_stopped", {"name": "stoker"})
     assert lines.last()["event"] == "cluster_stopped"
