@@ -2,6 +2,12 @@
 
 Errors in receivers are logged and otherwise ignored. The sender is the backend's class unless
 stated otherwise. Arguments may be added in later versions, so receivers must accept ``**kwargs``.
+
+``post_execute``, ``dead_lettered`` and reports of lost workers are sent after the commit, at most
+once: not if the process is killed at that moment, or if the connection to the database breaks
+during the commit, for example in a failover. The rows are there nevertheless. For work that must
+not be missed, use ``on_failure`` or ``on_finish``: such a hook is a job, which is added in the same
+transaction.
 """
 
 from __future__ import annotations
