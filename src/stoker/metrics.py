@@ -8,8 +8,8 @@
 
 The numbers come from the monitors, each of which writes its sums every few seconds. They are not
 exact: if a monitor is killed, its last few seconds are missing, and so is a batch whose commit was
-not answered. They are kept for ``KEEP_METRICS``;
-older numbers are stored in coarser steps (see ``finest_step``).
+not answered. They are kept for ``KEEP_METRICS``; older numbers are stored in coarser steps (see
+``finest_step``).
 """
 
 from __future__ import annotations
