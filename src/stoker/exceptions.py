@@ -79,8 +79,8 @@ class NotSerializable(PackageError, TypeError):
 
 
 class PackageTooLarge(PackageError, ValueError):
-    """A package is larger than ``MAX_PACKAGE_BYTES``, or a return value or checkpoint is larger
-    than the database accepts (``max_allowed_packet`` of MariaDB and MySQL)."""
+    """A package is larger than ``MAX_PACKAGE_BYTES``, or a package, a return value or a checkpoint
+    is larger than the database accepts (``max_allowed_packet`` of MariaDB and MySQL)."""
 
 
 class UnreadablePackage(PackageError):

@@ -10,6 +10,7 @@ import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.backends.signals import connection_created
 
+from stoker.checks import check_databases
 from stoker.conf import settings_for
 from stoker.exceptions import PoolerRefused
 from stoker.models import Job
@@ -174,17 +175,42 @@ def test_lost_connection_behind_a_pooler_raises_an_error_of_django(*, in_transac
         assert Job.objects.count() == 0
 
 
+@pytest.mark.mariadb
+def test_settings_that_stoker_cannot_use_are_reported() -> None:
+    engine = engine_of("default")
+    assert engine.weaknesses() == []
+    with connection.cursor() as cursor:
+        cursor.execute("SET SESSION sql_mode = ''")
+        cursor.execute("ALTER TABLE stoker_note ENGINE=MyISAM")
+    try:
+        tables, mode = engine.weaknesses()
+        assert "has 1 of Stoker's tables in MyISAM" in tables
+        assert "STRICT_TRANS_TABLES" in mode
+        found = check_databases(databases=["default"])
+        assert [(one.id, one.msg) for one in found] == [
+            ("stoker.W013", tables),
+            ("stoker.W013", mode),
+        ]
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("ALTER TABLE stoker_note ENGINE=InnoDB")
+        connection.close()
+
+
 def atomic_if(is_wanted: bool) -> AbstractContextManager[object]:
     return transaction.atomic() if is_wanted else nullcontext()
 
 
 def end_session() -> None:
     """Let the server end the session of Django's connection."""
-    pid = connection.connection.info.backend_pid
+    raw = connection.connection
     other = connection.copy()
     try:
         with other.cursor() as cursor:
-            cursor.execute("SELECT pg_terminate_backend(%s, 60000)", [pid])
+            if connection.vendor == "mysql":
+                cursor.execute("KILL %s", [raw.thread_id()])
+            else:
+                cursor.execute("SELECT pg_terminate_backend(%s, 60000)", [raw.info.backend_pid])
     finally:
         other.close()
 

@@ -36,6 +36,7 @@ from stoker.exceptions import (
     InvalidTaskOption,
     NotMigrated,
     NotSerializable,
+    PackageTooLarge,
 )
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.results import Result
@@ -661,3 +662,21 @@ class TestNoDatabase:
                 ]
                 assert check_databases(databases=[]) == []
         assert check_databases(databases=["default"]) == []
+
+
+@pytest.mark.mariadb
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("count", [1, 2])
+def test_package_above_max_allowed_packet_leaves_the_callers_transaction_usable(count: int) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        (most_bytes,) = cursor.fetchone()
+    options = {"MAX_PACKAGE_BYTES": 2 * most_bytes}
+    with (
+        override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}),
+        transaction.atomic(),
+    ):
+        first = echo.enqueue(1)
+        with pytest.raises(PackageTooLarge, match="max_allowed_packet"):
+            echo.enqueue_many([(("x" * most_bytes,), {}) for _ in range(count)])
+    assert [str(job.pk) for job in Job.objects.all()] == [first.id]

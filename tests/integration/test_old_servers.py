@@ -1,4 +1,4 @@
-"""Servers whose versions lack statements that Stoker needs."""
+"""Servers whose versions lack something that Stoker needs."""
 
 import pytest
 from django.db import connection
@@ -9,13 +9,31 @@ from stoker.management.run import _found
 
 pytestmark = [pytest.mark.mariadb, pytest.mark.django_db(transaction=True)]
 
+UNSORTED = (
+    "which does not sort the ids of jobs by time: use MariaDB 10.6, or 10.10.7, 10.11.6, 11.0.4, "
+    "11.1.3, 11.2.2 or a later version."
+)
+
 
 @pytest.mark.parametrize(
     ("is_mariadb", "version", "sentence"),
     [
         (True, (10, 5, 29), "is MariaDB 10.5.29, and Stoker needs 10.6 or later."),
         (False, (8, 0, 12), "is MySQL 8.0.12, and Stoker needs 8.0.13 or later."),
+        (True, (10, 7, 8), f"is MariaDB 10.7.8, {UNSORTED}"),
+        (True, (10, 10, 6), f"is MariaDB 10.10.6, {UNSORTED}"),
+        (True, (10, 11, 5), f"is MariaDB 10.11.5, {UNSORTED}"),
+        (True, (11, 0, 3), f"is MariaDB 11.0.3, {UNSORTED}"),
+        (True, (11, 1, 2), f"is MariaDB 11.1.2, {UNSORTED}"),
+        (True, (11, 2, 1), f"is MariaDB 11.2.1, {UNSORTED}"),
         (True, (10, 6, 0), ""),
+        (True, (10, 6, 99), ""),
+        (True, (10, 10, 7), ""),
+        (True, (10, 11, 6), ""),
+        (True, (11, 0, 4), ""),
+        (True, (11, 3, 0), ""),
+        (True, (12, 0, 1), ""),
+        (False, (8, 4, 0), ""),
         (False, (8, 0, 13), ""),
     ],
 )

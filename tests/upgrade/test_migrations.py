@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from django.core.management import call_command
+from django.db import connection
 from django.db.migrations.loader import MigrationLoader
 from django.test import override_settings
 
+from stoker.checks import check_databases
 from stoker.store.unapplied import unapplied_migrations
 
 from tests.upgrade.databases import applied_migrations, migrate_one_by_one, new_database, schema
@@ -82,3 +84,36 @@ def test_migration_of_a_project_may_depend_on_old_and_new_names(
         migrate("testapp")
         migrate()
     assert not unapplied_migrations("default")
+
+
+@pytest.mark.mariadb
+def test_ids_of_another_server_are_refused_until_their_columns_have_the_type_uuid() -> None:
+    if not connection.features.has_native_uuid_field:
+        pytest.skip("Only MariaDB 10.7 and later have the type uuid.")
+    migrate()
+    assert [one.id for one in check_databases(databases=["default"])] == []
+    statements = [
+        "ALTER TABLE stoker_job MODIFY id char(32) NOT NULL",
+        "ALTER TABLE stoker_ready MODIFY job_id char(32) NOT NULL",
+    ]
+    with connection.cursor() as cursor:
+        for one in statements:
+            cursor.execute(one)
+    (error,) = check_databases(databases=["default"])
+    assert error.id == "stoker.E005"
+    assert (
+        "2 columns of Stoker's ids have the type char(32), for example stoker_job.id" in error.msg
+    )
+    with connection.cursor() as cursor:
+        cursor.execute(conversions())
+        for (one,) in cursor.fetchall():
+            cursor.execute(one)
+    assert [one.id for one in check_databases(databases=["default"])] == []
+
+
+def conversions() -> str:
+    """Return the query of UPGRADING.md that lists the statements for the columns of ids."""
+    text = (Path(__file__).parents[2] / "UPGRADING.md").read_text()
+    return (
+        text.partition("## Another server for the database")[2].split("```")[1].removeprefix("sql")
+    )

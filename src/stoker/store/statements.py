@@ -12,7 +12,7 @@ from django.db import connections, models, transaction
 
 from stoker.conf import Settings
 
-from .engines import engine_of
+from .engines import LARGE_BYTES, engine_of
 from .engines.base import BLOCKED
 from .written import parts_of
 
@@ -51,7 +51,14 @@ def insert_rows(
 
 def insert_with_packages(rows: models.QuerySet[Any], new: Sequence[Any], **options: Any) -> None:
     """Insert rows that have packages, see ``bulk_create``. Use several statements if there are many
-    rows, or if the packages are large: MariaDB refuses statements of 16 MiB."""
+    rows, or if the packages are large: MariaDB refuses statements of 16 MiB.
+
+    Raises:
+        PackageTooLarge: the database accepts no value of that size.
+    """
+    for row in new:
+        if len(row.package) >= LARGE_BYTES:
+            engine_of(rows.db).refuse_too_large(row.package)
     for part in parts_of(new, INSERTED_AT_ONCE, INSERT_BYTES):
         rows.bulk_create(part, **options)
 

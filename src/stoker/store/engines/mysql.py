@@ -20,10 +20,11 @@ from stoker.exceptions import PackageTooLarge
 from stoker.store.written import NOW_ON_MYSQL, Written, statement
 
 from .base import Engine
-from .sessions import CHECK_AFTER_SECONDS, idle_seconds, lock_seconds
+from .sessions import CHECK_AFTER_SECONDS, LARGE_BYTES, idle_seconds, lock_seconds
 
 if TYPE_CHECKING:
     from stoker.models.blocked import BlockedLine
+    from stoker.models.job import Message
     from stoker.models.unique_key import Condition, Taking
 
 PLAIN = frozenset({b"SELECT", b"INSERT", b"UPDATE", b"DELETE", b"REPLAC", b"SAVEPO", b"RELEAS"})
@@ -32,9 +33,17 @@ OLDEST_MARIADB = "MariaDB", (10, 6)
 """The first version with ``SKIP LOCKED`` and ``JSON_TABLE``."""
 OLDEST_MYSQL = "MySQL", (8, 0, 13)
 """The first version whose columns can have expressions as defaults."""
+FIRST_WITH_UUIDS = (10, 7)
+"""The first version of MariaDB with the type ``uuid``."""
+IN_ORDER = ((10, 10, 7), (10, 11, 6), (11, 0, 4), (11, 1, 3), (11, 2, 2))
+"""The first version of each old series of MariaDB that sorts and compares ids as Python does: in
+the order of time. Earlier versions with the type ``uuid`` store the groups of a UUID in reverse
+order (MDEV-29959), or compare them so (MDEV-31926)."""
+LOCK_WAIT_TIMEOUT = 1205
+"""Error code ER_LOCK_WAIT_TIMEOUT. MariaDB also refuses by it a lock with NOWAIT."""
 REFUSED_INSIDE_TRANSACTION = 1568
 """Error code ER_CANT_CHANGE_TX_CHARACTERISTICS."""
-LOCKED_BY_ANOTHER = {1205, 3572}
+LOCKED_BY_ANOTHER = {LOCK_WAIT_TIMEOUT, 3572}
 """Error codes: ER_LOCK_WAIT_TIMEOUT of MariaDB, ER_LOCK_NOWAIT of MySQL."""
 REST_BYTES = 1 << 16
 """Number of bytes allowed for a statement besides its value."""
@@ -55,6 +64,17 @@ LISTS = {
     "line_index": "FORCE INDEX (stoker_blocked_line)",
 }
 """Placeholder -> text, for guard_state.sql."""
+OF_STOKER = "table_schema = DATABASE() AND table_name LIKE 'stoker\\_%%'"
+COLUMNS_OF_IDS = (
+    "SELECT COUNT(*), MIN(CONCAT(table_name, '.', column_name)), MIN(column_type)"  # noqa: S608 - our own names
+    f" FROM information_schema.columns WHERE {OF_STOKER}"
+    " AND (column_type = 'char(32)' OR column_type LIKE 'uuid_%%')"
+)
+"""The columns of ids that are not of the type ``uuid``. Only ids are ``char(32)``."""
+OTHER_ENGINES = (
+    f"SELECT engine, COUNT(*) FROM information_schema.tables WHERE {OF_STOKER}"  # noqa: S608 - our own names
+    " AND engine <> 'InnoDB' GROUP BY engine ORDER BY engine"
+)
 NO_LIMIT_ON_MARIADB = "SET STATEMENT max_recursive_iterations = 4294967295 FOR "
 NO_LIMIT_ON_MYSQL = "/*+ SET_VAR(cte_max_recursion_depth = 4294967295) */ "
 
@@ -71,13 +91,62 @@ class MySQL(Engine):
 
     # -- connections ------------------------------------------------------------------------------
 
-    def why_too_old(self) -> str:
+    def why_unusable(self) -> str:
+        return self._why_refused_version() or self._why_unusable_ids()
+
+    def _why_refused_version(self) -> str:
         name, oldest = OLDEST_MARIADB if self._is_mariadb else OLDEST_MYSQL
         version: tuple[int, ...] = self.connection.mysql_version
-        if version >= oldest:
+        where = f"The database {self.alias!r} is {name} {_dotted(version)}"
+        if version < oldest:
+            return f"{where}, and Stoker needs {_dotted(oldest)} or later."
+        if self._is_mariadb and _sorts_uuids_wrongly(version):
+            return (
+                f"{where}, which does not sort the ids of jobs by time: use MariaDB 10.6, or "
+                f"{', '.join(map(_dotted, IN_ORDER))} or a later version."
+            )
+        return ""
+
+    def _why_unusable_ids(self) -> str:
+        """Return what is wrong if Django writes ids as ``uuid``, and the columns have the type that
+        other servers give them, or that of an earlier version of MariaDB."""
+        if not self.connection.features.has_native_uuid_field:
             return ""
-        found, needed = (".".join(map(str, one)) for one in (version, oldest))
-        return f"The database {self.alias!r} is {name} {found}, and Stoker needs {needed} or later."
+        ((count, first, kind),) = self._read(COLUMNS_OF_IDS, [])
+        if not count:
+            return ""
+        return (
+            f"The database {self.alias!r} comes from another server or version: {count} columns of "
+            f"Stoker's ids have the type {kind}, for example {first}, and Django needs the type "
+            "uuid on this server. Change each with ALTER TABLE ... MODIFY ... uuid: UPGRADING.md "
+            "has the statements."
+        )
+
+    def weaknesses(self) -> list[str]:
+        names = "'innodb_rollback_on_timeout', 'binlog_format', 'log_bin', 'sql_mode'"
+        shown: Any = self._read(f"SHOW VARIABLES WHERE variable_name IN ({names})", [])
+        has = {name.lower(): value.upper() for name, value in shown}
+        where, found = f"The database {self.alias!r}", []
+        for engine, count in self._read(OTHER_ENGINES, []):
+            found.append(
+                f"{where} has {count} of Stoker's tables in {engine}, which has no transactions: "
+                "change each with ALTER TABLE ... ENGINE=InnoDB."
+            )
+        if "STRICT_" not in has.get("sql_mode", ""):
+            found.append(
+                f"{where} shortens values that are too long: add STRICT_TRANS_TABLES to sql_mode."
+            )
+        if has.get("log_bin") == "ON" and has.get("binlog_format") == "STATEMENT":
+            found.append(
+                f"{where} refuses the writes of clusters, because they read committed: set "
+                "binlog_format to MIXED or ROW."
+            )
+        if has.get("innodb_rollback_on_timeout") == "ON":
+            found.append(
+                f"{where} rolls back a whole transaction if one statement waits too long for a "
+                "lock: set innodb_rollback_on_timeout to OFF."
+            )
+        return found
 
     def call_limits(self, seconds: int) -> dict[str, Any]:
         return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
@@ -152,8 +221,21 @@ class MySQL(Engine):
             raise PackageTooLarge(
                 f"The value takes {sent_bytes:,} bytes in a statement, and max_allowed_packet of "
                 f"the database {self.alias!r} allows {most_bytes:,}: keep it in a file or a table "
-                "of your own and return where it is, or raise max_allowed_packet."
+                "of your own and pass or return where it is, or raise max_allowed_packet."
             )
+
+    def insert_jobs(self, jobs: Sequence[Message]) -> set[UUID]:
+        for job in jobs:
+            self._refuse_package(job)
+        return super().insert_jobs(jobs)
+
+    def insert_fresh(self, job: Message) -> None:
+        self._refuse_package(job)
+        super().insert_fresh(job)
+
+    def _refuse_package(self, job: Message) -> None:
+        if len(job.package) >= LARGE_BYTES:
+            self.refuse_too_large(job.package)
 
     # -- statements -------------------------------------------------------------------------------
 
@@ -172,7 +254,12 @@ class MySQL(Engine):
         self, rows: models.QuerySet[Any], keys: Collection[UUID], *names: str, waits: bool = True
     ) -> list[Any]:
         lock = self._lock("UPDATE") + ("" if waits else " SKIP LOCKED")
-        return list(rows.raw(self.text_about("lock_by_key", rows, lock=lock), [self._listed(keys)]))
+        fields = [rows.model._meta.get_field(name) for name in names]
+        if fields:
+            fields.append(rows.model._meta.pk)  # else Django cannot make objects
+        read = [field.column for field in fields or rows.model._meta.concrete_fields]
+        text = self._hold_text("hold_by_key", rows, list(dict.fromkeys(read)), lock)
+        return list(rows.raw(text, [self._listed(keys)]))
 
     def hold(
         self, rows: models.QuerySet[Any], names: Sequence[str], keys: Collection[UUID], lock: str
@@ -192,14 +279,25 @@ class MySQL(Engine):
 
     def _is_free(self, rows: models.QuerySet[Any], key: UUID) -> bool:
         """Lock a row, if there is one. Return False if another transaction has it, or is inserting
-        it."""
+        it.
+
+        Raises:
+            OperationalError: with ``innodb_rollback_on_timeout``, MariaDB has rolled back the whole
+                transaction because of that.
+        """
         try:
             rows.filter(pk=key).select_for_update(nowait=True).values_list("pk").first()
         except OperationalError as error:
-            if error.args[0] in LOCKED_BY_ANOTHER:
-                return False
-            raise
+            if error.args[0] not in LOCKED_BY_ANOTHER or self._was_rolled_back(error):
+                raise
+            return False
         return True
+
+    def _was_rolled_back(self, refusal: OperationalError) -> bool:
+        if refusal.args[0] != LOCK_WAIT_TIMEOUT:
+            return False
+        ((is_on,),) = self._read("SELECT @@innodb_rollback_on_timeout", [])
+        return bool(is_on)
 
     def _line_words(self, index: str) -> dict[str, str]:
         """Force the index, whose entries already show that another transaction has locked a row.
@@ -304,6 +402,15 @@ class MySQL(Engine):
         """Return the keys as a sorted JSON list, in the form of the database's columns."""
         write = Written(self.connection).id
         return json.dumps([write(key) for key in sorted(keys)], default=str)
+
+
+def _dotted(version: Iterable[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _sorts_uuids_wrongly(version: tuple[int, ...]) -> bool:
+    is_later = any(version[:2] == first[:2] and version >= first for first in IN_ORDER)
+    return FIRST_WITH_UUIDS <= version[:2] <= IN_ORDER[-1][:2] and not is_later
 
 
 def _ask_server(connection: Any) -> bool:

@@ -1,7 +1,0 @@
--- Lock rows by primary key in the order of the list (MariaDB and MySQL).
--- The list is ASCII, so that it can be compared with a column of any collation.
--- Plan: eq_ref over the primary key for each entry of the list; never a scan.
-SELECT narrow.*
-FROM JSON_TABLE(%s, '$[*]' COLUMNS (id CHAR(36) CHARACTER SET ascii PATH '$')) AS wanted
-STRAIGHT_JOIN {table} AS narrow FORCE INDEX (PRIMARY) ON narrow.{key} = wanted.id
-{lock}
