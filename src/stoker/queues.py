@@ -26,7 +26,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.arrivals import Arrivals
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.outage import read_or_default
-from stoker.inspect.queue_depths import Pause, QueueDepth, pauses
+from stoker.inspect.queue_depths import Pause, QueueDepth
 from stoker.inspect.queue_depths import queues as depths
 from stoker.jobs.cancel import cancel_those_outside, cancel_those_waiting
 from stoker.store.engines.sessions import explained
@@ -89,14 +89,20 @@ def pause(queue: str, *, by: str = "", because: str = "", backend: str = "defaul
         The pause that applies now.
 
     Raises:
-        QueueNotFound: ``QUEUES`` does not name it, and it contains no job.
+        QueueNotFound: ``QUEUES`` does not name it, and it contains no job; or a queue is paused
+            whose name the database takes for the same.
         BrokerUnavailable, NotMigrated: the store cannot be read.
     """
     settings = settings_for(backend)
     _check(settings, queue)
     with explained(settings.database):
-        PausedQueue.objects.using(settings.database).pause(queue, by, because)
-        return pauses(settings).get(queue) or pause(queue, by=by, because=because, backend=backend)
+        row = PausedQueue.objects.using(settings.database).pause(queue, by, because)
+    if row.queue != queue:
+        raise QueueNotFound(
+            f"There is no queue {queue!r} beside {row.queue!r}, which is paused: the database "
+            "takes both names for the same."
+        )
+    return Pause(row.since, row.by, row.because)
 
 
 def resume(queue: str, *, backend: str = "default") -> bool:

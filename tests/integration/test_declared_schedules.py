@@ -283,3 +283,18 @@ def signed_anew(cause: str) -> Any:
     options = {"SERIALIZER": "pickle"}
     tasks = {"default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}}
     return override_settings(SECRET_KEY="old", TASKS=tasks)
+
+
+@pytest.mark.mariadb
+def test_name_that_the_database_takes_for_another_is_told_once(
+    events: list[tuple[str, dict[str, Any]]],
+) -> None:
+    one = edition(hourly=HOURLY, Hourly=HOURLY)
+    for _ in range(2):
+        one.sync()
+    (added,) = names()
+    told = [facts for name, facts in events if name == "schedule_refused"]
+    assert [facts["because"] for facts in told] == [
+        f"the database takes its name for {added!r}: rename one of them"
+    ]
+    assert {added, told[0]["name"]} == {"hourly", "Hourly"}

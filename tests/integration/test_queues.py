@@ -16,6 +16,7 @@ from stoker.conf import settings_for
 from stoker.exceptions import QueueNotFound
 from stoker.jobs.states import JobState
 from stoker.models import Job, PausedQueue, Ready
+from stoker.models.paused_queue import PausedQueueQuerySet
 from stoker.store.engines import engine_of
 from stoker.store.written import Written
 from stoker.testing import drain
@@ -187,3 +188,23 @@ def test_all_of_many_queues_with_jobs_that_one_key_blocks_are_found() -> None:
     ]
     engine.insert_rows("stoker_blocked", names, rows)
     assert sorted(engine.lines_of([key])) == [(key, name) for name in MANY]
+
+
+@pytest.mark.mariadb
+def test_pause_of_a_name_that_the_database_takes_for_another_is_refused() -> None:
+    queues.pause("Mail", by="alice")
+    with pytest.raises(QueueNotFound, match="'mail' beside 'Mail', which is paused"):
+        queues.pause("mail")
+    assert [(row.queue, row.by) for row in PausedQueue.objects.all()] == [("Mail", "alice")]
+
+
+def test_pause_that_is_resumed_at_once_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    create = PausedQueueQuerySet.bulk_create
+
+    def resumed(rows: Any, new: Any, **options: Any) -> Any:
+        created = create(rows, new, **options)
+        rows.resume(new[0].queue)
+        return created
+
+    monkeypatch.setattr(PausedQueueQuerySet, "bulk_create", resumed)
+    assert queues.pause("mail", by="alice").by == "alice"

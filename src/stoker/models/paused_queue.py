@@ -16,12 +16,18 @@ class PausedQueueQuerySet(models.QuerySet["PausedQueue"]):
         """Return the names of all paused queues."""
         return frozenset(self.values_list("queue", flat=True))
 
-    def pause(self, queue: str, by: str, because: str) -> None:
-        """Pause a queue. An existing pause is not changed."""
+    def pause(self, queue: str, by: str, because: str) -> PausedQueue:
+        """Pause a queue. An existing pause is not changed.
+
+        Returns:
+            The pause. On MariaDB and MySQL it may be that of another queue, whose name the database
+            takes for the same.
+        """
         since = moment(database_now_us(self.db) / MICROSECONDS)
         told = {"by": stored_text(by, 150), "because": stored_text(because, 255)}
         row = PausedQueue(queue=queue, since=since, **told)
         self.bulk_create([row], ignore_conflicts=True)
+        return self.filter(queue=queue).first() or row  # another process may have resumed it
 
     def resume(self, queue: str) -> bool:
         """Resume a queue. Return False if it was not paused."""

@@ -144,8 +144,15 @@ class Declaring:
 
     def _add(self, one: Declared) -> None:
         row = insert(self._settings, one.name, one.source, one.task, one.when)
-        if row is not None:  # otherwise another cluster has just added it
+        if row is not None:
             tell("schedule_declared", name=one.name, words=row.words)
+            return
+        # Another cluster has just added it, or the database takes another name for the same.
+        names = set(self._schedules.filter(name=one.name).values_list("name", flat=True))
+        if names and one.name not in names:
+            other = names.pop()
+            because = f"the database takes its name for {other!r}: rename one of them"
+            self._tell_once(one.name, because)
 
     def _change(self, one: Declared, row: Schedule) -> None:
         values = values_of(self._settings, row.pk, one.name, one.task, one.when)
