@@ -185,6 +185,21 @@ def test_unreachable_store_leaves_the_page_unchanged(monkeypatch: pytest.MonkeyP
         assert Client().get(address).status_code == 503
 
 
+def test_view_opens_no_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each poll of a page would be a writer on SQLite."""
+    address = address_in(shown(tasks.add.enqueue(1, 2)))
+    opened: list[bool] = []
+
+    def look(*_: Any) -> views.Seen:
+        opened.append(connection.in_atomic_block)
+        return (None, None)
+
+    monkeypatch.setattr(views, "look_at", look)
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    Client().get(address)
+    assert opened == [False]
+
+
 def test_missing_urls_raise_with_the_line_to_add(settings: Any) -> None:
     settings.ROOT_URLCONF = "tests.app.urls"
     with pytest.raises(ImproperlyConfigured, match=r"stoker\.progress\.urls"):

@@ -11,6 +11,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from django.db import connection
 from django.test import Client, override_settings
 from django.urls import include, path
 from django.utils import timezone
@@ -132,6 +133,21 @@ def test_cluster_with_an_old_heartbeat_is_silent_and_not_running() -> None:
     found = numbers(scrape().text)
     assert found["stoker_clusters"]["running",] == 1
     assert sum(found["stoker_workers"].values()) == 1
+
+
+@pytest.mark.django_db(transaction=True)
+def test_scrape_opens_no_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else each scrape would be a writer on SQLite."""
+    opened: list[bool] = []
+
+    def scraped(accept: str) -> tuple[bytes, str]:
+        opened.append(connection.in_atomic_block)
+        return b"", "text/plain"
+
+    monkeypatch.setattr(prometheus, "scrape", scraped)
+    monkeypatch.setitem(connection.settings_dict, "ATOMIC_REQUESTS", True)
+    assert scrape().status_code == 200
+    assert opened == [False]
 
 
 def test_openmetrics_format_is_supported() -> None:

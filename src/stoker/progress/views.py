@@ -12,6 +12,7 @@ from uuid import UUID
 
 from django.core import signing
 from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, reverse
@@ -107,6 +108,7 @@ def _percent(state: JobState | None, report: ProgressReport | None) -> int | Non
     return int(report.fraction * 100)
 
 
+@transaction.non_atomic_requests
 @require_safe
 def show(request: HttpRequest, token: str) -> HttpResponse:
     """Show the progress of a job: an HTML fragment for htmx, a complete page for a browser."""

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from django.contrib.auth.decorators import login_not_required
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
@@ -375,6 +375,7 @@ def scrape(accept: str) -> tuple[bytes, str]:
 
 
 @login_not_required
+@transaction.non_atomic_requests
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
