@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from django.core.management import call_command
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connection, transaction
 from django.test import override_settings
 from django.utils import timezone
 
@@ -375,3 +376,20 @@ class TestCancel:
         assert "1 job of the queue default cancelled." in said
         assert REASON in said
         assert "cannot be opened" not in said
+
+
+@pytest.mark.sqlite
+def test_many_requests_are_finished_in_pages() -> None:
+    """SQLite allows 32,766 parameters, and the state of a job is looked up in four tables."""
+    requested = [uuid4() for _ in range(9_000)]
+    waits = add.enqueue(1, 2)
+    Cancellation.objects.ask_all([*requested, UUID(waits.id)], "")
+    raw = connection.connection
+    before = raw.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 32_766)
+    try:
+        assert sweep_requests(settings_for()) == 9_001
+        assert broker_for(settings_for()).states(requested) == {}
+    finally:
+        raw.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, before)
+    assert not Cancellation.objects.exists()
+    assert add.get_result(waits.id).state == JobState.CANCELLED

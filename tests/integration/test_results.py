@@ -533,7 +533,7 @@ class TestCancelling:
         result = add.enqueue(1, 2)
         claim()
         assert [result.cancel("not wanted"), result.cancel("not needed")] == [True, True]
-        assert Cancellation.objects.reasons() == {uuid.UUID(result.id): "not wanted"}
+        assert Cancellation.objects.page(None) == {uuid.UUID(result.id): "not wanted"}
         assert Claimed.objects.count() == 1
         assert fetched(result).state is JobState.RUNNING
 
@@ -556,7 +556,7 @@ class TestCancelling:
         for job_id in (runs.id, waits.id, ended.id, str(uuid.uuid4())):
             Cancellation.objects.ask(uuid.UUID(job_id), "not wanted")
         assert sweep_requests(settings_for("default")) == 3
-        assert list(Cancellation.objects.reasons()) == [uuid.UUID(runs.id)]
+        assert list(Cancellation.objects.page(None)) == [uuid.UUID(runs.id)]
         states = [fetched(one).state.value for one in (runs, waits, ended)]
         assert states == ["RUNNING", "CANCELLED", "SUCCESSFUL"]
 

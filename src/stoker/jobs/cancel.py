@@ -10,7 +10,7 @@ upkeep finds the request and finishes the work.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from uuid import UUID
@@ -180,11 +180,20 @@ def _forget_request_rows(settings: Settings, job_ids: Collection[UUID]) -> None:
         rows.filter(pk__in=job_ids, status=None, reason=REQUESTED).delete()
 
 
-def sweep_requests(settings: Settings) -> int:
+def sweep_requests(settings: Settings, beat: Callable[[], None] = lambda: None) -> int:
     """Finish the requests: cancel their jobs that wait, for example for a retry, and record as
-    cancelled those that were withdrawn but not recorded. Return the number of deleted requests."""
-    reasons = Cancellation.objects.using(settings.database).reasons()
-    return _sweep(settings, reasons) if reasons else 0
+    cancelled those that were withdrawn but not recorded. Return the number of deleted requests.
+
+    Args:
+        beat: called often, as a heartbeat.
+    """
+    requests = Cancellation.objects.using(settings.database)
+    count, page = 0, requests.page(None)
+    while page:
+        count += _sweep(settings, page)
+        beat()
+        page = requests.page([*page][-1])
+    return count
 
 
 def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:

@@ -27,9 +27,14 @@ class CancellationQuerySet(models.QuerySet["Cancellation"]):
             batch_size=AT_ONCE,
         )
 
-    def reasons(self) -> dict[UUID, str]:
-        """Return job id -> reason."""
-        return dict(self.values_list("job_id", "reason"))
+    def page(self, after: UUID | None) -> dict[UUID, str]:
+        """Return job id -> reason of the first requests after this job, in the order of the ids.
+
+        Args:
+            after: the last job of the previous page; None = the first page.
+        """
+        later = self.order_by("pk") if after is None else self.order_by("pk").filter(pk__gt=after)
+        return dict(later.values_list("job_id", "reason")[:AT_ONCE])
 
     def reasons_of(self, job_ids: Sequence[UUID]) -> dict[UUID, str]:
         """Return job id -> reason, for those of these jobs whose cancellation is requested."""

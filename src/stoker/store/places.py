@@ -19,19 +19,23 @@ WAITING: Mapping[str, type[Ready | Deferred | Blocked]] = {
     "blocked": Blocked,
 }
 PLACES: Mapping[str, type[models.Model]] = {**WAITING, "running": Claimed}
+AT_ONCE = 2_000
+"""Number of jobs in one statement, which has four parameters for each. SQLite allows 32,766."""
 
 
 def stored_states(
     alias: str, job_ids: Collection[UUID], places: Mapping[str, type[models.Model]] = PLACES
 ) -> dict[UUID, str]:
-    """Return job id -> name of the narrow table that contains the job. The tables are read in one
-    statement and snapshot, so a job that moves meanwhile is found."""
-    if not job_ids:
-        return {}
-    found = [
-        place._default_manager.using(alias)
-        .filter(pk__in=job_ids)
-        .values_list("pk", Value(name, CharField()))
-        for name, place in places.items()
-    ]
-    return dict(found[0].union(*found[1:], all=True))
+    """Return job id -> name of the narrow table that contains the job. The tables are read for many
+    jobs in one statement and snapshot, so a job that moves meanwhile is found."""
+    states: dict[UUID, str] = {}
+    given = list(job_ids)
+    for start in range(0, len(given), AT_ONCE):
+        found = [
+            place._default_manager.using(alias)
+            .filter(pk__in=given[start : start + AT_ONCE])
+            .values_list("pk", Value(name, CharField()))
+            for name, place in places.items()
+        ]
+        states.update(found[0].union(*found[1:], all=True))
+    return states

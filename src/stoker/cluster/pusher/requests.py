@@ -87,11 +87,15 @@ class Requests:
         for kind, *values in answer.value:
             of_kind[kind].append(tuple(values))
         self.of_cluster.carry_out(of_kind[CLUSTER])
-        self.cancels.carry_out({as_uuid(one): reason for one, _, reason in of_kind[CANCELLATION]})
+        reasons = {as_uuid(one): reason for one, _, reason in of_kind[CANCELLATION]}
+        self.cancels.carry_out(reasons, patience, are_all=len(reasons) < MOST_CANCELLATIONS)
         self.pauses.carry_out((queue for queue, *_ in of_kind[PAUSE]), patience)
         return True
 
 
+MOST_CANCELLATIONS = 500
+"""Number of requests to cancel jobs that are read for all clusters. If there are more, this cluster
+asks for those of its own jobs."""
 CLUSTER, CANCELLATION, PAUSE = range(3)
 """Values of the first column of the rows that are read: the kind of request. The other three
 columns are a text, a number and a text."""
@@ -105,7 +109,7 @@ def _queries(plan: Plan) -> list[QuerySet[Any, Any]]:
     """
     alias = plan.settings.database
     own_row = Cluster.objects.using(alias).filter(pk=plan.cluster_id)
-    cancellations = Cancellation.objects.using(alias)
+    cancellations = Cancellation.objects.using(alias).order_by()[:MOST_CANCELLATIONS]
     paused = PausedQueue.objects.using(alias)
     return [
         own_row.values_list(Value(CLUSTER), _text("request"), "workers", _text("recycle")),
@@ -198,9 +202,20 @@ class Cancels:
         self._say = say
         self._record = record
 
-    def carry_out(self, reasons: Mapping[UUID, str]) -> None:
-        """Cancel the jobs that workers of this cluster run. ``reasons`` is job id -> reason, of the
-        jobs of all clusters."""
+    def carry_out(
+        self, reasons: Mapping[UUID, str], patience: Patience, *, are_all: bool = True
+    ) -> None:
+        """Cancel the jobs that workers of this cluster run.
+
+        Args:
+            reasons: job id -> reason, of the jobs of all clusters.
+            patience: makes the call to the store.
+            are_all: whether these are all requests. If not, read those of this cluster's jobs.
+        """
+        if not are_all:
+            job_ids = [flight.delivery.job_id for flight in self._flights]
+            answer = patience.call(lambda: self._requests.reasons_of(job_ids))
+            reasons = {} if answer is None else answer.value
         if not reasons:
             return
         for flight in self._flights:

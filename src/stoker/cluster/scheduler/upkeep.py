@@ -171,7 +171,7 @@ class Upkeep:
                 self._step("silent clusters", self.bury_silent_clusters)
             self._step("rescue", self.rescue)
             if self._step("cancellations", self._any_request.fetch):
-                self._step("cancellations", lambda: sweep_requests(self._settings))
+                self._step("cancellations", lambda: sweep_requests(self._settings, self._beat))
             self._step("guards", self._guards.sweep)
             self._step("dead letters", self._dead_letters.sweep)
             self._step("workflows", self._workflows.go_on)
@@ -391,8 +391,8 @@ class Upkeep:
     def _take_lease(self) -> bool:
         # This saves work. Two clusters that prune at the same time do no harm.
         lease_seconds = max(3 * self._settings.upkeep_seconds, 2.0)
-        locks = LockKey.objects.using(self._alias)
-        return locks.take(LOCK, self._plan.cluster_id, lease_seconds)
+        engine_of(self._alias).check_connection()
+        return LockKey.objects.using(self._alias).take(LOCK, self._plan.cluster_id, lease_seconds)
 
     def leave(self) -> None:
         """Release the upkeep lease when this cluster ends."""
