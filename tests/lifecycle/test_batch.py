@@ -10,7 +10,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import DatabaseError
+from django.db import DatabaseError, connection
+from django.test.utils import CaptureQueriesContext
 
 from stoker import Lock, chain
 from stoker.brokers.adapters import broker_for
@@ -26,12 +27,13 @@ from stoker.cluster.wire import (
 from stoker.conf import Settings, settings_for
 from stoker.jobs.execute import Executor
 from stoker.jobs.faults import Fault
-from stoker.jobs.outcomes import Attempted, Failed, Outcome, Succeeded, Tallies
+from stoker.jobs.outcomes import Attempted, Failed, Outcome, Retried, Succeeded, Tallies
 from stoker.jobs.package import sealer_for
 from stoker.jobs.record import Recorder, finish
 from stoker.models import Attempt, Blocked, Claimed, DeadLetter, Deferred, Job, Need, Requeue, Tally
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
+from stoker.store.statements import lock_by_key
 from stoker.store.written import instant_us, instants_us
 
 from tests.app import tasks
@@ -242,3 +244,28 @@ def test_times_in_a_batch_are_rounded_like_single_ones(seed: int) -> None:
     moments = [time.time() + chance.uniform(-1e6, 1e6) for _ in range(5000)]
     moments += [0.0, 0.9999996, 1_700_000_000.9999998, 1_700_000_000.0000005]
     assert instants_us(moments) == [instant_us(one) for one in moments]
+
+
+@pytest.mark.mariadb
+def test_many_long_tracebacks_are_recorded_in_several_statements(
+    settings: Settings, broker: Broker
+) -> None:
+    """Together they are larger than ``max_allowed_packet``."""
+    tasks.add.using(max_attempts=2).enqueue_many([((1, 2), {}) for _ in range(400)])
+    fault = Fault("ValueError", "no", "traceback " * 7_000)
+    attempted = [
+        Attempted(one, Retried(fault, 60.0), "worker", None, time.time())
+        for one in claim(broker, 400)
+    ]
+    finish(settings, broker, attempted)
+    assert Attempt.objects.count() == Deferred.objects.count() == 400
+
+
+@pytest.mark.mariadb
+def test_lock_reads_only_the_named_columns() -> None:
+    result = tasks.add.enqueue(1, 2)
+    with CaptureQueriesContext(connection) as queries:
+        (job,) = lock_by_key(Job.objects.all(), [UUID(result.id)], "status")
+    assert (str(job.id), job.status) == (result.id, None)
+    assert "package" not in queries[0]["sql"]
+    assert "narrow.*" not in queries[0]["sql"]

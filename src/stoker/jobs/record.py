@@ -423,7 +423,7 @@ class Recorder:
         snoozed = [one for one in verdicts if isinstance(one.outcome, Snoozed)]
         attempts = [as_attempt(one) for one in verdicts if one not in snoozed]
         if attempts:
-            Attempt.objects.using(self._alias).bulk_create(attempts, ignore_conflicts=True)
+            Attempt.objects.using(self._alias).record(attempts)
         note_snoozes(self._alias, snoozed)
         failed = [
             (one.attempted, one.outcome) for one in verdicts if isinstance(one.outcome, Failed)

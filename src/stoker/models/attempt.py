@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from django.db import models
+
+from stoker.store.statements import INSERT_BYTES, INSERTED_AT_ONCE
+from stoker.store.written import parts_of
 
 
 class AttemptKind(models.TextChoices):
@@ -10,6 +15,14 @@ class AttemptKind(models.TextChoices):
     TIMED_OUT = "timed_out"
     CRASHED = "crashed"
     CANCELLED = "cancelled"
+
+
+class AttemptQuerySet(models.QuerySet["Attempt"]):
+    def record(self, attempts: Sequence[Attempt]) -> None:
+        """Insert attempts. Skip those that are recorded already. Tracebacks may be long, so one
+        statement for all might be larger than MariaDB and MySQL accept."""
+        for part in parts_of(attempts, INSERTED_AT_ONCE, INSERT_BYTES, _text_bytes):
+            self.bulk_create(part, ignore_conflicts=True)
 
 
 class Attempt(models.Model):
@@ -32,6 +45,8 @@ class Attempt(models.Model):
     exit_code = models.SmallIntegerField(null=True)
     signal = models.SmallIntegerField(null=True)
 
+    objects = AttemptQuerySet.as_manager()
+
     class Meta:
         verbose_name = "attempt"
         constraints = (
@@ -40,3 +55,7 @@ class Attempt(models.Model):
 
     def __str__(self) -> str:
         return f"{self.job_id} attempt {self.number}: {self.kind}"
+
+
+def _text_bytes(attempt: Attempt) -> int:
+    return len(attempt.message.encode()) + len(attempt.traceback.encode())

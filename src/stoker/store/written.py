@@ -32,7 +32,7 @@ else:  # Django's fields have no type parameters when they run
     DateTimeField = models.DateTimeField
 
 Packed = TypeVar("Packed", bound=Any)
-"""A row or message with an attribute ``package``."""
+"""A row or message, by default with an attribute ``package``."""
 
 MICROSECONDS = 1_000_000
 NOW_ON_POSTGRESQL = "(extract(epoch from clock_timestamp()) * 1000000)::bigint"
@@ -309,17 +309,23 @@ def arrays_of(jobs: Sequence[Message]) -> dict[str, Any]:
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def parts_of(rows: Sequence[Packed], most: int, most_bytes: int) -> Iterator[list[Packed]]:
-    """Split rows with packages into parts for one statement each.
+def parts_of(
+    rows: Sequence[Packed],
+    most: int,
+    most_bytes: int,
+    size_of: Callable[[Packed], int] = lambda row: len(row.package),
+) -> Iterator[list[Packed]]:
+    """Split rows into parts for one statement each.
 
     Args:
         most: maximum number of rows in a part.
-        most_bytes: maximum size of the packages in a part. A larger package has its own part.
+        most_bytes: maximum size of the rows in a part. A larger row has its own part.
+        size_of: returns the number of bytes of a row: by default, those of its package.
     """
     part: list[Packed] = []
     part_bytes = 0
     for row in rows:
-        size = len(row.package)
+        size = size_of(row)
         if part and (len(part) >= most or part_bytes + size > most_bytes):
             yield part
             part, part_bytes = [], 0
