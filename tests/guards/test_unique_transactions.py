@@ -17,6 +17,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
+from stoker.guards.unique import Decision, WantedKeys
 from stoker.jobs.intake import Newcomers
 from stoker.jobs.results import Result
 from stoker.models import Deferred, Job, UniqueKey
@@ -276,6 +277,38 @@ def test_taken_key_that_was_read_as_free_is_not_taken_again(
     assert lies
     assert (second.id, second.was_duplicate) == (first.id, True)
     assert alive() == {first.id}
+
+
+def test_job_whose_key_was_taken_follows_the_running_job_although_another_key_was_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first read finds the second key with another job, so only the first key is taken over."""
+    unique().enqueue_many([((1, 0), {}), ((2, 0), {})])
+    running = {delivery.job_id for delivery in claim()}
+    look = UniqueKeyQuerySet.look
+    lies = []
+
+    def wrongly_seen(rows: Any, key_ids: Any) -> tuple[int, dict[Any, KeySeen]]:
+        now_us, seen = look(rows, key_ids)
+        if lies:
+            return now_us, seen
+        lies.append(True)
+        last = max(seen)
+        return now_us, {**seen, last: seen[last]._replace(job_id=uuid.uuid4())}
+
+    monkeypatch.setattr(UniqueKeyQuerySet, "look", wrongly_seen)
+    seen: list[Decision] = []
+    settle = WantedKeys._settle
+
+    def note(keys: WantedKeys, key_id: uuid.UUID, decision: Decision) -> None:
+        seen.append(decision)
+        settle(keys, key_id, decision)
+
+    monkeypatch.setattr(WantedKeys, "_settle", note)
+    unique("after").enqueue_many([((1, 1), {}), ((2, 1), {})])
+    assert lies
+    assert {one.follows for one in seen} == running
+    assert claimed_ids() == []
 
 
 def test_taken_key_that_is_always_read_as_free_raises_broker_unavailable(

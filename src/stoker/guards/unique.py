@@ -114,6 +114,9 @@ class WantedKeys:
         self._holds = holds
         self._held: dict[UUID, Held] = {}
         self._plan: _Plan | None = None
+        self._follows: dict[UUID, UUID] = {}
+        """Key -> the running job that the new job must wait for, if it gets the key. The key may
+        be taken although a taking of several keys reports a failure."""
         self.decided: dict[UUID, Decision] = {}
 
     @property
@@ -127,14 +130,20 @@ class WantedKeys:
         for key_id, (claim, job_id) in list(self._open.items()):
             key = seen.get(key_id)
             if key is None:
+                self._follows.pop(key_id, None)
                 plan.takings.append((self._taking(claim, job_id), NO_MATTER_WHAT))
             elif key.job_id == job_id:
-                self._settle(key_id, Decision(Fate.ENQUEUED, job_id, key.taken_us))
+                follows = self._follows.get(key_id)
+                decision = Decision(Fate.ENQUEUED, job_id, key.taken_us, follows=follows)
+                self._settle(key_id, decision)
             elif _waits(key, claim):
                 self._keep_or_hold(key, claim, plan)
             elif condition := self._may_be_taken(key, claim):
                 taking = self._taking(claim, job_id)._replace(old_job_id=key.job_id)
-                if condition is not NO_MATTER_WHAT:
+                if condition is NO_MATTER_WHAT:
+                    self._follows[key_id] = key.job_id
+                else:
+                    self._follows.pop(key_id, None)
                     taking = taking._replace(over_us=self.now_us)
                 plan.takings.append((taking, condition))
             else:
