@@ -59,14 +59,20 @@ def _names_reporters() -> bool:
 
 
 def _tune(connection: Any, **_: Any) -> None:
-    if connection.alias in _tuned_databases():
-        from stoker.store.engines import engine_for
+    stores = _tuned_databases()
+    if not stores:
+        return
+    from stoker.models.outbox import may_have_outbox
+    from stoker.store.engines import engine_for
 
+    if connection.alias in stores:
         engine_for(connection).tune(connection)
+    elif may_have_outbox(connection.alias):
+        engine_for(connection).tune_outbox(connection)
 
 
 def _tuned_databases() -> set[str]:
-    """Return the databases of all backends of Stoker with ``SQLITE_TUNING``."""
+    """Return the stores of all backends of Stoker with ``SQLITE_TUNING``."""
     aliases = set()
     for backend in own_backends().values():
         with suppress(ConfigurationError):  # `manage.py check` says what is wrong

@@ -14,6 +14,7 @@ stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
 stoker.E009 A declared schedule is invalid, or two have the same name.
 stoker.E010 A reporter under ``REPORTERS`` cannot be loaded, or not with these options.
 stoker.E011 ``RESULTS`` names a cache or a server that does not exist or cannot keep results.
+stoker.E012 Two aliases in ``DATABASES`` are the SQLite file of the store.
 stoker.W001 Stoker's tables are missing or out of date.
 stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.
 stoker.W003 A lease may end before a live cluster has extended it.
@@ -26,6 +27,8 @@ stoker.W009 The server of ``BROKER`` may lose jobs as configured, or does not an
 stoker.W010 A cache is in the Redis database of ``BROKER``: clearing it would delete all jobs.
 stoker.W011 A task has ``retry_on``, ``give_up_on`` or ``backoff``, but only one attempt.
 stoker.W012 ``DATABASE`` has no effect: ``BROKER`` is another one, or ``orm://default`` if unset.
+stoker.W013 The server of the store is not configured as Stoker needs it.
+stoker.W014 ``ATOMIC_REQUESTS`` lets each request wait for all others that use the SQLite store.
 =========== ================================================================================
 """
 
@@ -50,6 +53,7 @@ from stoker.compat import TASKS_APP
 from stoker.conf import Settings, problems, read_settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, StokerError
 from stoker.jobs.cached_results import why_not
+from stoker.models.outbox import why_ambiguous
 from stoker.schedules.declare import find_declared
 from stoker.schedules.declare import problems as problems_of
 from stoker.setting_values import api_problems
@@ -368,12 +372,28 @@ def _serializer(settings: Settings) -> Iterator[CheckMessage]:
 
 def _sqlite(settings: Settings) -> Iterator[CheckMessage]:
     alias = settings.database
-    if settings.sqlite_tuning or alias not in connections:
+    if alias not in connections:
         return
-    if engine_of(alias).needs_tuning(connections[alias].settings_dict["OPTIONS"]):
+    if problem := why_ambiguous(alias):
+        yield Error(
+            problem,
+            hint="Remove one of the aliases, or let DATABASE_ROUTERS keep Stoker's tables out of "
+            "the other one: allow_migrate() returns False.",
+            id="stoker.E012",
+        )
+    engine, given = engine_of(alias), connections[alias].settings_dict
+    if engine.has_one_writer and given["ATOMIC_REQUESTS"] and not engine.is_private:
         yield Warning(
-            f'DATABASES["{alias}"] is SQLite without journal_mode or without transaction_mode, and '
-            "SQLITE_TUNING is off: several processes will fail with 'database is locked'.",
+            f'DATABASES["{alias}"] is SQLite with ATOMIC_REQUESTS: each request to a view is a '
+            "writer until it ends, and all others wait for it.",
+            hint="Remove ATOMIC_REQUESTS, and open transaction.atomic() where a view writes.",
+            id="stoker.W014",
+        )
+    if not settings.sqlite_tuning and engine.needs_tuning(given["OPTIONS"]):
+        yield Warning(
+            f'DATABASES["{alias}"] is SQLite without journal_mode, or without "IMMEDIATE" or '
+            '"EXCLUSIVE" as transaction_mode, and SQLITE_TUNING is off: several processes will '
+            "fail with 'database is locked'.",
             hint="Set SQLITE_TUNING to True, or both in the OPTIONS of the database.",
             id="stoker.W006",
         )
@@ -381,15 +401,18 @@ def _sqlite(settings: Settings) -> Iterator[CheckMessage]:
 
 def _fit(alias: str) -> Iterator[CheckMessage]:
     try:
-        if reason := engine_of(alias).why_too_old():
+        if reason := engine_of(alias).why_unusable():
             yield Error(reason, hint="See docs/reference/versions.md.", id="stoker.E005")
             return
         unapplied = unapplied_migrations(alias)
+        weaknesses = engine_of(alias).weaknesses()
     except DatabaseError as error:
         yield _not_ready(alias, f"could not be queried for its tables ({error})")
         return
     if unapplied:
         yield _not_ready(alias, "does not have all of Stoker's tables yet")
+    for sentence in weaknesses:
+        yield Warning(sentence, hint="See docs/howto/run-in-production.md.", id="stoker.W013")
 
 
 def _not_ready(alias: str, problem: str) -> CheckMessage:

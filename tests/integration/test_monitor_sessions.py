@@ -1,10 +1,11 @@
-"""Outcomes that the monitor records after its session with PostgreSQL has become useless."""
+"""Outcomes and log lines that the monitor writes after its session has become useless."""
 
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection
@@ -18,7 +19,7 @@ from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Snoozed
-from stoker.models import Begun, DeadLetter, Job
+from stoker.models import Begun, DeadLetter, Job, LogChunk
 
 from tests.app.chaos import snooze_once
 from tests.app.tasks import add
@@ -87,3 +88,18 @@ def test_at_most_once_job_waits_while_its_server_only_reads() -> None:
     assert not Begun.objects.exists()
     executor.run(delivery)
     assert Begun.objects.exists(), "it starts on a new connection"
+
+
+@pytest.mark.mariadb
+def test_lines_of_a_job_are_written_after_the_server_has_ended_an_idle_session(
+    open_monitor: Callable[[], Monitor],
+) -> None:
+    """MySQL ends the session of a cluster after a minute without a statement."""
+    with cluster_of_a_project():
+        monitor = open_monitor()
+        monitor.broker.ping()
+        end_session()
+        monitor.logs.add([(uuid4().bytes, 1, "said")])
+        monitor.logs._due_at = monitor.patience._used_at = 0.0
+        monitor._write_logs()
+    assert LogChunk.objects.get().lines == "said"

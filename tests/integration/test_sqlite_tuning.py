@@ -8,15 +8,23 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.db import OperationalError, connections, transaction
+from django.db.backends.signals import connection_created
 from django.test import override_settings
 
+from stoker.brokers.adapters import broker_for
+from stoker.conf import settings_for
+from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job
+from stoker.store.engines import engine_of
+from stoker.store.engines.sessions import Patience, files_of
 from stoker.store.engines.sqlite import write_together
+from stoker.store.statements import set_deadlines
 
 from tests.app.models import Account
 from tests.integration.work import another_database
@@ -62,6 +70,7 @@ def test_store_has_wal_immediate_transactions_and_a_busy_timeout(opened: Open) -
     assert connection.transaction_mode == "IMMEDIATE"
     assert pragma(connection, "journal_mode") == "wal"
     assert pragma(connection, "busy_timeout") == 20_000
+    assert pragma(connection, "journal_size_limit") == 64 << 20
 
 
 def test_commits_wait_for_the_disk(opened: Open) -> None:
@@ -79,13 +88,15 @@ def test_options_in_databases_take_precedence(opened: Open) -> None:
     said = {
         "transaction_mode": "EXCLUSIVE",
         "timeout": 3,
-        "init_command": "PRAGMA journal_mode=truncate; PRAGMA synchronous=NORMAL",
+        "init_command": "PRAGMA journal_mode=truncate; PRAGMA synchronous=NORMAL;"
+        "PRAGMA journal_size_limit=7",
     }
     connection = opened(OPTIONS=said)
     assert connection.transaction_mode == "EXCLUSIVE"
     assert pragma(connection, "busy_timeout") == 3_000
     assert pragma(connection, "journal_mode") == "truncate"
     assert pragma(connection, "synchronous") == 1
+    assert pragma(connection, "journal_size_limit") == 7
 
 
 def test_busy_timeout_of_init_command_takes_precedence(opened: Open) -> None:
@@ -103,6 +114,15 @@ def test_other_databases_are_not_tuned(opened: Open) -> None:
     connection = opened(is_store=False)
     assert connection.transaction_mode is None
     assert pragma(connection, "journal_mode") == "delete"
+
+
+def test_database_with_an_outbox_is_tuned(opened: Open) -> None:
+    connection = opened(is_store=False)
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE stoker_outgoing (number)")
+    connection.close()
+    assert pragma(connection, "journal_mode") == "wal"
+    assert connection.transaction_mode == "IMMEDIATE"
 
 
 def test_database_in_memory_is_not_tuned(opened: Open) -> None:
@@ -193,6 +213,64 @@ def test_interrupted_wait_restores_the_busy_timeout(opened: Open) -> None:
             write_together(connection, [("CREATE TABLE never (number)", ())])
         connection.connection = usual
         assert raw.execute("PRAGMA busy_timeout").fetchone() == (3_000,)
+
+
+@pytest.fixture
+def store_of_cluster(opened: Open) -> Iterator[Any]:
+    """The store's connection in a process of a cluster, with one row in a table."""
+    connection = opened()
+    receivers = connection_created.receivers.copy()
+    set_deadlines(settings_for())
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE small AS SELECT 1 number")
+    yield connection
+    connection_created.receivers = receivers
+    connection_created.sender_receivers_cache.clear()
+    del files_of[connection.alias]
+
+
+def numbers(connection: Any) -> list[tuple[int]]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT number FROM small")
+        found: list[tuple[int]] = cursor.fetchall()
+        return found
+
+
+def remove(connection: Any) -> Path:
+    """Delete the files of a database that is open here, and return its own file."""
+    file = Path(connection.settings_dict["NAME"])
+    for one in file.parent.glob(f"{file.name}*"):
+        one.unlink()
+    return file
+
+
+def test_cluster_reopens_a_file_that_was_replaced(
+    store_of_cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    patience = Patience(settings_for(), broker_for(settings_for()))
+    assert patience.insist(partial(numbers, store_of_cluster), print) == [(1,)]
+    file = remove(store_of_cluster)
+    with closing(sqlite3.connect(file)) as restored:
+        restored.execute("CREATE TABLE small AS SELECT 2 number")
+    assert patience.insist(partial(numbers, store_of_cluster), print) == [(2,)]
+    assert caplog.text.count("was deleted or replaced while it was open") == 1
+    with closing(sqlite3.connect(file.rename(file.with_suffix(".old")))):
+        with closing(sqlite3.connect(file)) as restored:
+            restored.execute("CREATE TABLE small AS SELECT 3 number")
+        engine_of(store_of_cluster.alias).check_connection()
+        assert numbers(store_of_cluster) == [(3,)]
+
+
+def test_cluster_does_not_create_a_file_that_was_deleted(store_of_cluster: Any) -> None:
+    patience = Patience(settings_for(), broker_for(settings_for()))
+    file = remove(store_of_cluster)
+    for _ in range(2):
+        patience.try_at = 0.0
+        assert patience.call(partial(numbers, store_of_cluster)) is None
+        assert "is gone" in str(patience.last_error)
+    with pytest.raises(BrokerUnavailable, match="is gone"):
+        engine_of(store_of_cluster.alias).check_connection()
+    assert not file.exists()
 
 
 @override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"SQLITE_TUNING": "maybe"}}})

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from django.core import checks
 from django.core.checks.registry import registry
+from django.db import connections
 from django.test import override_settings
 
 from stoker import Cron
@@ -27,6 +28,7 @@ from stoker.reporters import desk
 from stoker.setting_values import api_settings
 
 from tests.app import tasks
+from tests.integration.work import another_database
 
 pytestmark = pytest.mark.unit
 
@@ -314,13 +316,37 @@ def test_w005_reports_pickle() -> None:
 
 
 def test_w006_reports_untuned_sqlite(monkeypatch: pytest.MonkeyPatch) -> None:
-    from django.db import connections
-
     off = {"default": {"OPTIONS": {"SQLITE_TUNING": False}}}
     assert ids(**off) == ["stoker.W006"]
-    by_hand = {"transaction_mode": "IMMEDIATE", "init_command": "PRAGMA journal_mode=wal"}
-    monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", by_hand)
-    assert ids(**off) == []
+    for mode, expected in (("deferred", ["stoker.W006"]), ("immediate", []), ("EXCLUSIVE", [])):
+        by_hand = {"transaction_mode": mode, "init_command": "PRAGMA journal_mode=wal"}
+        monkeypatch.setitem(connections["default"].settings_dict, "OPTIONS", by_hand)
+        assert ids(**off) == expected
+
+
+def test_e012_reports_two_aliases_of_one_sqlite_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "shop.sqlite3"
+    file.touch()
+    (tmp_path / "linked.sqlite3").symlink_to(file)
+    with another_database(NAME=str(file)) as store, another_database(NAME=str(file)) as other:
+        tasks = {"default": {"OPTIONS": {"BROKER": f"orm://{store}"}}}
+        named = connections[other].settings_dict
+        assert ids(**tasks) == ["stoker.E012"]
+        for name in (f"{tmp_path}/linked.sqlite3", f"file:{file}?mode=rwc"):
+            monkeypatch.setitem(named, "NAME", name)
+            assert ids(**tasks) == ["stoker.E012"]
+        monkeypatch.setitem(named, "TEST", {"MIRROR": store})
+        assert ids(**tasks) == []
+        monkeypatch.setitem(named, "TEST", {"MIRROR": None})
+        monkeypatch.setattr("stoker.models.outbox.may_have_outbox", lambda alias: alias != other)
+        assert ids(**tasks) == []
+
+
+def test_w014_reports_sqlite_with_atomic_requests(tmp_path: Path) -> None:
+    with another_database(NAME=str(tmp_path / "shop"), ATOMIC_REQUESTS=True) as store:
+        assert ids(default={"OPTIONS": {"BROKER": f"orm://{store}"}}) == ["stoker.W014"]
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ class Monitor:
         while (self.logs.is_full or (self.logs.is_due and not self.pending)) and (
             not self.patience.is_waiting
         ):
+            self.patience.check_old_connection()
             self.logs.write()
             self._beat()
 

@@ -133,6 +133,7 @@ def _found(plan: Plan) -> StoreCheck:
     from django.db import DatabaseError, InterfaceError
 
     from stoker.brokers.adapters import broker_for
+    from stoker.models.outbox import why_ambiguous
     from stoker.store.engines import engine_of
     from stoker.store.statements import set_deadlines
 
@@ -140,7 +141,7 @@ def _found(plan: Plan) -> StoreCheck:
         broker = broker_for(plan.settings)  # report a wrong setting before missing tables
         set_deadlines(plan.settings)
         engine = engine_of(plan.settings.database)
-        if reason := engine.why_too_old():
+        if reason := why_ambiguous(engine.alias) or engine.why_unusable():
             return StoreCheck(is_fit=False, sentence=reason)
         _read_every_table(plan.settings.database)
         return StoreCheck(weaknesses=(*engine.weaknesses(), *_ask(broker)))

@@ -91,6 +91,20 @@ def possible_outboxes(store: str, *, joins_transactions: bool) -> list[str]:
     ]
 
 
+def why_ambiguous(store: str) -> str:
+    """Return what is wrong if another alias names the store's SQLite file, or "". A transaction on
+    one connection would wait for the transaction on the other, which waits for it."""
+    file = engine_of(store).file
+    for alias in possible_outboxes(store, joins_transactions=True) if file else ():
+        is_mirror = connections[alias].settings_dict.get("TEST", {}).get("MIRROR")
+        if engine_of(alias).file == file and not is_mirror:
+            return (
+                f"The databases {store!r} and {alias!r} are the same SQLite file, {file}: a "
+                "transaction on one of them would wait for itself."
+            )
+    return ""
+
+
 def find_outgoing(
     alias: str, job_ids: Collection[UUID], store: str, seconds: float
 ) -> list[Outgoing]:

@@ -173,6 +173,13 @@ SENTENCES: dict[str, tuple[int, str]] = {
             "taken over for {pause_seconds:.0f} s."
         ),
     ),
+    "database_replaced": (
+        logging.ERROR,
+        (
+            "The file {file} of the database {database} was deleted or replaced while it was open. "
+            "What this process has written to it since then is lost."
+        ),
+    ),
     "jobs_rescued": (
         logging.WARNING,
         "{count:job was|jobs were} taken over from a cluster that is gone.",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -55,8 +56,9 @@ class Sessions:
     def __init__(self, alias: str) -> None:
         self.alias = alias
 
-    def why_too_old(self) -> str:
-        """Ask the server for its version. Return why Stoker cannot use it, or ""."""
+    def why_unusable(self) -> str:
+        """Ask the server for its version, and for the types of the columns of Stoker's tables.
+        Return why Stoker cannot use them, or ""."""
         return ""
 
     @property
@@ -71,6 +73,22 @@ class Sessions:
         """Return whether connections with these ``OPTIONS`` would block one another without
         ``tune``."""
         return False
+
+    def check_connection(self) -> None:
+        """Let Django check this thread's connection before its next use.
+
+        Raises:
+            BrokerUnavailable: the file of a SQLite database does not exist any more.
+        """
+        self.connection.close_if_unusable_or_obsolete()
+
+    def tune_outbox(self, connection: Any) -> None:
+        """Configure a new connection to a database that is not the store, if it has an outbox."""
+
+    @property
+    def file(self) -> Path | None:
+        """Return the file of the database. None if it is on a server or in memory."""
+        return None
 
     @property
     def is_private(self) -> bool:
@@ -244,6 +262,11 @@ class Closable(Protocol):
     def close(self) -> None: ...
 
 
+files_of: dict[str, Callable[[], None]] = {}
+"""Alias of a SQLite database -> function that closes this thread's connection if its file was
+replaced. Only in the processes of a cluster."""
+
+
 class Patience:
     """Makes calls to the store or a broker. After each failure it waits longer before the next
     call."""
@@ -271,8 +294,10 @@ class Patience:
         """
         if self.is_waiting:
             return None
-        self._check_old_connection()
+        self.check_old_connection()
         try:
+            if close_if_replaced := files_of.get(self._settings.database):
+                close_if_replaced()
             answer = CallResult(function())
         except (BrokerError, NotMigrated, DatabaseError, InterfaceError) as error:
             if is_locked_out(error):
@@ -305,7 +330,8 @@ class Patience:
         reachable then."""
         return is_locked_out(self.last_error)
 
-    def _check_old_connection(self) -> None:
+    def check_old_connection(self) -> None:
+        """Let Django check the connection before its next use, if it has been idle for long."""
         now = time.monotonic()
         if now - self._used_at > CHECK_AFTER_SECONDS:
             connections[self._settings.database].close_if_unusable_or_obsolete()

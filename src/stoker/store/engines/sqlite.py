@@ -16,18 +16,25 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import unquote, urlsplit
 from uuid import UUID
 
 from django.db import OperationalError, models, transaction
+from django.db.backends.signals import connection_created
 from django.db.models.expressions import RawSQL
 
+from stoker.conf import Settings
+from stoker.exceptions import BrokerUnavailable
+from stoker.signals import tell
 from stoker.store.prepared import needs_no_cursor
 from stoker.store.wake import DataVersion, Wake
 from stoker.store.written import NOW_ON_SQLITE, hexes
 from stoker.values.ids import id_of
 
 from .base import PLACE, Engine
+from .sessions import files_of
 
 if TYPE_CHECKING:
     from stoker.models.blocked import BlockedLine
@@ -37,6 +44,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 BUSY_MILLISECONDS = 20_000
+LARGEST_WAL_BYTES = 1 << 26
+"""Size to which SQLite shortens the file with the WAL after a checkpoint. Otherwise the file keeps
+the largest size that it ever had."""
+WRITER_MODES = ("IMMEDIATE", "EXCLUSIVE")
+"""Modes in which a transaction begins as a writer."""
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0004, 0.01
 """Pauses between attempts to become the writer."""
 BUSY = 5
@@ -90,14 +102,71 @@ class SQLite(Engine):
             _run(connection, f"PRAGMA busy_timeout = {BUSY_MILLISECONDS}")
         if "journal_mode" not in said and _run(connection, "PRAGMA journal_mode") != "wal":
             _run(connection, "PRAGMA journal_mode = WAL")
+        if "journal_size_limit" not in said:
+            _run(connection, f"PRAGMA journal_size_limit = {LARGEST_WAL_BYTES}")
 
     def needs_tuning(self, options: Mapping[str, Any]) -> bool:
         said = str(options.get("init_command") or "").lower()
-        return "journal_mode" not in said or "transaction_mode" not in options
+        mode = str(options.get("transaction_mode") or "").upper()
+        return "journal_mode" not in said or mode not in WRITER_MODES
 
     @property
     def is_private(self) -> bool:
         return bool(self.connection.is_in_memory_db())
+
+    @property
+    def file(self) -> Path | None:
+        if self.connection.is_in_memory_db():
+            return None
+        name = str(self.connection.settings_dict["NAME"])
+        if name.startswith("file:"):
+            name = unquote(urlsplit(name).path)
+        return Path(name).resolve()
+
+    def tune_outbox(self, connection: Any) -> None:
+        found = connection.connection.execute(
+            "SELECT 1 FROM sqlite_master WHERE name = 'stoker_outgoing'"
+        )
+        if found.fetchone() is not None:
+            self.tune(connection)
+
+    def limit_sessions(
+        self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
+    ) -> Sequence[str]:
+        """Let a cluster notice that the file was deleted or replaced. SQLite would go on with the
+        old file, which nobody else sees, without an error."""
+        if is_cluster and not self.is_private:
+
+            def note(connection: Any, **_: Any) -> None:
+                if connection.alias == self.alias and self.file is not None:
+                    connection.stoker_file = self.file, _number_of(self.file)
+
+            connection_created.connect(note, weak=False, dispatch_uid=f"stoker.file:{self.alias}")
+            files_of[self.alias] = self._close_if_replaced
+        return ()
+
+    def check_connection(self) -> None:
+        self._close_if_replaced()
+        super().check_connection()
+
+    def _close_if_replaced(self) -> None:
+        """Close this thread's connection if the file is not the one that was opened.
+
+        Raises:
+            BrokerUnavailable: the file does not exist. A new connection would create it.
+        """
+        connection = self.connection
+        if not hasattr(connection, "stoker_file"):
+            return
+        file, opened = connection.stoker_file
+        present = _number_of(file)
+        if present == opened:
+            return
+        if connection.connection is not None:
+            connection.close()
+            tell("database_replaced", database=self.alias, file=str(file))
+        if present is None:
+            raise BrokerUnavailable(f"The file {file} of the database {self.alias!r} is gone.")
 
     def limit_calls(self, connection: Any, seconds: float, session: Sequence[str] = ()) -> None:
         connection.settings_dict.setdefault("OPTIONS", {}).setdefault("timeout", seconds)
@@ -198,6 +267,15 @@ class SQLite(Engine):
     ) -> Sequence[tuple[Any, ...]]:
         given = json.dumps(list(zip(digits, lease_ids, strict=True)))
         return self.fetch("listed_end", {"leases": given})
+
+
+def _number_of(file: Path) -> tuple[int, int] | None:
+    """Return the numbers of the device and of the file; None if the file does not exist."""
+    try:
+        found = file.stat()
+    except FileNotFoundError:
+        return None
+    return (found.st_dev, found.st_ino)
 
 
 def _begin(connection: Any) -> None:
