@@ -12,6 +12,7 @@ from django.apps import AppConfig
 from django.conf import settings
 from django.core import checks
 from django.core.signals import setting_changed
+from django.db import router
 from django.db.backends.signals import connection_created
 
 from stoker.tasks.decorator import own_backends
@@ -62,12 +63,11 @@ def _tune(connection: Any, **_: Any) -> None:
     stores = _tuned_databases()
     if not stores:
         return
-    from stoker.models.outbox import may_have_outbox
     from stoker.store.engines import engine_for
 
     if connection.alias in stores:
         engine_for(connection).tune(connection)
-    elif may_have_outbox(connection.alias):
+    elif router.allow_migrate(connection.alias, "stoker", model_name="outgoing"):
         engine_for(connection).tune_outbox(connection)
 
 

@@ -7,7 +7,7 @@ stoker.E001 An option under ``TASKS`` is unknown or has a wrong value.
 stoker.E002 ``BROKER`` names an unknown kind of broker, or one that cannot be used here.
 stoker.E003 ``BROKER`` or ``DATABASE`` names a database that is missing in ``DATABASES``.
 stoker.E004 ``stoker`` is not in ``INSTALLED_APPS``. Only if Django's tasks are imported.
-stoker.E005 Stoker does not support this kind of database, or its version is too old.
+stoker.E005 Stoker does not support this kind or version of database, or its columns of ids.
 stoker.E006 ``DATABASE_ROUTERS`` keep Stoker's tables out of the database of ``BROKER``.
 stoker.E007 Two backends share queues in one database but cannot open each other's packages.
 stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.

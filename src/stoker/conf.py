@@ -247,9 +247,9 @@ class Settings:
     )  # fmt: skip
     sqlite_tuning: bool = option(
         "SQLITE_TUNING", True, flag,
-        "On SQLite, open the queue's database in WAL mode with `BEGIN IMMEDIATE` and a busy "
-        "time-out, unless `DATABASES` says otherwise: without these, several processes fail with "
-        "'database is locked'.",
+        "On SQLite, open the queue's database, and others that have an outbox, in WAL mode with "
+        "`BEGIN IMMEDIATE` and a busy time-out, unless `DATABASES` says otherwise: without these, "
+        "several processes fail with 'database is locked'.",
     )  # fmt: skip
 
     database: str = field(init=False, hash=False)

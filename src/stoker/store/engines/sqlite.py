@@ -133,8 +133,8 @@ class SQLite(Engine):
     def limit_sessions(
         self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
     ) -> Sequence[str]:
-        """Let a cluster notice that the file was deleted or replaced. SQLite would go on with the
-        old file, which nobody else sees, without an error."""
+        """Have each new connection remember its file, so that a cluster notices if the file is
+        deleted or replaced. SQLite would go on with the old file without an error."""
         if is_cluster and not self.is_private:
 
             def note(connection: Any, **_: Any) -> None:
