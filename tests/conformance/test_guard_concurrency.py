@@ -230,7 +230,10 @@ def test_concurrent_processes_keep_to_guards_without_deadlocks(
     monkeypatch.setattr(orm, "PAUSES_SECONDS", (0.01,) * 10_000)  # never wait
     crowd = go(seed, look)
     crowd.check()
-    assert not crowd.conflicts
+    # InnoDB also locks the gaps between rows, and may choose a victim though all transactions lock
+    # rows in one order. The callers repeat such a transaction. In a wrong order there were twenty.
+    most = 2 if connection.vendor == "mysql" else 0
+    assert crowd.conflicts.total() <= most, crowd.conflicts
 
 
 @pytest.mark.slow
