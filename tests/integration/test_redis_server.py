@@ -1,29 +1,21 @@
-"""Redis: how the server is reached, unusual loads, damage, and error messages."""
+"""Redis: unusual loads, several jobs in one script, and relays."""
 
 from __future__ import annotations
 
-import socket
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from redis import Redis
 
-from stoker.brokers.adapters import adapter_for, broker_for
 from stoker.brokers.contract import ClaimRequest, Return
 from stoker.brokers.redis import broker as redis_relay
-from stoker.brokers.redis.broker import RedisBroker
-from stoker.brokers.redis.connection import weaknesses
-from stoker.brokers.redis.slots import SlottedRedisBroker
-from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable, ConfigurationError
+from stoker.exceptions import BrokerUnavailable
 
-from tests.conformance.server_stands import RedisStand, redis_url
+from tests.conformance.server_stands import RedisStand
 from tests.conformance.stands import LEASE_SECONDS, message
-from tests.servers.private import NotInstalledError, free_port
-from tests.servers.redis import PrivateRedis
+from tests.integration.redis_brokers import at, private
 
 pytestmark = [pytest.mark.redis, pytest.mark.sqlite]
 
@@ -33,141 +25,6 @@ def stand() -> Iterator[RedisStand]:
     made = RedisStand()
     yield made
     made.clear()
-
-
-@contextmanager
-def private(**options: Any) -> Iterator[PrivateRedis]:
-    try:
-        with PrivateRedis(is_durable=False, **options) as server:
-            yield server
-    except NotInstalledError as missing:
-        pytest.skip(f"private redis: {missing}")
-
-
-def at(url: str, **options: Any) -> Any:
-    """Return the broker at this URL: a RedisBroker, or a SlottedRedisBroker of a Redis cluster."""
-    broker = adapter_for(Settings(broker=url, **options))
-    assert isinstance(broker, RedisBroker | SlottedRedisBroker)
-    return broker
-
-
-class TestConnections:
-    def test_unreachable_server_raises_without_showing_the_password(self) -> None:
-        with socket.socket() as unused:  # bound, but without a listener
-            unused.bind(("127.0.0.1", 0))
-            broker = at(f"redis://user:secret@127.0.0.1:{unused.getsockname()[1]}/0")
-            with pytest.raises(BrokerUnavailable, match="cannot be reached") as raised:
-                broker.enqueue([message()])
-        assert "secret" not in str(raised.value)
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "redis://host:port/0",
-            "redis://h/shop",
-            "redis+sentinel://one:x/main",
-            "redis+cluster://one:x",
-        ],
-    )
-    def test_invalid_url_raises_configuration_error(self, url: str) -> None:
-        with pytest.raises(ConfigurationError, match="redis://HOST:PORT/DATABASE"):
-            at(url)
-
-    def test_missing_driver_raises_with_install_command(
-        self, not_installed: Callable[[str, str], None]
-    ) -> None:
-        not_installed("redis", "stoker.brokers.redis")
-        with pytest.raises(ConfigurationError, match=r"pip install 'django-stoker\[redis\]'"):
-            adapter_for(Settings(broker="redis://127.0.0.1"))
-
-    def test_password_in_url_is_used(self) -> None:
-        with private() as server:
-            with Redis(port=server.port) as client:
-                client.config_set("requirepass", "a b@c")
-            with pytest.raises(BrokerUnavailable, match="redis://USER:PASSWORD@HOST"):
-                at(server.url).ping()
-            at(f"redis://:a%20b%40c@127.0.0.1:{server.port}/0").ping()
-
-    def test_redis_cluster_is_used(self) -> None:
-        with private(in_cluster=True) as server:
-            with Redis(port=server.port) as client:
-                client.execute_command("CLUSTER ADDSLOTS", *range(16384))
-                while client.cluster("info")["cluster_state"] != "ok":
-                    pass
-            _use_everything(at(f"redis+cluster://127.0.0.1:{server.port}"))
-
-    def test_unreachable_redis_cluster_raises_on_enqueue_and_not_on_wake_up(self) -> None:
-        """An enqueue in a transaction does not need the server, and a listener tries again."""
-        with private(in_cluster=True) as server:
-            port = server.port
-        broker = at(f"redis+cluster://127.0.0.1:{port}")
-        with pytest.raises(BrokerUnavailable):
-            broker.enqueue([message()])
-        broker.wake_up(())
-        wake = broker.open_wake()
-        assert (wake.fileno(), wake.is_due()) == (None, False)
-        wake.close()
-        broker.close()
-
-    def test_sentinels_find_the_master(self) -> None:
-        with private() as server:
-            script, port = server.folder / "sentinel.conf", free_port()
-            watch = f"sentinel monitor main 127.0.0.1 {server.port} 1"
-            script.write_text(f"port {port}\n{watch}\ndir {server.folder}\n")
-            script.chmod(0o666)
-            server.folder.chmod(0o777)
-            sentinel = server._spawn([server.command()[0], str(script), "--sentinel"])
-            try:
-                broker = at(f"redis+sentinel://127.0.0.1:{port}/main/3")
-                while not _answers(broker):
-                    assert sentinel.poll() is None
-                _use_everything(broker)
-                with Redis(port=server.port, db=3) as client:
-                    assert client.scard(f"{broker.prefix}:queues") == 1
-            finally:
-                sentinel.kill()
-                sentinel.wait()
-
-    def test_claim_works_after_script_flush(self, stand: RedisStand) -> None:
-        stand.put()
-        stand.broker.client.script_flush()  # type: ignore[attr-defined] # of this broker
-        assert stand.broker.settle([stand.claim_one().lease]) == set()
-
-    @pytest.mark.parametrize("loss", ["before", "after", "scripts"])
-    def test_settlement_without_a_reply_is_repeated(self, stand: RedisStand, loss: str) -> None:
-        """The connection is closed before or after the reply came, or the server has lost the
-        scripts."""
-        client: Redis = stand.broker.client  # type: ignore[attr-defined] # of this broker
-        stand.put(2)
-        first, second = stand.claim(2)
-        if loss == "scripts":
-            client.script_flush()
-        end = stand.broker.begin_settle([first.lease])
-        if loss == "after":
-            while stand.broker.states([first.job_id]):
-                pass
-        if loss != "scripts":
-            client.connection_pool.disconnect()
-        end()
-        assert set(stand.broker.states([first.job_id, second.job_id])) == {second.job_id}
-        assert not client.connection_pool._in_use_connections
-
-    def test_settlement_can_be_ended_after_the_server_is_back(self) -> None:
-        with private() as server:
-            broker = at(server.url, database_seconds=1)
-            broker.enqueue([message()])
-            wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
-            (found,) = broker.claim(ClaimRequest(1, **wish))
-            with Redis(port=server.port) as client:
-                client.client_pause(60_000, all=False)  # a paused client cannot end all pauses
-                end = broker.begin_settle([found.lease])
-                broker.close()
-                with pytest.raises(BrokerUnavailable):
-                    end()
-                client.client_unpause()
-            end()
-            assert broker.states([found.job_id]) == {}
-            broker.close()
 
 
 class TestLoads:
@@ -239,38 +96,12 @@ class TestLoads:
             broker.close()
 
 
-class TestWeaknesses:
-    def test_durable_server_reports_no_weaknesses(self) -> None:
-        with private(appendonly="yes") as server:
-            assert at(server.url).weaknesses() == []
-
-    def test_eviction_and_missing_persistence_are_reported(self) -> None:
-        options = {"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}
-        with private(**options) as server:
-            evicts, forgets = broker_for(Settings(broker=server.url)).weaknesses()
-        assert "Set it to noeviction" in evicts
-        assert "Set appendonly yes" in forgets
-
-    def test_old_version_is_reported(self) -> None:
-        class Old:
-            def info(self, section: str) -> dict[str, Any]:
-                return {"redis_version": "4.0.14", "aof_enabled": 1}
-
-        assert weaknesses(Old()) == ["Redis 4.0.14 is too old: use 5.0 or later, or Valkey."]
-
-
 def test_cluster_names_separate_jobs(stand: RedisStand) -> None:
     other = RedisStand()
     stand.put(3)
     assert (other.claim(), other.broker.sizes(), other.broker.purge("default")) == ([], {}, 0)
     assert len(stand.claim()) == 3
     other.clear()
-
-
-def test_driver_does_not_repeat_an_enqueue() -> None:
-    """After a lost answer, a repeated enqueue could add the job again after its end."""
-    retry = at(redis_url()).client.get_retry()
-    assert retry.get_retries() == 0
 
 
 def test_jobs_of_a_claim_change_independently(stand: RedisStand) -> None:
@@ -291,56 +122,6 @@ def test_jobs_of_a_claim_change_independently(stand: RedisStand) -> None:
     }
     found = stand.claim_one()
     assert (found.job_id, found.attempt, found.crashes) == (released.job_id, 5, 2)
-
-
-class TestDamage:
-    """A user deletes or changes Stoker's keys: these jobs and all others run."""
-
-    @pytest.mark.parametrize("rest", [b"", b"\xc1", b"\x05", b"\x91\x01"])
-    @pytest.mark.parametrize("place", ["ready", "deferred", "leases"])
-    def test_job_with_damaged_record_runs(self, stand: RedisStand, place: str, rest: bytes) -> None:
-        run_after = 1.0 if place == "deferred" else None
-        damaged = message(run_after=run_after)
-        stand.broker.enqueue([damaged])
-        if place == "leases":
-            stand.claim_one()
-        records = f"{stand.broker.prefix}:job"
-        if rest:
-            stand.broker.client.hset(records, damaged.job_id.hex, rest)
-        else:
-            stand.broker.client.delete(records)
-        (job_id,) = stand.put()
-        found = stand.claim()
-        if place == "leases":
-            stand.broker.client.zadd(f"{stand.broker.prefix}:leases", {damaged.job_id.hex: 0})
-            wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
-            found += stand.broker.claim_expired(ClaimRequest(10, **wish))
-        assert {one.job_id: (one.package, one.attempt) for one in found} == dict.fromkeys(
-            (damaged.job_id, job_id), (b"package", 1)
-        )
-        assert stand.broker.settle([one.lease for one in found]) == set()
-        assert stand.broker.sizes() == {}
-
-    def test_claimed_job_with_damaged_record_is_not_added_again(self, stand: RedisStand) -> None:
-        claimed = message()
-        stand.broker.relay([claimed])
-        stand.claim_one()
-        stand.broker.client.hset(f"{stand.broker.prefix}:job", claimed.job_id.hex, b"\xc1")
-        stand.broker.enqueue([claimed])
-        assert stand.claim() == []
-
-    def test_foreign_members_are_ignored(self, stand: RedisStand) -> None:
-        (job_id,) = stand.put()
-        for key in ("ready:default", "deferred", "leases"):
-            stand.broker.client.zadd(f"{stand.broker.prefix}:{key}", {"junk": 0})
-        assert [one.job_id for one in stand.claim()] == [job_id]
-        wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
-        assert stand.broker.claim_expired(ClaimRequest(10, **wish)) == []
-
-    def test_queue_with_damaged_job_is_purged(self, stand: RedisStand) -> None:
-        stand.broker.client.zadd(f"{stand.broker.prefix}:ready:mail", {uuid.uuid4().hex: 0})
-        stand.put(queue="mail")
-        assert stand.broker.purge("mail") == 1
 
 
 def test_empty_queues_leave_no_keys(stand: RedisStand) -> None:
@@ -413,38 +194,3 @@ class TestRelays:
             stand.broker.relay([message()], until=stand.broker.relay_until())
         stand.broker.relay([message()], until=stand.broker.relay_until())
         assert stand.broker.sizes()["default"]["ready"] == 1
-
-
-def _answers(broker: RedisBroker) -> bool:
-    try:
-        broker.ping()
-    except BrokerUnavailable:
-        return False
-    return True
-
-
-def _use_everything(broker: RedisBroker | SlottedRedisBroker) -> None:
-    wish: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": LEASE_SECONDS}
-    wake = broker.open_wake()
-    jobs = [message(), message(), message(run_after=4e9), message()]
-    broker.enqueue(jobs[:3])
-    broker.relay(jobs[3:])
-    while not wake.is_due():
-        pass
-    assert wake.fileno() is not None
-    first, second, third = broker.claim(ClaimRequest(10, **wish))
-    assert broker.extend([first.lease], lease_seconds=LEASE_SECONDS) == set()
-    assert broker.settle([first.lease], [Return(second.lease)]) == set()
-    assert [one.lease for one in broker.held_by(wish["holder"])] == [third.lease]
-    assert broker.expire_holder(wish["holder"]) == 1
-    assert len(broker.claim_expired(ClaimRequest(10, **wish))) == 1
-    assert broker.sizes() == {"default": {"ready": 1, "deferred": 1, "blocked": 0, "running": 1}}
-    assert set(broker.states([one.job_id for one in jobs]).values()) == (
-        {"ready", "deferred", "running"}
-    )
-    assert (broker.next_due_seconds() or 0) > 1e9
-    assert broker.purge("default") == 2
-    assert broker.info()["server"].startswith(("Redis ", "Valkey "))
-    assert all(isinstance(one, str) for one in broker.weaknesses())
-    wake.close()
-    broker.close()

@@ -19,22 +19,14 @@ from stoker.exceptions import BrokerUnavailable, ConfigurationError
 
 from tests.cluster.clusters import wait_for
 from tests.conformance.stands import message
-from tests.servers.private import NotInstalledError, free_port
+from tests.integration.redis_brokers import does, private
+from tests.servers.private import free_port
 from tests.servers.redis import PrivateRedis
 
 pytestmark = [pytest.mark.redis, pytest.mark.sqlite]
 
 SLOTS = 16_384
 PATIENT_MILLISECONDS = 600_000
-
-
-@contextmanager
-def private(**options: Any) -> Iterator[PrivateRedis]:
-    try:
-        with PrivateRedis(**options) as server:
-            yield server
-    except NotInstalledError as missing:
-        pytest.skip(f"private redis: {missing}")
 
 
 def test_broker_follows_sentinel_fail_over() -> None:
@@ -48,13 +40,13 @@ def test_broker_follows_sentinel_fail_over() -> None:
         with Redis(port=port) as watch:
             wait_for(lambda: watch.sentinel_slaves("main"), lambda: "it does not know the replica")
         holder, jobs = uuid.uuid4(), [message() for _ in range(3)]
-        wait_for(lambda: _does(lambda: broker.enqueue(jobs)))
+        wait_for(lambda: does(lambda: broker.enqueue(jobs)))
         (leased,) = broker.claim(ClaimRequest(1, holder=holder, lease_seconds=60))
         with Redis(port=master.port) as client:
             assert client.wait(1, 10_000) == 1
         _let_sentinel_believe_in_death(port, 300)
         master.kill()
-        wait_for(lambda: _does(broker.ping), lambda: "nobody took over")
+        wait_for(lambda: does(broker.ping), lambda: "nobody took over")
         _let_sentinel_believe_in_death(port, PATIENT_MILLISECONDS)
         with Redis(port=replica.port) as client:
             assert client.role()[0] == b"master"
@@ -179,6 +171,37 @@ def test_slots_of_other_nodes_are_served_while_one_node_is_down(
     broker.close()
 
 
+def test_jobs_survive_the_migration_of_their_slot(masters: list[PrivateRedis]) -> None:
+    """Only keys that exist already can be used meanwhile. So the line of an empty queue cannot."""
+    broker = _slotted(masters, "migrated", 1).first
+    kept = [message(queue="other"), message(queue="other", run_after=4e9)]
+    broker.relay(kept)
+    leasing: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": 60}
+    broker.enqueue([message(queue="mail"), message(queue="mail", priority=-1)])
+    first, second = broker.claim(ClaimRequest(2, **leasing, queues=("mail",)))
+    slot, source = broker.client.keyslot(f"{broker.prefix}:job"), _port_of(broker)
+    target = next(one for one in masters if one.port != source)
+    with Redis(port=source) as old, Redis(port=target.port) as new:
+        names = [one.execute_command("CLUSTER MYID").decode() for one in (old, new)]
+        new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", names[0])
+        old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", names[1])
+        late = message(queue="mail")
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailable):
+                broker.relay([late])
+        assert broker.settle(again=[Return(first.lease)]) == set()
+        assert broker.claim(ClaimRequest(9, **leasing, queues=("mail",))) == []
+        for one in (old, new):
+            one.execute_command("CLUSTER SETSLOT", slot, "STABLE")
+        assert broker.states([late.job_id, first.job_id]) == {first.job_id: "deferred"}
+        old.zadd(f"{broker.prefix}:deferred", {first.job_id.hex: 1})
+    broker.relay([late])
+    found = broker.claim(ClaimRequest(9, **leasing, queues=("mail",)))
+    assert {one.job_id for one in found} == {late.job_id, first.job_id}
+    assert broker.settle([second.lease, *(one.lease for one in found)]) == set()
+    broker.close()
+
+
 def test_wrong_number_of_slots_is_refused() -> None:
     for wrong in ("0", "65", "many", "-1"):
         settings = Settings(broker=f"redis+cluster://127.0.0.1:1?slots={wrong}")
@@ -268,11 +291,3 @@ def _join(masters: list[PrivateRedis]) -> None:
         )
 
     wait_for(is_whole, lambda: "the masters do not meet")
-
-
-def _does(act: Any) -> bool:
-    try:
-        act()
-    except BrokerUnavailable:
-        return False
-    return True

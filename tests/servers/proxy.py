@@ -48,10 +48,17 @@ class Proxy:
         self.abandoned.clear()
         self._dying[client_port] = before
 
-    def lead_to(self, host: str, port: int) -> None:
-        """Connect to another server from now on, and cut the connections to the old one."""
+    def lead_to(self, host: str, port: int, *, is_cut: bool = True) -> None:
+        """Connect to another server from now on, and cut the connections to the old one.
+
+        Args:
+            host: of the other server.
+            port: of the other server.
+            is_cut: if not, the connections to the old server stay.
+        """
         self._server = (host, port)
-        self.cut()
+        if is_cut:
+            self.cut()
 
     def hold(self) -> None:
         """Pass nothing on until `release`, without closing connections."""

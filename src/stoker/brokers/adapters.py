@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from weakref import WeakSet
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
@@ -42,6 +43,24 @@ def broker_for(settings: Settings) -> Dispatch:
     Raises:
         ConfigurationError: see ``adapter_for``.
     """
+    dispatch = _dispatch(settings)
+    _made.add(dispatch)
+    return dispatch
+
+
+_made: WeakSet[Dispatch] = WeakSet()
+"""The dispatches of this process."""
+
+
+def close_idle_connections() -> None:
+    """Close the connections to brokers that no call uses now, after a task was interrupted: one of
+    them may still expect the answer to a call."""
+    for dispatch in _made:
+        if dispatch.broker is not None:
+            dispatch.broker.close_idle()
+
+
+def _dispatch(settings: Settings) -> Dispatch:
     adapter = adapter_for(settings)
     if isinstance(adapter, OrmBroker):
         return Dispatch(settings, adapter)

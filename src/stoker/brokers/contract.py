@@ -366,7 +366,7 @@ class Broker(ABC):
         """
 
     def ping(self) -> None:
-        """Raise BrokerUnavailable if the server does not answer."""
+        """Raise BrokerUnavailable if the server does not answer, or refuses all writes."""
         self.info()
 
     def weaknesses(self) -> list[str]:
@@ -396,3 +396,7 @@ class Broker(ABC):
 
     def close(self) -> None:
         """Close the connections. The next call opens new ones."""
+
+    def close_idle(self) -> None:
+        """Close the connections that no call uses now, if an interrupted call may have left an
+        answer unread in one of them."""

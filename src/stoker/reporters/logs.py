@@ -165,6 +165,13 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "Jobs that were just committed wait in the outbox until the broker is reachable: {error}",
     ),
+    "queue_unreadable": (
+        logging.ERROR,
+        (
+            "Jobs of the queue {queue} cannot be claimed, because Redis cannot read the key {key}: "
+            "another program may have overwritten it. If so, delete it."
+        ),
+    ),
     "relayed": (logging.INFO, "{count:job was|jobs were} relayed late from an outbox."),
     "clock_set_ahead": (
         logging.WARNING,

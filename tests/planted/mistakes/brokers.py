@@ -394,7 +394,7 @@ MISTAKES = (
     Mistake(
         "Redis adds a job again that is leased and whose record is damaged",
         [Text("brokers/redis/lua/enqueue.lua", "not existing[i] and ", "")],
-        "tests/integration/test_redis_server.py",
+        "tests/integration/test_redis_damage.py",
         "is_not_added_again",
         needs_redis=True,
     ),
@@ -427,7 +427,7 @@ MISTAKES = (
                 replace("Retry(NoBackoff(), 0)", "Retry(NoBackoff(), 3)"),
             )
         ],
-        "tests/integration/test_redis_server.py",
+        "tests/integration/test_redis_connections.py",
         "driver_does_not_repeat_an_enqueue",
         needs_redis=True,
     ),

@@ -125,7 +125,7 @@ MISTAKES = (
                 drop("self.settle(over)"),
             )
         ],
-        "tests/integration/test_redis_server.py",
+        "tests/integration/test_redis_connections.py",
         "settlement",
     ),
     Mistake(

@@ -10,16 +10,16 @@ lists the keys. All keys have the same hash tag, so that a Redis cluster keeps t
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property, partial
 from importlib.resources import files
-from itertools import chain, groupby, islice, repeat
+from itertools import chain, groupby
 from typing import Any
 from uuid import UUID
 
 from redis.cluster import RedisCluster
+from redis.exceptions import ResponseError
 
 from stoker.brokers.contract import (
     Broker,
@@ -31,15 +31,15 @@ from stoker.brokers.contract import (
     Leases,
     Return,
     Unrecorded,
-    due_in,
     seconds_until,
 )
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job
 from stoker.models.job import JobColumns, Message
+from stoker.signals import tell
 from stoker.store.written import MICROSECONDS, microseconds
-from stoker.values.ids import id_of, new_lease_id
+from stoker.values.ids import new_lease_id
 
 from .connection import (
     FAILURES,
@@ -48,10 +48,12 @@ from .connection import (
     about,
     connect,
     disconnect,
+    disconnect_idle,
     explained,
     weaknesses,
 )
 from .results import decoded, encoded, limits
+from .rows import deliveries, delivery, due_after, named, state
 from .wake import RedisWake
 
 KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
@@ -84,6 +86,8 @@ class RedisBroker(Broker):
         self._next_due_at: float | None = None
         """Monotonic time in seconds of the next deferred job, as the last claim has read it.
         Infinity: there is none. None: unknown."""
+        self._unread: set[str] = set()
+        """Queues of which a claim has told that it could not read them."""
 
     @cached_property
     def client(self) -> Any:
@@ -133,7 +137,8 @@ class RedisBroker(Broker):
             ids = "".join([one.job_id.hex for one in some])
             packages = [one.package for one in some]
             arguments = [self.channel, *limits, json.dumps(runs), ids, *packages]
-            if self._run("enqueue", arguments) < 0:
+            lines = [f"{self.prefix}:ready:{queue}" for queue in {run[0] for run in runs}]
+            if self._run("enqueue", arguments, lines) < 0:
                 self._clock.ask_again()
                 raise BrokerUnavailable(TOO_LATE)
 
@@ -146,8 +151,19 @@ class RedisBroker(Broker):
         self._next_due_at = None
         if isinstance(answer, int):
             self._next_due_at = due_after(answer)
+            self._unread.clear()
             return []
+        self._tell_unread(answer[1])
         return deliveries(answer, lease_id)
+
+    def _tell_unread(self, runs: bytes) -> None:
+        """Log the queues that a claim could not read, once for each."""
+        if b",0]" not in runs:  # nearly always
+            return
+        unread = {run[0] for run in json.loads(runs) if not run[4]}
+        for queue in sorted(unread - self._unread):
+            tell("queue_unreadable", queue=queue, key=f"{self.prefix}:ready:{queue}")
+        self._unread |= unread
 
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         lease_id = self._lease_id()
@@ -284,8 +300,9 @@ class RedisBroker(Broker):
         with self._explained():
             names = sorted(self.client.smembers(self._keys[4]))
             for name in names:
-                ready = self.client.zcard(f"{self.prefix}:ready:".encode() + name)
-                sizes[name.decode()] = none | {"ready": ready}
+                with suppress(ResponseError):  # overwritten by another program
+                    ready = self.client.zcard(f"{self.prefix}:ready:".encode() + name)
+                    sizes[name.decode()] = none | {"ready": ready}
         for place in ("deferred", "running"):
             cursor: bytes | int = 0
             while True:
@@ -309,8 +326,8 @@ class RedisBroker(Broker):
         with self._explained():
             server = about(self.client, "server")
         kind = "Valkey" if "valkey_version" in server else "Redis"
-        version = server.get("valkey_version") or server["redis_version"]
-        return {"broker": self.settings.shown_broker, "server": f"{kind} {version}"}
+        version = server.get("valkey_version") or server.get("redis_version", "")
+        return {"broker": self.settings.shown_broker, "server": f"{kind} {version}".strip()}
 
     def weaknesses(self) -> list[str]:
         with self._explained():
@@ -329,9 +346,19 @@ class RedisBroker(Broker):
         known, self._next_due_at = self._next_due_at, None
         return seconds_until(due_after(self._run("next_due", [])) if known is None else known)
 
+    def ping(self) -> None:
+        """Raise BrokerUnavailable if the server does not answer, or refuses writes."""
+        self._run("ping", [])
+
     def close(self) -> None:
-        if "client" in vars(self):
+        if self._first_slot:
+            self._first_slot.close()
+        elif "client" in vars(self):
             disconnect(self.client)
+
+    def close_idle(self) -> None:
+        if "client" in vars(self):
+            disconnect_idle(self.client)
 
     # -- the server -------------------------------------------------------------------------------
 
@@ -348,9 +375,9 @@ class RedisBroker(Broker):
                 self.client.sadd(key, count)
         return sorted({*used, count})
 
-    def _run(self, name: str, arguments: Sequence[Any]) -> Any:
+    def _run(self, name: str, arguments: Sequence[Any], more_keys: Sequence[str] = ()) -> Any:
         with self._explained():
-            return self._script(name)(keys=self._keys, args=arguments)
+            return self._script(name)(keys=[*self._keys, *more_keys], args=arguments)
 
     def _script(self, name: str) -> Any:
         if name not in self._scripts:
@@ -376,7 +403,7 @@ class RedisBroker(Broker):
         return packages
 
     def _explained(self) -> AbstractContextManager[None]:
-        return explained(self.settings)
+        return explained(self.settings, self.close)
 
 
 @cache
@@ -391,60 +418,10 @@ def _leasing(request: ClaimRequest, lease_id: str) -> list[Any]:
     return [request.limit, lease_id, request.holder.hex, microseconds(request.lease_seconds)]
 
 
-def named(leases: Sequence[Lease]) -> str:
-    """Return the leases as a single script argument. One argument per lease would cost more time
-    than the script needs."""
-    columns = leases if isinstance(leases, Leases) else Leases.of(leases)
-    ids = iter(columns.job_ids)
-    runs = [(lease_id, len(list(run))) for lease_id, run in groupby(columns.lease_ids)]
-    return "".join([f"{lease_id}:{''.join(islice(ids, count))};" for lease_id, count in runs])
-
-
 def _waiting(message: Message) -> tuple[str, int, int | str]:
     """Return the values that Redis keeps of a waiting job: queue, rank and due time."""
     due = "" if message.run_after is None else microseconds(message.run_after)
     return message.queue, -message.priority, due
-
-
-def due_after(wait_us: int) -> float:
-    """Return the monotonic time in ``wait_us`` microseconds; infinity for -1, if no job is
-    deferred."""
-    return due_in(None if wait_us < 0 else wait_us / MICROSECONDS, time.monotonic())
-
-
-def deliveries(told: Sequence[bytes], lease_id: str) -> list[Delivery]:
-    """Return the jobs of a claim, as ``lease`` in ``lua/common.lua`` returns them."""
-    if not told:
-        return []
-    ids, runs, packages = told[0].decode(), json.loads(told[1]), told[2:]
-    values = chain.from_iterable(repeat(equal, count) for *equal, count in runs)
-    return [
-        Delivery(
-            id_of(int(ids[at : at + 32], 16)), lease_id, package, queue, -rank, attempt, crashes
-        )
-        for at, package, (queue, rank, attempt, crashes) in zip(
-            range(0, len(ids), 32), packages, values, strict=True
-        )
-    ]
-
-
-def delivery(row: Sequence[Any]) -> Delivery:
-    job_id, package, queue, rank, attempts, crashes, lease_id = row
-    return Delivery(
-        UUID(job_id.decode()),
-        lease_id.decode(),
-        package,
-        queue.decode(),
-        -int(rank),
-        int(attempts),
-        int(crashes),
-    )
-
-
-def state(known: Sequence[Any]) -> str:
-    if known[4]:
-        return "running"
-    return "deferred" if known[7] else "ready"
 
 
 AT_ONCE = 500

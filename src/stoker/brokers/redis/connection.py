@@ -12,14 +12,23 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 import redis
 from redis.backoff import NoBackoff
 from redis.cluster import ClusterNode, RedisCluster
-from redis.exceptions import AuthorizationError, RedisClusterException, RedisError
+from redis.exceptions import (
+    AuthorizationError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+)
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
 from stoker.store.written import MICROSECONDS
 
+CONNECT_SECONDS = 2.0
+"""Time for a connection to one of several hosts."""
+USUAL_NODES = 3
 PORTS = {"redis+sentinel": 26379, "redis+cluster": 6379}
 FAILURES = (RedisError, RedisClusterException, OSError)
 """The errors that the driver raises."""
@@ -41,6 +50,9 @@ def connect(settings: Settings) -> Any:
         "socket_connect_timeout": seconds,
         "socket_keepalive": True,
         "health_check_interval": 30,
+        # With protocol 3 the driver no longer checks a connection for the answer of an interrupted
+        # call, and Redis 5 does not know it.
+        "protocol": 2,
         # If an enqueue whose answer was lost were repeated, a job that has ended meanwhile could be
         # added a second time. And with retries a call would take several times its deadline.
         "retry": Retry(NoBackoff(), 0),
@@ -48,8 +60,10 @@ def connect(settings: Settings) -> Any:
     try:
         parts = urlsplit(settings.broker)
         if parts.scheme == "redis+sentinel":
+            _refuse_options(settings, parts, known="sentinel_password")
             return _master(parts, options)
         if parts.scheme == "redis+cluster":
+            _refuse_options(settings, parts, known="slots")
             with explained(settings):
                 return _cluster(parts, options)
         if parts.scheme == "unix":
@@ -63,11 +77,15 @@ def connect(settings: Settings) -> Any:
 
 
 @contextmanager
-def explained(settings: Settings) -> Iterator[None]:
-    """Turn the driver's errors into BrokerUnavailable."""
+def explained(settings: Settings, reconnect: Callable[[], object] | None = None) -> Iterator[None]:
+    """Turn the driver's errors into BrokerUnavailable. Call ``reconnect`` if the server has become
+    a replica: it may leave its connections open, and new ones are led to the new master."""
     try:
         yield
     except FAILURES as error:
+        is_replica = isinstance(error, ReadOnlyError) or "READONLY" in str(error)
+        if is_replica and reconnect is not None:
+            reconnect()
         where = settings.shown_broker
         what = "cannot be reached" if _is_away(error) else "could not process the request"
         raise BrokerUnavailable(f"{where} {what}: {error}{_advice(error)}") from error
@@ -90,10 +108,26 @@ def weaknesses(client: Any) -> list[str]:
             "Redis loses jobs when it crashes: appendonly is no. Set appendonly yes and "
             "appendfsync always; with appendfsync everysec it loses those of the last second."
         )
+    elif (syncs := _appendfsync(client)) != "always":
+        found.append(
+            "Redis may lose confirmed jobs when its host crashes: appendfsync is "
+            f"{syncs}. Set appendfsync always."
+        )
     version = str(server.get("redis_version", "5.0"))
     if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
         found.append(f"Redis {version} is too old: use 5.0 or later, or Valkey.")
     return found
+
+
+def _appendfsync(client: Any) -> str:
+    """Return this setting, "always" if the server does not report it, as hosted ones do."""
+    try:
+        told = client.config_get("appendfsync")
+    except FAILURES:
+        return "always"
+    nodes = [one for one in told.values() if isinstance(one, dict)] or [told]
+    values = [str(one.get("appendfsync", "always")) for one in nodes]
+    return next((value for value in values if value != "always"), "always")
 
 
 def disconnect(client: Any) -> None:
@@ -105,20 +139,54 @@ def disconnect(client: Any) -> None:
             client.connection_pool.disconnect()
 
 
+def disconnect_idle(client: Any) -> None:
+    """Close the connections that no call uses now."""
+    with suppress(*FAILURES):
+        nodes = client.get_nodes() if isinstance(client, RedisCluster) else [None]
+        for node in nodes:
+            one = client if node is None else node.redis_connection
+            if one is not None:
+                one.connection_pool.disconnect(inuse_connections=False)
+
+
 def about(client: Any, section: str) -> Mapping[str, Any]:
-    """Return a section of the server's ``INFO``. For the section "server" of a cluster, return that
-    of one node."""
-    told = client.info(section)
+    """Return a section of the server's ``INFO``, nothing if the user may not read it. For the
+    section "server" of a cluster, return that of one node."""
+    try:
+        told = client.info(section)
+    except NoPermissionError:
+        return {}
     if told and all(isinstance(one, dict) for one in told.values()) and section == "server":
         return dict(next(iter(told.values())))
     return dict(told)
 
 
+def _refuse_options(settings: Settings, parts: SplitResult, known: str) -> None:
+    """Raise ConfigurationError for an option that would have no effect."""
+    for name in parse_qs(parts.query, keep_blank_values=True):
+        if name != known:
+            raise ConfigurationError(
+                f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"]: a URL that begins with '
+                f"{parts.scheme}:// does not take the option {name!r}, only {known!r}."
+            )
+
+
+def _bounded(options: dict[str, Any], hosts: int) -> dict[str, Any]:
+    """Return the options for servers that the driver asks one after the other. All of them together
+    get about as long as a single server, because a process that waits longer counts as hung."""
+    share = options["socket_timeout"] / (hosts + 1)
+    connect_share = min(share, CONNECT_SECONDS)
+    return {**options, "socket_timeout": share, "socket_connect_timeout": connect_share}
+
+
 def _master(parts: SplitResult, options: dict[str, Any]) -> Any:
     name, _, database = parts.path.strip("/").partition("/")
     password = parse_qs(parts.query).get("sentinel_password", [None])[0]
+    hosts = _hosts(parts)
+    asking = {**_bounded(options, len(hosts)), "password": password}
+    connecting = {**options, "socket_connect_timeout": asking["socket_connect_timeout"]}
     watch: Any = Sentinel(  # type: ignore[no-untyped-call] # it has no types
-        _hosts(parts), sentinel_kwargs={**options, "password": password}, **options
+        hosts, sentinel_kwargs=asking, **connecting
     )
     return watch.master_for(name or "mymaster", db=int(database or 0), **_login(parts))
 
@@ -126,7 +194,9 @@ def _master(parts: SplitResult, options: dict[str, Any]) -> Any:
 def _cluster(parts: SplitResult, options: dict[str, Any]) -> Any:
     node: Any = ClusterNode  # it has no types
     nodes = [node(*host) for host in _hosts(parts)]
-    given: dict[str, Any] = {"startup_nodes": nodes, **_login(parts), **options}
+    # The cluster may have more nodes than the URL names.
+    bounded = _bounded(options, max(len(nodes), USUAL_NODES))
+    given: dict[str, Any] = {"startup_nodes": nodes, **_login(parts), **bounded}
     return RedisCluster(**given)
 
 

@@ -255,8 +255,14 @@ class SlottedRedisBroker(Broker):
         due = [one.next_due_seconds(rated=rated) for one in self.slots]
         return min((seconds for seconds in due if seconds is not None), default=None)
 
+    def ping(self) -> None:
+        self.first.ping()
+
     def close(self) -> None:
         self.first.close()
+
+    def close_idle(self) -> None:
+        self.first.close_idle()
 
 
 def slots_in(url: str) -> int:

@@ -27,6 +27,7 @@ from django.core.cache import caches
 from django.db import connections
 from django.db.backends.signals import connection_created
 
+from stoker.brokers.adapters import close_idle_connections
 from stoker.cluster.board import MOST_UNRECORDED
 from stoker.cluster.channel import Closed, Stream
 from stoker.cluster.process import leave_forked_child
@@ -359,8 +360,8 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
 
 
 def close_connections(besides: str | None) -> None:
-    """Close this thread's connections after a task was interrupted: one of them may still expect
-    the result of a query. ``besides``: as for ``roll_back_open_transactions``."""
+    """Close this thread's connections to databases after a task was interrupted: one of them may
+    still expect the result of a query. ``besides``: as for ``roll_back_open_transactions``."""
     for connection in _known.connections:
         if connection.alias != besides:
             connection.close()
@@ -382,6 +383,7 @@ class WorkerAftercare(Aftercare):
         left_open = roll_back_open_transactions(besides)
         if isinstance(sys.exception(), TaskTimeout | TaskCancelled):
             close_connections(besides)
+            close_idle_connections()
         if left_open:
             raise TransactionLeftOpen(_sentence(left_open))
 

@@ -6,8 +6,20 @@ if #ids == 0 then
     return {}
 end
 ids = fitting(ids)
-call_in_chunks('ZREM', leases, ids, 1)
 local found, records = read_or_make_up(ids, function()
     return {'default', 0, 1, 0, '', ''}
 end)
-return lease(found, records, ARGV[2], ARGV[3], tonumber(ARGV[4]))
+local leased = lease(found, records, ARGV[2], ARGV[3], tonumber(ARGV[4]))
+if #found < #ids then
+    local ours, others = {}, {}
+    for i = 1, #found do
+        ours[found[i]] = true
+    end
+    for i = 1, #ids do
+        if not ours[ids[i]] then
+            others[#others + 1] = ids[i]
+        end
+    end
+    call_in_chunks('ZREM', leases, others, 1)
+end
+return leased

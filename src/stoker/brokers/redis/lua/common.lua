@@ -7,7 +7,7 @@
 --   4  {prefix}:leases    zset   job id by end of its lease, in microseconds on this server's clock
 --   5  {prefix}:queues    set    names of queues with ready jobs; some may be empty by now
 --   6  {prefix}:relayed   zset   id of a relayed job by the time when it is forgotten
--- One more key per queue:
+-- One more key per queue, which only enqueue.lua gets as KEYS:
 --      {prefix}:ready:QUEUE  zset   job id by rank (minus the priority), then by id: newer ids sort
 --                                   later
 -- Two more if results are kept here (finish.lua):
@@ -23,6 +23,7 @@ local QUEUE, RANK, ATTEMPTS, CRASHES, LEASE, HOLDER, KEPT, RETURNED = 1, 2, 3, 4
 local CHUNK = 1000
 local ID_LENGTH = 32
 local MOST_BYTES = 16777216
+local LATE_US = 10000000
 
 local function now_us()
     local time = redis.call('TIME')
@@ -40,6 +41,11 @@ end
 -- work jobs off must not be refused, so they begin with a write that needs none.
 local function go_on_when_full()
     redis.call('ZREM', leases, '')
+end
+
+-- Return whether the line of a queue can be read and written.
+local function is_usable(queue)
+    return type(redis.pcall('ZCARD', ready_prefix .. queue)) == 'number'
 end
 
 -- Split a call whose arguments do not fit on Lua's stack.
@@ -148,8 +154,12 @@ local function write(ids, records)
     call_in_chunks('HSET', jobs, arguments, 2)
 end
 
+-- Add jobs to the lines of their queues. If a line cannot be used, because another program has overwritten
+-- it, or because its key is on its way to another node of a Redis cluster, its jobs are deferred for a few
+-- seconds. Redis does not roll a script back, so this comes before the other writes. Returns the ids of the
+-- deferred jobs as a set.
 local function add_ready(ids, records)
-    local by_queue = {}
+    local by_queue, late, scores = {}, {}, {}
     for i = 1, #ids do
         local record = records[i]
         local arguments = by_queue[record[QUEUE]]
@@ -161,18 +171,35 @@ local function add_ready(ids, records)
         arguments[#arguments + 1] = ids[i]
     end
     for queue, arguments in pairs(by_queue) do
-        call_in_chunks('ZADD', ready_prefix .. queue, arguments, 2)
-        redis.call('SADD', queues, queue)
+        if is_usable(queue) then
+            call_in_chunks('ZADD', ready_prefix .. queue, arguments, 2)
+            redis.call('SADD', queues, queue)
+        else
+            local until_us = string.format('%.0f', now_us() + LATE_US)
+            for i = 2, #arguments, 2 do
+                late[arguments[i]] = true
+                scores[#scores + 1] = until_us
+                scores[#scores + 1] = arguments[i]
+            end
+        end
     end
+    call_in_chunks('ZADD', deferred, scores, 2)
+    return late
 end
 
 local function promote(limit)
     local due = redis.call('ZRANGEBYSCORE', deferred, '-inf', now_us(), 'LIMIT', 0, limit)
     if #due > 0 then
-        add_ready(read_or_make_up(due, function()
+        local late = add_ready(read_or_make_up(due, function()
             return {'default', 0, 0, 0, '', ''}
         end))
-        call_in_chunks('ZREM', deferred, due, 1)
+        local promoted = {}
+        for i = 1, #due do
+            if not late[due[i]] then
+                promoted[#promoted + 1] = due[i]
+            end
+        end
+        call_in_chunks('ZREM', deferred, promoted, 1)
     end
 end
 
@@ -195,10 +222,10 @@ local function fitting(ids)
 end
 
 -- Lease jobs and return them in the form of a claim: the ids, one after the other; the runs of jobs with
--- equal records as JSON, each as {queue, rank, attempts, crashes, number of jobs}; then the package of
--- each job.
-local function lease(ids, records, lease_id, holder, lease_us)
-    local scores, runs = {}, {}
+-- equal records as JSON, each as {queue, rank, attempts, crashes, number of jobs}, with 0 jobs for each of the
+-- queues that could not be read; then the package of each job.
+local function lease(ids, records, lease_id, holder, lease_us, unread)
+    local scores, runs, contents = {}, {}, values_of(packages, ids)
     local until_us = string.format('%.0f', now_us() + lease_us)
     each_record(records, function(record)
         record[LEASE], record[HOLDER] = lease_id, holder
@@ -214,8 +241,11 @@ local function lease(ids, records, lease_id, holder, lease_us)
         runs[#runs][5] = runs[#runs][5] + 1
     end
     call_in_chunks('ZADD', leases, scores, 2)
+    for _, queue in ipairs(unread or {}) do
+        runs[#runs + 1] = {queue, 0, 0, 0, 0}
+    end
     local values = {table.concat(ids), cjson.encode(runs)}
-    for i, package in ipairs(values_of(packages, ids)) do
+    for i, package in ipairs(contents) do
         values[i + 2] = package or ''
     end
     return values

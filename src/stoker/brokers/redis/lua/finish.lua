@@ -41,8 +41,7 @@ for i = 1, #ids do
         end
     end
 end
-call_in_chunks('ZREM', leases, over, 1)
-forget(over)
+-- The jobs and their leases go last: if an earlier write fails, the call can be repeated.
 if #kept > 0 then
     call_in_chunks('HSET', results, kept, 2)
     call_in_chunks('ZADD', expiries, scores, 2)
@@ -58,4 +57,6 @@ if #kept > 0 then
         redis.call('PEXPIRE', key, string.format('%.0f', keep_us / 1000 + 1000))
     end
 end
+forget(over)
+call_in_chunks('ZREM', leases, over, 1)
 return {stale, returned}

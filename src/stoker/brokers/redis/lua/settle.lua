@@ -39,10 +39,11 @@ for i = 1, #ids do
         end
     end
 end
+-- The leases come last: if an earlier write fails, the call can be repeated.
+add_ready(ready, ready_records)
+call_in_chunks('ZADD', deferred, due, 2)
+write(again, again_records)
+forget(over)
 call_in_chunks('ZREM', leases, over, 1)
 call_in_chunks('ZREM', leases, again, 1)
-forget(over)
-write(again, again_records)
-call_in_chunks('ZADD', deferred, due, 2)
-add_ready(ready, ready_records)
 return stale
