@@ -215,3 +215,25 @@ class TestRefusals:
         monkeypatch.setattr(broker_for(settings_for()), "ping", ping)
         with pytest.raises(BrokerUnavailable, match="away"):
             relay()
+
+    def test_broker_that_refuses_everything_is_left_alone(
+        self, given: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As a Redis whose memory is full: the scheduler then waits longer and longer."""
+        monkeypatch.setattr(outbox, "MANY_REFUSALS", 4)
+        Outgoing.objects.update(priority=9)
+        with pytest.raises(BrokerUnavailable, match="Not these") as raised:
+            relay()
+        assert not isinstance(raised.value, RelayRefused)
+        assert (given, Outgoing.objects.count()) == ([3, 1, 1, 1, 3, 1, 3, 1, 1], 10)
+
+    def test_queue_whose_jobs_are_all_refused_delays_no_other_queue(
+        self, given: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(outbox, "MANY_REFUSALS", 2)
+        Outgoing.objects.update(priority=9, queue="missing")
+        with transaction.atomic():
+            add.enqueue(1, 1)
+        with pytest.raises(RelayRefused):
+            relay()
+        assert (waiting(), Outgoing.objects.count()) == (1, 10)

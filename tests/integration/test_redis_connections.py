@@ -6,7 +6,7 @@ import re
 import socket
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from tests.integration.redis_brokers import at, does, private
 from tests.servers.old_redis import OldServer
 from tests.servers.private import free_port
 from tests.servers.proxy import Proxy
+from tests.servers.silent import SilentServer
 
 pytestmark = [pytest.mark.redis, pytest.mark.sqlite]
 
@@ -104,6 +105,42 @@ class TestConnections:
             with pytest.raises(BrokerUnavailable, match="read only replica"):
                 broker.enqueue([message()])
             broker.enqueue([message()])
+            broker.close()
+
+    def test_server_that_refuses_writes_counts_as_unreachable(self) -> None:
+        """What cannot be recorded there waits until it is back."""
+        with private() as server, Redis(port=server.port) as client:
+            broker = at(server.url)
+            client.config_set("min-replicas-to-write", 1)
+            with pytest.raises(BrokerUnavailable, match="replicas"):
+                broker.ping()
+            client.config_set("min-replicas-to-write", 0)
+            client.config_set("maxmemory", 1)
+            broker.ping()
+            broker.close()
+
+    def test_silent_sentinels_share_the_deadline(self) -> None:
+        with ExitStack() as stack:
+            silent = [stack.enter_context(SilentServer()) for _ in range(3)]
+            hosts = ",".join(f"127.0.0.1:{one.port}" for one in silent)
+            broker = at(f"redis+sentinel://{hosts}/main", database_seconds=2)
+            with pytest.raises(BrokerUnavailable, match="No master found"):
+                broker.ping()
+            assert [one.accepted for one in silent] == [1, 1, 1]
+            pool = broker.client.connection_pool
+            waits = [
+                one.connection_pool.connection_kwargs["socket_timeout"]
+                for one in pool.sentinel_manager.sentinels
+            ]
+            assert waits == [0.5, 0.5, 0.5]
+            assert pool.connection_kwargs["socket_timeout"] == 2
+
+    def test_nodes_of_a_redis_cluster_share_the_deadline(self) -> None:
+        with private(in_cluster=True) as server:
+            _make_cluster(server.port)
+            broker = at(f"redis+cluster://127.0.0.1:{server.port}", database_seconds=20)
+            options = broker.first.client.nodes_manager.connection_kwargs
+            assert (options["socket_timeout"], options["socket_connect_timeout"]) == (5, 2)
             broker.close()
 
     def test_server_without_protocol_3_is_used(self) -> None:

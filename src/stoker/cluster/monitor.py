@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
 from uuid import UUID
 
 from django.db import DatabaseError
@@ -19,14 +18,13 @@ from django.db import DatabaseError
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Lease, LeaseId, Leases, Return
 from stoker.brokers.dispatch import Dispatch
-from stoker.exceptions import BrokerError, NotMigrated, PackageError
+from stoker.exceptions import BrokerError, NotMigrated
 from stoker.jobs.failures import tell_failure, tell_stale
 from stoker.jobs.faults import fault_of
 from stoker.jobs.outcomes import Failed, Tallies
 from stoker.jobs.record import LeftOut, Recorder
 from stoker.logs.writer import LogWriter
 from stoker.signals import call_project_with, tell
-from stoker.store.engines import LARGE_BYTES
 from stoker.store.engines.sessions import Patience
 from stoker.store.locked_jobs import locked_jobs
 from stoker.store.statements import set_deadlines
@@ -44,7 +42,17 @@ from .board import lease_clock_ns
 from .callbacks import Callbacks
 from .channel import Closed, Stream
 from .process import Child
-from .wire import Reported, as_failed, id_bytes_of, in_ascii, lease_id_of, open_batch, open_report
+from .refusals import CAUSED_BY_OUTCOME, Aside, Refused, Unanswered
+from .wire import (
+    Reported,
+    as_failed,
+    id_bytes_of,
+    in_ascii,
+    is_large,
+    lease_id_of,
+    open_batch,
+    open_report,
+)
 
 BATCH = 400
 LINGER_SECONDS = 0.004
@@ -64,17 +72,6 @@ LONGEST_LOCKED_PAUSE = 5.0
 """The longest pause before an outcome whose rows are locked is retried."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
-
-
-class Aside(NamedTuple):
-    """An outcome that could not be recorded and will be retried."""
-
-    due: float
-    pause_seconds: float
-    reported: Reported
-    is_held_up: bool = False
-    """Whether the outcome is not itself the reason: other transactions have locked its rows, or a
-    broker outside the store does not answer."""
 
 
 def main(child: Child) -> None:
@@ -307,17 +304,20 @@ class Monitor:
     def _without_unanswered(
         self, batch: Sequence[Reported], error: Unanswered, pause_seconds: float
     ) -> Sequence[Reported]:
-        """Put aside the outcomes that need the broker, or record them separately if it is
-        reachable. Return those that are recorded already."""
+        """Put aside the outcomes that need the broker, except large ones if it answers: their size
+        may be the reason. Return those that are recorded already."""
         tell_stale(error.left_out.stale)
-        sides: tuple[list[Reported], list[Reported]] = ([], [])
+        done, waiting, doubtful = list[Reported](), list[Reported](), list[Reported]()
         for reported, lease in zip(batch, open_batch(batch).leases, strict=True):
-            sides[lease in error.left_out.leases].append(reported)
-        if error.is_away:
-            self._hold_up(sides[True], pause_seconds)
-        else:
-            self._finish(sides[True], pause_seconds)
-        return sides[False]
+            if lease not in error.left_out.leases:
+                done.append(reported)
+            else:
+                tries = not error.is_away and is_large(reported)
+                (doubtful if tries else waiting).append(reported)
+        self._hold_up(waiting, pause_seconds)
+        for one in doubtful:
+            self._finish([one], pause_seconds)
+        return done
 
     def _try(self, batch: Sequence[Reported]) -> Exception | None:
         """Record a batch and return None, or the error if the store works but refuses it. An error
@@ -351,7 +351,7 @@ class Monitor:
             return self.recorder.record(open_batch(batch), is_again=is_again)
         except LeftOut as error:
             is_away = self.of_broker.call((self.broker.broker or self.broker).ping) is None
-            if is_away or len(error.leases) < len(batch):
+            if is_away or len(batch) > 1 or not is_large(batch[0]):
                 raise Unanswered(error, is_away=is_away) from error
             raise
         except (BrokerError, NotMigrated, DatabaseError) as error:
@@ -367,8 +367,8 @@ class Monitor:
         if is_text_refused(error) and self._try([in_ascii(reported)]) is None:
             return True
         attempted = open_report(*reported)
-        is_large = len(getattr(attempted.outcome, "value", b"")) >= LARGE_BYTES
-        is_too_large = is_large and (isinstance(error, LeftOut) or may_be_too_large(error))
+        may_be_too_long = isinstance(error, LeftOut) or may_be_too_large(error)
+        is_too_large = may_be_too_long and is_large(reported)
         if not (is_too_large or isinstance(error, CAUSED_BY_OUTCOME)):
             return False
         is_wrapped = isinstance(error, Refused | LeftOut)
@@ -480,21 +480,3 @@ class Unsettled:
         """Drop the delivery numbers to report, because the new pusher does not know them."""
         self.numbers = []
         self._begun = []
-
-
-class Refused(Exception):
-    """The store refuses this batch, and would refuse it again."""
-
-
-CAUSED_BY_OUTCOME = (Refused, PackageError, ValueError, TypeError, OverflowError)
-"""Errors by which the store, its driver or the codec refuse a value, whenever it is written."""
-
-
-class Unanswered(Exception):
-    """A broker outside the store has not recorded a part of a batch (``left_out``). If ``is_away``,
-    it is unreachable, and otherwise it answers but refuses."""
-
-    def __init__(self, left_out: LeftOut, *, is_away: bool) -> None:
-        super().__init__(str(left_out))
-        self.left_out = left_out
-        self.is_away = is_away

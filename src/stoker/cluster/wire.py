@@ -33,6 +33,7 @@ from typing import Any
 from stoker.brokers.contract import Delivery, LeaseId
 from stoker.cluster.board import lease_clock_ns
 from stoker.jobs.outcomes import Attempted, Batch, Failed, open_outcome, pack_outcome
+from stoker.store.engines import LARGE_BYTES
 from stoker.values.ids import id_of
 
 Job = tuple[int, int, bytes, LeaseId, bytes, str, int, int, int, int, float, str, float | None]
@@ -128,6 +129,11 @@ def open_batch(reported: Sequence[Reported]) -> Batch:
 def open_report(report: Report, job: Job) -> Attempted:
     """Return one report as an attempt."""
     return open_batch([(report, job)]).attempted(0)
+
+
+def is_large(reported: Reported) -> bool:
+    """Return whether the outcome has a value that the store or a broker may refuse for its size."""
+    return len(getattr(open_report(*reported).outcome, "value", b"")) >= LARGE_BYTES
 
 
 def as_failed(reported: Reported, failed: Failed) -> Reported:

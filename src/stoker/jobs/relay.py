@@ -16,8 +16,8 @@ process relays at once. Every scheduler relays the remaining rows, once a second
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from functools import cache, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -48,6 +48,8 @@ from .sealing import Newcomer
 from .states import JobState, Progress
 
 AT_ONCE = 500
+MANY_REFUSALS = 20
+"""After so many refusals one after the other, the broker may refuse all jobs of a queue."""
 
 
 def put(
@@ -104,13 +106,16 @@ def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
 
     Raises:
         RelayRefused: some jobs were refused; the others were relayed.
-        BrokerUnavailable: the broker or the store is unreachable.
+        BrokerUnavailable: the broker or the store is unreachable, or the broker refused many jobs
+            and accepted none.
     """
     if not has_outbox(alias):
         return 0
     sweep = _Sweep(settings, alias, beat)
     count = sweep.relay()
     if sweep.refusal is not None:
+        if not count and sweep.refusals >= MANY_REFUSALS:  # a broker whose memory is full, say
+            raise sweep.refusal
         raise RelayRefused(str(sweep.refusal)) from sweep.refusal
     return count
 
@@ -128,6 +133,10 @@ class _Sweep:
         self._after: UUID | None = None
         self._page: Sequence[Outgoing] = ()
         self.refusal: BrokerUnavailable | None = None
+        self.refusals = 0
+        """Number of rows that were refused one by one."""
+        self._refused: Counter[str] = Counter()
+        """Queue -> number of refused rows since one was accepted."""
 
     def relay(self) -> int:
         """Relay all rows and return the number of jobs that the broker has accepted."""
@@ -151,11 +160,20 @@ class _Sweep:
         return self._page
 
     def _one_by_one(self, error: BrokerUnavailable) -> int:
-        count = 0
+        """Relay the rows of a page separately. Of a queue of which many rows in a row were refused,
+        try only one."""
+        count, tried = 0, set[str]()
         for row in self._page if len(self._page) > 1 else ():
+            if self._refused[row.queue] >= MANY_REFUSALS and row.queue in tried:
+                continue
+            tried.add(row.queue)
             self._broker.ping()  # raises if the broker is unreachable for all jobs
-            with suppress(BrokerUnavailable):
+            try:
                 count += self._relay.relay(partial(self._outgoing.lock_these, [row.pk])).jobs
+                self._refused[row.queue] = 0
+            except BrokerUnavailable:
+                self.refusals += 1
+                self._refused[row.queue] += 1
             self._beat()
         self._broker.ping()  # also for a single row
         self.refusal = self.refusal or error
