@@ -171,6 +171,44 @@ def test_slots_of_other_nodes_are_served_while_one_node_is_down(
     broker.close()
 
 
+def test_slots_of_other_nodes_are_served_while_the_first_slots_node_is_stopped() -> None:
+    """The node of slot 0 also has the numbers of slots that were ever used."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(private(in_cluster=True)) for _ in range(3)]
+        _join(nodes, **{"cluster-require-full-coverage": "no"})
+        before = _slotted(nodes, "halted", 8)
+        queues = {_port_of(before.slots[before._slot_of(queue)]): queue for queue in QUEUES}
+        down = next(one for one in nodes if one.port == _port_of(before.first))
+        gone, *here = (queues.pop(down.port), *queues.values())
+        before.enqueue([message(queue=queue) for queue in (gone, *here)])
+        leasing: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": 60}
+        claimed = {one.queue: one for one in before.claim(ClaimRequest(9, **leasing))}
+        held = [claimed[queue].lease for queue in here]
+        fresh = _slotted([one for one in nodes if one is not down], "halted", 8)
+        down.kill()
+        for broker in (before, fresh):
+            stale, left = broker.extend_unlocked([*held, claimed[gone].lease], lease_seconds=60)
+            assert (stale, left) == (set(), {claimed[gone].lease})
+            assert {one.lease for one in broker.held_by(leasing["holder"])} == set(held)
+            broker.enqueue([message(queue=here[0])])
+            broker.ping()
+            (found,) = broker.claim(ClaimRequest(9, **leasing))
+            assert broker.settle([found.lease]) == set()
+            with pytest.raises(BrokerUnavailable):
+                broker.enqueue([message(queue=gone)])
+        relayed = [message(queue=queue) for queue in (gone, *here)]
+        with pytest.raises(BrokerUnavailable):
+            before.relay(relayed)
+        assert len(before.claim(ClaimRequest(9, **leasing))) == 2, "the others are relayed"
+        with pytest.raises(BrokerUnavailable):
+            fresh.relay(relayed)
+        with pytest.raises(BrokerUnavailable):
+            before.settle([claimed[gone].lease, *held])
+        assert not {one.lease for one in before.held_by(leasing["holder"])} & set(held)
+        before.close()
+        fresh.close()
+
+
 def test_jobs_survive_the_migration_of_their_slot(masters: list[PrivateRedis]) -> None:
     """Only keys that exist already can be used meanwhile. So the line of an empty queue cannot."""
     broker = _slotted(masters, "migrated", 1).first
@@ -271,10 +309,12 @@ def _let_sentinel_believe_in_death(port: int, after_milliseconds: int) -> None:
         watch.sentinel_set("main", "down-after-milliseconds", after_milliseconds)
 
 
-def _join(masters: list[PrivateRedis]) -> None:
+def _join(masters: list[PrivateRedis], **options: str) -> None:
     for number, master in enumerate(masters):
         slots = range(number * SLOTS // 3, (number + 1) * SLOTS // 3)
         with Redis(port=master.port) as client:
+            for name, value in options.items():
+                client.config_set(name, value)
             client.execute_command("CLUSTER ADDSLOTS", *slots)
             client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
             if number:

@@ -22,9 +22,10 @@ from stoker.brokers.contract import ClaimRequest, Return
 from stoker.brokers.redis.broker import RedisBroker
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
+from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
-from stoker.jobs.record import finish
+from stoker.jobs.record import LeftOut, finish
 from stoker.jobs.results import fetch_many
 from stoker.models import Attempt, DeadLetter, Job
 from stoker.signals import post_execute
@@ -70,6 +71,22 @@ def kept() -> int:
 def run_claimed() -> list[Attempted]:
     executor = Executor(settings_for(), worker_id="worker 1")
     return [executor.run(delivery) for delivery in the_broker().claim(REQUEST)]
+
+
+class Told:
+    """Counts the calls of ``post_execute`` while it is entered."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __enter__(self) -> None:
+        post_execute.connect(self._note)
+
+    def __exit__(self, *_: object) -> None:
+        post_execute.disconnect(self._note)
+
+    def _note(self, **_: Any) -> None:
+        self.count += 1
 
 
 @pytest.mark.usefixtures("client")
@@ -128,6 +145,30 @@ class TestResultInRedis:
             broker = broker_for(settings_for())
             assert not finish(settings_for(), broker, attempted, is_again=is_again)
         assert (kept(), Job.objects.count()) == (1, 0)
+
+    @pytest.mark.parametrize("keeps", [True, False])
+    def test_record_whose_answer_was_lost_is_done_by_the_repetition(
+        self, monkeypatch: pytest.MonkeyPatch, *, keeps: bool
+    ) -> None:
+        told = Told()
+        with results_in_redis(KEEP_RESULTS=keeps):
+            add.enqueue(1, 2)
+            attempted = run_claimed()
+            dispatch, run = broker_for(settings_for()), the_broker()._run
+
+            def lose_answer(*arguments: Any) -> None:
+                run(*arguments)
+                raise BrokerUnavailable("The connection was lost.")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(the_broker(), "_run", lose_answer)
+                with pytest.raises(LeftOut):
+                    finish(settings_for(), dispatch, attempted)
+            with told:
+                assert finish(settings_for(), dispatch, attempted) == set()
+                assert told.count == 1
+                late = set() if keeps else {attempted[0].delivery.lease}
+                assert finish(settings_for(), dispatch, attempted) == late
 
     def test_late_attempt_does_not_replace_the_result(self) -> None:
         """Its cluster was suspended, and another one took over the job and recorded it."""
@@ -243,6 +284,25 @@ class TestLimits:
                 assert (list(queries), client.exists(f"{the_broker().prefix}:results")) == ([], 0)
                 with pytest.raises(TaskResultDoesNotExist):
                     result.refresh()
+
+    def test_large_results_are_recorded_in_several_requests(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stoker.brokers.redis.results.LOAD_BYTES", 2000)
+        with results_in_redis():
+            add.enqueue_many([(("x" * 700, str(number)), {}) for number in range(5)])
+            attempted = run_claimed()
+            stale = replace(attempted[3], delivery=attempted[3].delivery._replace(lease_id="1"))
+            batch = [*attempted[:3], stale, attempted[4]]
+            run, calls = the_broker()._run, []
+
+            def count(name: str, *arguments: Any) -> Any:
+                calls.append(name)
+                return run(name, *arguments)
+
+            monkeypatch.setattr(the_broker(), "_run", count)
+            gone = finish(settings_for(), broker_for(settings_for()), batch)
+            assert (gone, kept(), calls.count("finish") > 1) == ({stale.delivery.lease}, 4, True)
 
     def test_thousands_of_results_are_recorded_at_once(self) -> None:
         with results_in_redis():

@@ -203,7 +203,8 @@ class Extension(NamedTuple):
     stale: set[Lease]
     """Leases that are no longer valid: another cluster has the job, or it has ended."""
     locked: set[Lease]
-    """Leases locked by another transaction: they still end at the old time."""
+    """Leases locked by another transaction, or on one of several servers that is down: they still
+    end at the old time."""
 
 
 class Unrecorded(NamedTuple):
@@ -259,6 +260,11 @@ class Broker(ABC):
     @abstractmethod
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         """Let each lease end ``lease_seconds`` from now. Return the stale leases."""
+
+    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
+        """Extend the leases that can be extended now. Return the stale leases, and those that could
+        not be extended: their rows are locked, or their server is down."""
+        return Extension(self.extend(leases, lease_seconds=lease_seconds), set())
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
         """Record that these jobs are being sent to workers. From then on ``kept`` does not

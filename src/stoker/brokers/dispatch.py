@@ -317,16 +317,14 @@ class Dispatch:
         return stale
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        """Extend leases. Skip those whose rows another transaction has locked. Return the stale
-        leases, and the skipped ones."""
+        """Extend leases. Skip those whose rows another transaction has locked, or whose server is
+        one of several and down. Return the stale leases, and the skipped ones."""
         stale: set[Lease] = set()
         locked: set[Lease] = set()
         for place, theirs in self._by_lessor(leases):
-            if place is self.store:
-                gone, locked = self.store.extend_unlocked(theirs, lease_seconds=lease_seconds)
-            else:
-                gone = place.extend(theirs, lease_seconds=lease_seconds)
+            gone, held = place.extend_unlocked(theirs, lease_seconds=lease_seconds)
             stale |= gone
+            locked |= held
         return Extension(stale, locked)
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:

@@ -13,13 +13,14 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from functools import cache, cached_property, partial
+from hashlib import sha1
 from importlib.resources import files
 from itertools import chain, groupby
 from typing import Any
 from uuid import UUID
 
 from redis.cluster import RedisCluster
-from redis.exceptions import ResponseError
+from redis.exceptions import NoScriptError, ResponseError
 
 from stoker.brokers.contract import (
     Broker,
@@ -52,7 +53,7 @@ from .connection import (
     explained,
     weaknesses,
 )
-from .results import decoded, encoded, limits
+from .results import decoded, encoded, limits, result_loads
 from .rows import deliveries, delivery, due_after, named, state
 from .wake import RedisWake
 
@@ -82,10 +83,11 @@ class RedisBroker(Broker):
         with suppress(BrokerUnavailable):
             _ = self.client
         self._clock = ServerClock(lambda: int(self._run("now", [])))
-        self._scripts: dict[str, Any] = {}
         self._next_due_at: float | None = None
         """Monotonic time in seconds of the next deferred job, as the last claim has read it.
         Infinity: there is none. None: unknown."""
+        self._unanswered: set[Lease] = set()
+        """Leases of ``finish`` calls that may have been carried out, though they failed."""
         self._unread: set[str] = set()
         """Queues of which a claim has told that it could not read them."""
 
@@ -218,9 +220,8 @@ class RedisBroker(Broker):
         if again or isinstance(self.client, RedisCluster):  # a cluster has a pool for each node
             return super().begin_settle(over, again, failed=failed)
         with self._explained():
-            script = self._script("settle").sha
             arguments = [len(self._keys), *self._keys, len(over), named(over)]
-            sent = SentCommand(self.client, "EVALSHA", script, *arguments)
+            sent = SentCommand(self.client, "EVALSHA", _script("settle")[1], *arguments)
 
         def end() -> None:
             try:
@@ -231,10 +232,31 @@ class RedisBroker(Broker):
         return end
 
     def finish(self, jobs: JobColumns, leases: Leases) -> Unrecorded:
-        kept = limits(self.settings.keep_results, are_kept=self._keeps_results)
         results = encoded(jobs, leases.lease_ids) if self._keeps_results else []
-        stale, returned = self._run("finish", [named(leases), *kept, *results])
-        return Unrecorded({leases[place] for place in stale}, {leases[place] for place in returned})
+        unrecorded = Unrecorded(set(), set())
+        for start, stop in result_loads(results, len(leases)):
+            part = leases if stop - start == len(leases) else leases.take(range(start, stop))
+            some = self._finish(part, results[start:stop])
+            unrecorded.stale.update(some.stale)
+            unrecorded.returned.update(some.returned)
+        return unrecorded
+
+    def _finish(self, leases: Leases, results: Sequence[bytes]) -> Unrecorded:
+        """Record successes in one call. A job without a record has been finished: by an earlier
+        call whose answer was lost, or by another cluster."""
+        kept = limits(self.settings.keep_results, are_kept=self._keeps_results)
+        try:
+            stale, returned, absent = self._run("finish", [named(leases), *kept, *results])
+        except BrokerUnavailable:
+            if len(self._unanswered) < MOST_UNANSWERED:
+                self._unanswered.update(leases)
+            raise
+        over_here = self._unanswered.intersection(leases) if self._unanswered else set()
+        self._unanswered -= over_here
+        elsewhere = {leases[place] for place in absent} - over_here
+        return Unrecorded(
+            {leases[place] for place in stale} | elsewhere, {leases[place] for place in returned}
+        )
 
     def results(self, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
         found = {}
@@ -376,13 +398,14 @@ class RedisBroker(Broker):
         return sorted({*used, count})
 
     def _run(self, name: str, arguments: Sequence[Any], more_keys: Sequence[str] = ()) -> Any:
+        source, digest = _script(name)
+        keys = [*self._keys, *more_keys]
         with self._explained():
-            return self._script(name)(keys=[*self._keys, *more_keys], args=arguments)
-
-    def _script(self, name: str) -> Any:
-        if name not in self._scripts:
-            self._scripts[name] = self.client.register_script(_source(name))
-        return self._scripts[name]
+            try:
+                return self.client.evalsha(digest, len(keys), *keys, *arguments)
+            except NoScriptError:
+                # SCRIPT LOAD would need all nodes of a Redis cluster.
+                return self.client.eval(source, len(keys), *keys, *arguments)
 
     def _pages(self, place: str) -> Iterator[list[bytes]]:
         """Yield the ids of a sorted set page by page. The set may change meanwhile."""
@@ -407,10 +430,12 @@ class RedisBroker(Broker):
 
 
 @cache
-def _source(name: str) -> str:
+def _script(name: str) -> tuple[str, str]:
+    """Return a script and its SHA1 digest, by which servers that have run it know it."""
     folder = files(__package__) / "lua"
     common, own = (folder / f"{one}.lua" for one in ("common", name))
-    return common.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
+    source = common.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
+    return source, sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
 def _leasing(request: ClaimRequest, lease_id: str) -> list[Any]:
@@ -438,6 +463,7 @@ TOO_LATE = (
 REMEMBERED_SECONDS = 24 * 3600.0
 """How long a job's id is remembered while its outbox row may still exist, because the relaying
 process died."""
+MOST_UNANSWERED = 100_000
 LOAD_JOBS = 100_000
 """Redis accepts a million arguments in one command, and a job has five."""
 LOAD_BYTES = 256 << 20

@@ -142,9 +142,10 @@ def disconnect(client: Any) -> None:
 def disconnect_idle(client: Any) -> None:
     """Close the connections that no call uses now."""
     with suppress(*FAILURES):
-        nodes = client.get_nodes() if isinstance(client, RedisCluster) else [None]
-        for node in nodes:
-            one = client if node is None else node.redis_connection
+        nodes: Any = [client]
+        if isinstance(client, RedisCluster):
+            nodes = [node.redis_connection for node in client.get_nodes()]  # type: ignore[no-untyped-call] # it has no types
+        for one in nodes:
             if one is not None:
                 one.connection_pool.disconnect(inuse_connections=False)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from stoker.brokers.contract import LeaseId
@@ -19,6 +19,8 @@ from stoker.store.written import microseconds, moment
 
 MOST_RESULTS = 1_000_000
 """The largest number of results if ``successful_count`` does not set it."""
+LOAD_BYTES = 16 << 20
+"""The server takes a larger command in more time than a call has, or refuses it."""
 FOREVER_SECONDS = 100 * 365 * 86400.0
 HEADER = struct.Struct(">hhdddII")
 """Priority, attempts, times of enqueue, start and end (NaN = unknown), and the lengths of the names
@@ -52,6 +54,19 @@ def encoded(jobs: JobColumns, lease_ids: Sequence[LeaseId]) -> list[bytes]:
     values = [value or b"" for value in jobs.values]
     rows = zip(heads, headers, names, jobs.packages, values, strict=True)
     return list(map(b"".join, rows))
+
+
+def result_loads(results: Sequence[bytes], jobs: int) -> Iterator[tuple[int, int]]:
+    """Yield the start and the stop of each load of jobs whose results fit in one command. Without
+    results, that is all jobs."""
+    start, load_bytes = 0, 0
+    for place, result in enumerate(results):
+        load_bytes += len(result)
+        if load_bytes > LOAD_BYTES and place > start:
+            yield start, place
+            start, load_bytes = place, len(result)
+    if start < jobs:
+        yield start, jobs
 
 
 def decoded(job_id: UUID, data: bytes) -> Job:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 from zlib import crc32
+
+import redis
+from redis.exceptions import RedisClusterException
 
 from stoker.brokers.contract import (
     CLAIM_BYTES,
@@ -22,6 +25,7 @@ from stoker.brokers.contract import (
     BrokerJob,
     ClaimRequest,
     Delivery,
+    Extension,
     Lease,
     Leases,
     Return,
@@ -33,11 +37,16 @@ from stoker.models import Job
 from stoker.models.job import JobColumns, Message
 
 from .broker import RedisBroker
+from .connection import FAILURES
 from .wake import RedisWake
 
 MOST_SLOTS = 64
+CONNECTION_FAILURES = (redis.ConnectionError, redis.TimeoutError, OSError, RedisClusterException)
 LAYOUT_SECONDS = 10.0
 """How old the known numbers of slots may be. Another process may have raised theirs."""
+
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 5.0
+"""First and longest pause before a node that did not answer is asked again."""
 
 T = TypeVar("T")
 
@@ -58,26 +67,98 @@ class SlottedRedisBroker(Broker):
         self._slots = [self.first]
         self._counts: tuple[int, ...] = ()
         """All numbers of slots that were ever used; the last is ours."""
+        self._guessed: BrokerUnavailable | None = None
+        """Why the numbers that were ever used are unknown."""
         self._known_until = 0.0
+        self._pauses: dict[str, SlotPause] = defaultdict(SlotPause)
+        """Node -> pause before it is asked again."""
         self._next = 0
 
     @property
     def slots(self) -> list[RedisBroker]:
-        """Every slot that may have jobs.
-
-        Raises:
-            BrokerUnavailable: the first slot's node does not answer.
-        """
+        """Every slot that may have jobs, as known from the first slot. While that one cannot be
+        reached, these are the slots known before, or at least those of our own number."""
         if time.monotonic() >= self._known_until:
-            used = self.first.note_slots(self._count)
-            counts = (*(one for one in used if one != self._count), self._count)
-            known = self._slots
-            more = range(len(known), max(counts))
+            self._known_until = time.monotonic() + LAYOUT_SECONDS
+            try:
+                used = self._ask(0, lambda first: first.note_slots(self._count))
+            except BrokerUnavailable as error:
+                self._known_until = time.monotonic() + LONGEST_PAUSE_SECONDS
+                if not self._counts:
+                    self._guessed = error
+                used = list(self._counts)
+            else:
+                self._guessed = None
+            self._counts = (*(one for one in used if one != self._count), self._count)
+            self._grow(max(self._counts))
+        return self._slots
+
+    def _grow(self, count: int) -> None:
+        known = self._slots
+        if count > len(known):
+            more = range(len(known), count)
             # Threads share this broker, so a list that is in use stays as it is.
             self._slots = [*known, *(RedisBroker(self.settings, self.first, n) for n in more)]
-            self._counts = counts
-            self._known_until = time.monotonic() + LAYOUT_SECONDS
-        return self._slots
+
+    def _ask(self, number: int, act: Callable[[RedisBroker], T]) -> T:
+        """Call a slot. While its node does not answer, it is asked only after growing pauses, so
+        that it does not delay the others.
+
+        Raises:
+            BrokerUnavailable: the node does not answer, or did not at the last call.
+        """
+        self._grow(number + 1)
+        slot = self._slots[number]
+        pause = self._pauses[node_of(slot)]
+        pause.check()
+        try:
+            answer = act(slot)
+        except BrokerUnavailable as error:
+            if isinstance(error.__cause__, CONNECTION_FAILURES):
+                pause.begin(error)
+            raise
+        pause.end()
+        return answer
+
+    def _ask_all(
+        self, calls: Mapping[int, Callable[[RedisBroker], T]]
+    ) -> tuple[dict[int, T], BrokerUnavailable | None]:
+        """Call these slots. Return the answers of those that can be reached, and an error of one of
+        the others.
+
+        Raises:
+            BrokerUnavailable: none of them can be reached.
+        """
+        answers: dict[int, T] = {}
+        failure: BrokerUnavailable | None = None
+        for number, act in calls.items():
+            try:
+                answers[number] = self._ask(number, act)
+            except BrokerUnavailable as error:
+                failure = error
+        if failure is not None and not answers:
+            raise failure
+        return answers, failure
+
+    def _ask_reachable(self, act: Callable[[RedisBroker], T]) -> list[T]:
+        """Call all slots. Return the answers of those that can be reached.
+
+        Raises:
+            BrokerUnavailable: none of them can be reached.
+        """
+        answers, _ = self._ask_all(dict.fromkeys(range(len(self.slots)), act))
+        return list(answers.values())
+
+    def _ask_each(self, calls: Mapping[int, Callable[[RedisBroker], T]]) -> list[T]:
+        """Call these slots, also those after one that fails.
+
+        Raises:
+            BrokerUnavailable: one of them cannot be reached. The others were called.
+        """
+        answers, failure = self._ask_all(calls)
+        if failure is not None:
+            raise failure
+        return list(answers.values())
 
     def _slot_of(self, queue: str, count: int = 0) -> int:
         return crc32(queue.encode()) % (count or self._count)
@@ -92,12 +173,20 @@ class SlottedRedisBroker(Broker):
             slots[number].enqueue(some)
 
     def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
-        slots = self.slots
-        for number, some in grouped(messages, lambda one: self._slot_of(one.queue)).items():
-            fresh = self._not_relayed_elsewhere(some, number)
-            # The nodes' clocks may differ.
-            ahead = slots[number].now() - self.first.now() if until and number else 0.0
-            slots[number].relay(fresh, until=until + ahead if until else 0.0)
+        """Relay the messages. If a slot cannot be reached, those of the others have been added."""
+        _ = self.slots
+        if self._guessed is not None:  # the jobs may have been relayed to a slot unknown here
+            raise BrokerUnavailable(str(self._guessed)) from self._guessed
+        groups = grouped(messages, lambda one: self._slot_of(one.queue))
+        self._ask_each(
+            {number: partial(self._relay, number, some, until) for number, some in groups.items()}
+        )
+
+    def _relay(self, number: int, messages: list[Message], until: float, slot: RedisBroker) -> None:
+        fresh = self._not_relayed_elsewhere(messages, number)
+        # The nodes' clocks may differ.
+        ahead = slot.now() - self.first.now() if until and number else 0.0
+        slot.relay(fresh, until=until + ahead if until else 0.0)
 
     def _not_relayed_elsewhere(self, messages: list[Message], number: int) -> list[Message]:
         """Leave out jobs that were relayed when there was another number of slots."""
@@ -117,9 +206,8 @@ class SlottedRedisBroker(Broker):
         return self.first.relay_until()
 
     def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
-        with suppress(BrokerUnavailable):
-            for one in self.slots:
-                one.relayed_for_good(job_ids)
+        for one in self.slots:
+            one.relayed_for_good(job_ids)
 
     # -- out --------------------------------------------------------------------------------------
 
@@ -135,14 +223,15 @@ class SlottedRedisBroker(Broker):
     def _collect(
         self,
         request: ClaimRequest,
-        take: Callable[[RedisBroker, ClaimRequest], list[Delivery]],
+        take: Callable[..., list[Delivery]],
     ) -> list[Delivery]:
-        slots, found, package_bytes = self.slots, list[Delivery](), 0
-        self._next = (self._next + 1) % len(slots)
+        count, found, package_bytes = len(self.slots), list[Delivery](), 0
+        self._next = (self._next + 1) % count
         failure: BrokerUnavailable | None = None
-        for slot in [*slots[self._next :], *slots[: self._next]]:
+        for number in [*range(self._next, count), *range(self._next)]:
+            fewer = request._replace(limit=request.limit - len(found))
             try:
-                some = take(slot, request._replace(limit=request.limit - len(found)))
+                some = self._ask(number, partial(take, request=fewer))
             except BrokerUnavailable as error:
                 failure = error
                 continue
@@ -157,16 +246,27 @@ class SlottedRedisBroker(Broker):
     # -- leases -----------------------------------------------------------------------------------
 
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
-        return self._by_lease(
-            leases, lambda slot, some: slot.extend(some, lease_seconds=lease_seconds)
-        )
+        calls = self._extending(leases, lease_seconds)
+        return set().union(*self._ask_each(calls))
+
+    def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
+        answers, _ = self._ask_all(self._extending(leases, lease_seconds))
+        left = {lease for lease in leases if slot_of_lease(lease) not in answers}
+        return Extension(set[Lease]().union(*answers.values()), left)
+
+    def _extending(
+        self, leases: Sequence[Lease], lease_seconds: float
+    ) -> dict[int, Callable[[RedisBroker], set[Lease]]]:
+        extend = partial(RedisBroker.extend, lease_seconds=lease_seconds)
+        groups = grouped(leases, slot_of_lease)
+        return {number: partial(extend, leases=some) for number, some in groups.items()}
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
         for number, some in grouped(leases, slot_of_lease).items():
-            self.slots[number].note_handed_out(some)
+            self._ask(number, partial(RedisBroker.note_handed_out, leases=some))
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        return set().union(*(one.kept(job_ids) for one in self.slots))
+        return set().union(*self._ask_reachable(lambda slot: slot.kept(job_ids)))
 
     def settle(
         self,
@@ -175,24 +275,28 @@ class SlottedRedisBroker(Broker):
         *,
         failed: Collection[UUID] = (),
     ) -> set[Lease]:
+        """End leases. If a slot cannot be reached, those of the others have ended."""
         ended = grouped(over, slot_of_lease)
         returned = grouped(again, lambda back: slot_of_lease(back.lease))
-        return set().union(
-            *(
-                self.slots[number].settle(
-                    ended.get(number, ()), returned.get(number, ()), failed=failed
-                )
-                for number in {*ended, *returned}
-            )
-        )
+
+        def settle(number: int, slot: RedisBroker) -> set[Lease]:
+            return slot.settle(ended.get(number, ()), returned.get(number, ()), failed=failed)
+
+        calls = {number: partial(settle, number) for number in {*ended, *returned}}
+        return set().union(*self._ask_each(calls))
 
     def finish(self, jobs: JobColumns, leases: Leases) -> Unrecorded:
+        """Record successes. If a slot cannot be reached, those of the others are recorded."""
         places = grouped(range(len(leases)), lambda place: slot_of_id(leases.lease_ids[place]))
+
+        def finish(some: list[int], slot: RedisBroker) -> Unrecorded:
+            if len(places) == 1:
+                return slot.finish(jobs, leases)
+            return slot.finish(jobs.take(some), leases.take(some))
+
+        calls = {number: partial(finish, some) for number, some in places.items()}
         stale, returned = set[Lease](), set[Lease]()
-        for number, some in places.items():
-            part = leases.take(some) if len(places) > 1 else leases
-            columns = jobs.take(some) if len(places) > 1 else jobs
-            unrecorded = self.slots[number].finish(columns, part)
+        for unrecorded in self._ask_each(calls):
             stale |= unrecorded.stale
             returned |= unrecorded.returned
         return Unrecorded(stale, returned)
@@ -201,18 +305,14 @@ class SlottedRedisBroker(Broker):
         return {key: job for one in self.slots for key, job in one.results(job_ids).items()}
 
     def expire_holder(self, holder: UUID) -> int:
-        return sum(one.expire_holder(holder) for one in self.slots)
+        calls = dict.fromkeys(range(len(self.slots)), lambda slot: int(slot.expire_holder(holder)))
+        return sum(self._ask_each(calls))
 
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
-        return [held for one in self.slots for held in one.held_by(holder, packages=packages)]
-
-    def _by_lease(
-        self,
-        leases: Sequence[Lease],
-        act: Callable[[RedisBroker, Sequence[Lease]], set[Lease]],
-    ) -> set[Lease]:
-        groups = grouped(leases, slot_of_lease)
-        return set().union(*(act(self.slots[number], some) for number, some in groups.items()))
+        """Return the jobs leased by the holder, except those in slots that cannot be reached: their
+        leases cannot be extended, either."""
+        parts = self._ask_reachable(lambda slot: slot.held_by(holder, packages=packages))
+        return [held for part in parts for held in part]
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -252,17 +352,47 @@ class SlottedRedisBroker(Broker):
         return self.first.open_wake()
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
-        due = [one.next_due_seconds(rated=rated) for one in self.slots]
+        due = self._ask_reachable(lambda slot: slot.next_due_seconds(rated=rated))
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def ping(self) -> None:
-        self.first.ping()
+        """Raise BrokerUnavailable if no slot can be reached."""
+        self._ask_reachable(RedisBroker.ping)
 
     def close(self) -> None:
         self.first.close()
 
     def close_idle(self) -> None:
         self.first.close_idle()
+
+
+class SlotPause:
+    """How long a node that did not answer is left alone."""
+
+    def __init__(self) -> None:
+        self._error: BrokerUnavailable | None = None
+        self._seconds = self._until = 0.0
+
+    def check(self) -> None:
+        """Raise the error of the last call during the pause after it."""
+        if self._error is not None and time.monotonic() < self._until:
+            raise BrokerUnavailable(str(self._error)) from self._error
+
+    def begin(self, error: BrokerUnavailable) -> None:
+        self._error = error
+        self._seconds = min(max(FIRST_PAUSE_SECONDS, 2 * self._seconds), LONGEST_PAUSE_SECONDS)
+        self._until = time.monotonic() + self._seconds
+
+    def end(self) -> None:
+        self._error, self._seconds = None, 0.0
+
+
+def node_of(slot: RedisBroker) -> str:
+    """Return the name of the node that has a slot, as the client knows it; "" if it does not."""
+    try:
+        return str(slot.client.get_node_from_key(f"{slot.prefix}:job").name)
+    except (BrokerUnavailable, *FAILURES):
+        return ""
 
 
 def slots_in(url: str) -> int:

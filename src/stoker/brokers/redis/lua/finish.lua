@@ -1,14 +1,14 @@
 -- Record successes: keep their results and ack their leases. ARGV: the leases; how long results are kept
 -- (microseconds; -1: they are not kept); the largest number of results; then the result of each job, which
--- begins with its lease id and a semicolon. Returns the indexes, from 0, of stale leases, and those of
--- jobs that were released before and stay: the store may know them.
+-- begins with its lease id and a semicolon. Returns the indexes, from 0, of stale leases, those of jobs that
+-- were released before and stay, because the store may know them, and those of jobs without a record.
 go_on_when_full()
 local ids, lease_ids = named(ARGV[1])
 local keep_us, most = tonumber(ARGV[2]), tonumber(ARGV[3])
 local prefix = string.sub(jobs, 1, -4)
 local results, expiries = prefix .. 'results', prefix .. 'result_expiries'
 local records = read(ids)
-local stale, returned, over, kept, scores = {}, {}, {}, {}, {}
+local stale, returned, absent, over, kept, scores = {}, {}, {}, {}, {}, {}
 local done = {}
 local now = now_us()
 local expires_us = string.format('%.0f', now + keep_us)
@@ -25,8 +25,10 @@ for i = 1, #ids do
     if done[ids[i]] == lease_ids[i] then
         -- The same lease is given twice.
     elseif not record or record[LEASE] ~= lease_ids[i] then
-        if record or not is_kept(i) then
+        if record then
             stale[#stale + 1] = i - 1
+        elseif not is_kept(i) then
+            absent[#absent + 1] = i - 1
         end
     elseif record[RETURNED] then
         returned[#returned + 1] = i - 1
@@ -59,4 +61,4 @@ if #kept > 0 then
 end
 forget(over)
 call_in_chunks('ZREM', leases, over, 1)
-return {stale, returned}
+return {stale, returned, absent}
