@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ def test_threads_that_find_the_slots_at_once_agree_on_their_numbers(
     begun: list[int] = []
 
     class Slot:
+        client = SimpleNamespace(get_node_from_key=lambda _: SimpleNamespace(name="node"))
+        prefix = "{stoker}"
+
         def __init__(self, settings: Settings, first: Any = None, slot: int = 0) -> None:
             self.slot = slot
             if slot and not begun:

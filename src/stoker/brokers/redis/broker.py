@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from hashlib import sha1
 from importlib.resources import files
@@ -362,7 +363,10 @@ class RedisBroker(Broker):
             self.client.publish(self.channel, "")
 
     def open_wake(self) -> RedisWake:
-        return RedisWake(partial(connect, self.settings), self.channel)
+        hurried = replace(
+            self.settings, database_seconds=min(WAKE_SECONDS, self.settings.database_seconds)
+        )
+        return RedisWake(partial(connect, hurried), self.channel)
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         known, self._next_due_at = self._next_due_at, None
@@ -463,6 +467,8 @@ TOO_LATE = (
 REMEMBERED_SECONDS = 24 * 3600.0
 """How long a job's id is remembered while its outbox row may still exist, because the relaying
 process died."""
+WAKE_SECONDS = 4.0
+"""How long the pusher waits for a connection on which it is woken. Without it, it polls."""
 MOST_UNANSWERED = 100_000
 LOAD_JOBS = 100_000
 """Redis accepts a million arguments in one command, and a job has five."""

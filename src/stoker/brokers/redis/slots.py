@@ -79,18 +79,18 @@ class SlottedRedisBroker(Broker):
         """Every slot that may have jobs, as known from the first slot. While that one cannot be
         reached, these are the slots known before, or at least those of our own number."""
         if time.monotonic() >= self._known_until:
-            self._known_until = time.monotonic() + LAYOUT_SECONDS
+            known_seconds = LAYOUT_SECONDS
             try:
                 used = self._ask(0, lambda first: first.note_slots(self._count))
-            except BrokerUnavailable as error:
-                self._known_until = time.monotonic() + LONGEST_PAUSE_SECONDS
-                if not self._counts:
-                    self._guessed = error
-                used = list(self._counts)
-            else:
                 self._guessed = None
-            self._counts = (*(one for one in used if one != self._count), self._count)
-            self._grow(max(self._counts))
+            except BrokerUnavailable as error:
+                known_seconds = LONGEST_PAUSE_SECONDS
+                self._guessed = None if self._counts and not self._guessed else error
+                used = list(self._counts)
+            counts = (*(one for one in used if one != self._count), self._count)
+            self._grow(max(counts))
+            self._counts = counts
+            self._known_until = time.monotonic() + known_seconds
         return self._slots
 
     def _grow(self, count: int) -> None:

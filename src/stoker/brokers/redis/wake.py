@@ -12,7 +12,8 @@ from stoker.store.wake import Wake
 
 from .connection import FAILURES
 
-RECONNECT_SECONDS = 2.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 30.0
+"""First and longest pause before the next try to connect."""
 
 
 class RedisWake(Wake):
@@ -28,6 +29,7 @@ class RedisWake(Wake):
         self._channel = channel
         self._listening: Any = None
         self._try_again_at = 0.0
+        self._pause_seconds = 0.0
         self._has_listened = False
         self._was_deaf = False
         """Whether a wake-up may have been missed between two connections."""
@@ -56,16 +58,12 @@ class RedisWake(Wake):
     def close(self) -> None:
         self._hang_up()
         self._try_again_at = float("inf")
-        if self._client is not None:
-            with suppress(*FAILURES):
-                self._client.close()
 
     def _listen(self) -> None:
         if self._listening is not None or time.monotonic() < self._try_again_at:
             return
         try:
-            if self._client is None:
-                self._client = self._connect()
+            self._client = self._connect()
             self._listening = self._client.pubsub()
             self._listening.subscribe(self._channel)
         except (BrokerUnavailable, *FAILURES):
@@ -73,10 +71,17 @@ class RedisWake(Wake):
         else:
             self._was_deaf = self._has_listened
             self._has_listened = True
+            self._pause_seconds = 0.0
 
     def _hang_up(self) -> None:
-        listening, self._listening = self._listening, None
-        self._try_again_at = time.monotonic() + RECONNECT_SECONDS
-        if listening is not None:
-            with suppress(*FAILURES):
-                listening.close()
+        """Close the connection, and the client, which would connect to the same node of a Redis
+        cluster again. The next try is after a growing pause."""
+        self._pause_seconds = min(
+            max(FIRST_PAUSE_SECONDS, 2 * self._pause_seconds), LONGEST_PAUSE_SECONDS
+        )
+        self._try_again_at = time.monotonic() + self._pause_seconds
+        for one in (self._listening, self._client):
+            if one is not None:
+                with suppress(*FAILURES):
+                    one.close()
+        self._listening = self._client = None
