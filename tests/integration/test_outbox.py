@@ -219,7 +219,7 @@ class TestRefusals:
     def test_broker_that_refuses_everything_is_left_alone(
         self, given: list[int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """As a Redis whose memory is full: the scheduler then waits longer and longer."""
+        """A Redis whose memory is full does so. The scheduler waits longer after each sweep."""
         monkeypatch.setattr(outbox, "MANY_REFUSALS", 4)
         Outgoing.objects.update(priority=9)
         with pytest.raises(BrokerUnavailable, match="Not these") as raised:

@@ -66,8 +66,8 @@ class TestConnections:
     @pytest.mark.parametrize(
         ("url", "option"),
         [
-            ("redis+sentinel://127.0.0.1:1/main?ssl=true", "'ssl', only 'sentinel_password'"),
-            ("redis+cluster://127.0.0.1:1?slots=2&ssl=true", "'ssl', only 'slots'"),
+            ("redis+sentinel://127.0.0.1:1/main?ssl=true", "no option but 'sentinel_password'"),
+            ("redis+cluster://127.0.0.1:1?slots=2&ssl=true", "no option but 'slots'"),
         ],
     )
     def test_option_without_effect_raises_configuration_error(self, url: str, option: str) -> None:
@@ -144,7 +144,7 @@ class TestConnections:
             broker.close()
 
     def test_server_without_protocol_3_is_used(self) -> None:
-        """As Redis 5."""
+        """Redis 5 is such a server."""
         with OldServer() as server:
             broker = at(f"redis://127.0.0.1:{server.port}/0")
             broker.ping()

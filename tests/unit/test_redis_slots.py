@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,8 +18,7 @@ def test_threads_that_find_the_slots_at_once_agree_on_their_numbers(
     begun: list[int] = []
 
     class Slot:
-        client = SimpleNamespace(get_node_from_key=lambda _: SimpleNamespace(name="node"))
-        prefix = "{stoker}"
+        client = None
 
         def __init__(self, settings: Settings, first: Any = None, slot: int = 0) -> None:
             self.slot = slot

@@ -49,7 +49,7 @@ from .states import JobState, Progress
 
 AT_ONCE = 500
 MANY_REFUSALS = 20
-"""After so many refusals one after the other, the broker may refuse all jobs of a queue."""
+"""After this number of refusals in a row, the broker may refuse all jobs of a queue."""
 
 
 def put(

@@ -164,12 +164,12 @@ def about(client: Any, section: str) -> Mapping[str, Any]:
 
 def _refuse_options(settings: Settings, parts: SplitResult, known: str) -> None:
     """Raise ConfigurationError for an option that would have no effect."""
-    for name in parse_qs(parts.query, keep_blank_values=True):
-        if name != known:
-            raise ConfigurationError(
-                f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"]: a URL that begins with '
-                f"{parts.scheme}:// does not take the option {name!r}, only {known!r}."
-            )
+    if set(parse_qs(parts.query, keep_blank_values=True)) - {known}:
+        # It is not named, because it may be a part of a password that is not escaped.
+        raise ConfigurationError(
+            f'TASKS["{settings.alias}"]["OPTIONS"]["BROKER"] begins with {parts.scheme}:// and '
+            f"takes no option but {known!r}."
+        )
 
 
 def _bounded(options: dict[str, Any], hosts: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from uuid import UUID
 from zlib import crc32
 
 import redis
+from redis.cluster import RedisCluster
 from redis.exceptions import RedisClusterException
 
 from stoker.brokers.contract import (
@@ -390,9 +391,11 @@ class SlotPause:
 def node_of(slot: RedisBroker) -> str:
     """Return the name of the node that has a slot, as the client knows it; "" if it does not."""
     try:
-        return str(slot.client.get_node_from_key(f"{slot.prefix}:job").name)
+        if isinstance(slot.client, RedisCluster):
+            return str(slot.client.get_node_from_key(f"{slot.prefix}:job").name)  # type: ignore[no-untyped-call] # it has no types
     except (BrokerUnavailable, *FAILURES):
-        return ""
+        pass
+    return ""
 
 
 def slots_in(url: str) -> int:
