@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from stoker.models import BulkOperation, DeadLetter, Ready, Requeue
+from stoker.conf import settings_for
+from stoker.jobs.package import sealer_for
+from stoker.models import BulkOperation, DeadLetter, Job, Ready, Requeue
 
 from tests.api.conftest import Caller
 from tests.app import frail
@@ -132,6 +134,14 @@ def test_requeue_with_run_after_defers_the_job(anna: Caller) -> None:
     letter = dead(frail.charge, "order 1")
     answer = anna.post(f"dead-letters/{letter.pk}/requeue", {"run_after_seconds": 60})
     assert anna.get(f"jobs/{answer['job_id']}")["state"] == "DEFERRED"
+
+
+def test_requeue_with_current_options(anna: Caller) -> None:
+    letter = dead(frail.charge.using(timeout=7), "order 1")
+    answer = anna.post(f"dead-letters/{letter.pk}/requeue", {"current_options": True})
+    package = sealer_for(settings_for()).open(bytes(Job.objects.get(pk=answer["job_id"]).package))
+    assert package.options.timeout_seconds is None
+    assert anna.post("dead-letters/requeue", {"all": True, "current_options": True})["done"] == 0
 
 
 def test_requeue_with_newer_job_of_same_key_gives_409(anna: Caller) -> None:

@@ -75,7 +75,7 @@ def test_dead_letter_is_listed_shown_requeued_discarded_and_purged() -> None:
     again = dead("requeue", ids[0])
     assert again.returncode == 1
     assert "continues it already" in again.stdout
-    assert dead("requeue", "--all").stdout == "2 requeued\n"
+    assert dead("requeue", "--all", "--current-options").stdout == "2 requeued\n"
     assert work_off() == 3
     assert dead("list").stdout.count("2 times") == 3
     assert dead("discard", "--all", "--limit", "2").stdout == "2 discarded\n"

@@ -127,6 +127,26 @@ def test_requeued_job_keeps_its_options() -> None:
     assert not DeadLetter.objects.filter(state="open"), "it has a second attempt"
 
 
+def test_requeue_with_current_options_uses_those_of_the_code(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The time-out and the number of attempts were too small when the job was enqueued."""
+    letters = [dead(frail.charge.using(timeout=1), order) for order in ("order 1", "order 2")]
+    mended = replace(frail.charge, max_attempts=4, timeout=60.0, on_failure=tasks.echo)
+    monkeypatch.setattr(frail, "charge", mended)
+    as_before = dead_letters.requeue(letters[0].id)
+    options = opened(Job.objects.get(pk=as_before.job_id).package).options
+    assert (options.max_attempts, options.timeout_seconds, options.hooks) == (1, 1.0, "")
+    assert dead_letters.requeue_many(current_options=True).done == 1
+    job = Job.objects.get(status=None, task=mended.module_path, pk__gt=letters[1].job_id)
+    options = opened(job.package).options
+    assert (options.max_attempts, options.timeout_seconds) == (4, 60.0)
+    assert "echo" in options.hooks
+    frail.broken.clear()
+    work_off()
+    assert not DeadLetter.objects.exclude(state="resolved")
+
+
 def test_requeued_job_expires_when_its_task_says() -> None:
     """The deadline of the failed job may have passed already."""
     letter = dead(frail.charge.using(expires=3600), "order 1")

@@ -129,17 +129,24 @@ class LetterStatsQuery(LetterQuery):
 
 
 class Placement(Body):
-    """Queue and start time of a requeued job."""
+    """Queue, start time and options of a requeued job."""
 
     queue: Annotated[str, Field(min_length=1, max_length=100)] | None = None
     """Default: the previous queue."""
     run_after: Moment | None = None
     run_after_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_DELAY_SECONDS)] | None = None
+    current_options: Annotated[bool, Strict] = False
+    """Use the options that the task has now, such as `max_attempts` and `timeout`, instead of those
+    of the failed job."""
 
     def placement(self) -> dict[str, Any]:
         """Return the arguments for `stoker.dead_letters`."""
         run_after = moment_of(self.run_after, self.run_after_seconds)
-        return {"to_queue": self.queue, "run_after": run_after}
+        return {
+            "to_queue": self.queue,
+            "run_after": run_after,
+            "current_options": self.current_options,
+        }
 
 
 class Requeueing(Placement, ReasonBody):

@@ -1,9 +1,9 @@
 """Requeue a dead letter: enqueue a new job and record it, in one transaction.
 
-The new job has the arguments and options of the failed job. If the old package cannot be opened,
-the options are those that the task has now. The package is signed again. Its id sorts right after
-the old id, so the new job takes the old one's place in the queue, and in a sequence that the old
-one halts. It gets the guards that the task has now.
+The new job has the arguments and options of the failed job. The options are those that the task has
+now if that is asked for, or if the old package cannot be opened. The package is signed again. Its
+id sorts right after the old id, so the new job takes the old one's place in the queue, and in a
+sequence that the old one halts. It gets the guards that the task has now.
 
 Rows are locked in this order, so that long transactions of callers cause no deadlock: first the
 unique key, then the keys of guards, last the dead letter. If the dead letter has changed since it
@@ -94,6 +94,9 @@ class Wish:
     kwargs: Mapping[str, Any] | None = None
     queue: str | None = None
     run_after: datetime | timedelta | float | None = None
+    current_options: bool = False
+    """Whether the new job gets the options that its task has now, such as ``max_attempts`` and
+    ``timeout``, instead of those of the failed job."""
 
 
 class LetterChanged(Exception):
@@ -242,7 +245,9 @@ class _Requeue:
         claim = fresh.claim
         if claim is None and is_same_call:
             claim = _claim_of(seen.identity)
-        options = old.options if is_readable else fresh.package.options
+        options = old.options
+        if self._wish.current_options or not is_readable:
+            options = replace(fresh.package.options, about=options.about)
         job_id = following_job_id(seen.job_id)
         if options.hooks:  # the task may have got them since
             job_id = UUID(int=job_id.int | LINKED)

@@ -131,6 +131,7 @@ def requeue(
     kwargs: Mapping[str, Any] | None = None,
     to_queue: str | None = None,
     run_after: datetime | timedelta | float | None = None,
+    current_options: bool = False,
     backend: str = "default",
 ) -> LetterAnswer:
     """Requeue one dead letter, in the caller's transaction if there is one.
@@ -142,12 +143,15 @@ def requeue(
         by, because: person and reason, stored in its history.
         args, kwargs: arguments that replace the old ones.
         to_queue, run_after: as for ``using()``; None = the old queue, and at once.
+        current_options: give the new job the options that its task has now, such as
+            ``max_attempts``, ``timeout`` and hooks, instead of those of the failed job.
 
     Raises:
         DeadLetterNotFound: it does not exist.
     """
     settings = settings_for(backend)
-    wish = Wish(by, because, Requeue.By.PERSON, args, kwargs, to_queue, run_after)
+    kind = Requeue.By.PERSON
+    wish = Wish(by, because, kind, args, kwargs, to_queue, run_after, current_options)
     with explained(settings.database):
         return requeue_one(settings, _letter(settings, dead_letter_id).pk, wish)
 
@@ -197,6 +201,7 @@ def requeue_many(
     because: str = "",
     to_queue: str | None = None,
     run_after: datetime | timedelta | float | None = None,
+    current_options: bool = False,
     backend: str = "default",
     **filters: Unpack[LetterFilters],
 ) -> Bulk:
@@ -209,10 +214,11 @@ def requeue_many(
         limit: maximum number.
         pause_seconds: pause between two requeues.
         dry_run: count only.
-        by, because, to_queue, run_after: as for ``requeue``.
+        by, because, to_queue, run_after, current_options: as for ``requeue``.
     """
     settings = settings_for(backend)
-    wish = Wish(by, because, Requeue.By.PERSON, queue=to_queue, run_after=run_after)
+    kind = Requeue.By.PERSON
+    wish = Wish(by, because, kind, None, None, to_queue, run_after, current_options)
     return each(
         settings,
         Filter(**filters),

@@ -384,6 +384,7 @@ class RequeueLetters(_ChangeSome):
             help="Other arguments by name for one dead letter, as a JSON object.",
         ),
         option("--to-queue", metavar="NAME", help="The queue. Default: the queue it was in."),
+        option("--current-options", action="store_true", help="Use the options of today's code."),
         option(
             "--run-after",
             type=moment,
@@ -394,8 +395,7 @@ class RequeueLetters(_ChangeSome):
     )
 
     def changes(self, options: dict[str, Any]) -> dict[str, Any]:
-        changed = {"args": options["new_args"], "kwargs": options["new_kwargs"]}
-        return {**changed, **_placement(options)}
+        return {"args": options["new_args"], "kwargs": options["new_kwargs"], **_placement(options)}
 
     def many(self, options: dict[str, Any], **selection: Any) -> Bulk:
         return dead_letters.requeue_many(**_placement(options), **selection)
@@ -408,7 +408,7 @@ class RequeueLetters(_ChangeSome):
 
 
 def _placement(options: dict[str, Any]) -> dict[str, Any]:
-    return {"to_queue": options["to_queue"], "run_after": options["run_after"]}
+    return {name: options[name] for name in ("to_queue", "run_after", "current_options")}
 
 
 class DiscardLetters(_ChangeSome):
