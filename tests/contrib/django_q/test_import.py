@@ -15,6 +15,7 @@ from django.core.management import call_command
 from django.core.signing import TimestampSigner
 from django.db import connection
 from django.test import override_settings
+from django.utils import timezone
 from django.utils.dateparse import parse_datetime
 
 from stoker.brokers.adapters import broker_for
@@ -86,6 +87,15 @@ def test_dry_run_counts_and_copies_nothing() -> None:
 def lock_expired(old_tables: None) -> None:
     """Let the lock of the package that a cluster had end, so that it counts as not being run."""
     OldPackage.objects.update(lock=parse_datetime("2020-01-01T00:00:00+00:00"))
+
+
+@pytest.mark.usefixtures("lock_expired")
+def test_packages_that_a_cluster_of_django_q_may_be_running_are_reported() -> None:
+    """In the first Django Q, the lock is the time of the claim, so it never looks locked."""
+    assert "claimed by a cluster" not in import_all("--dry-run")
+    OldPackage.objects.filter(pk=4).update(lock=timezone.now())
+    told = import_all("--dry-run")
+    assert "1 of them were enqueued, or claimed by a cluster of django-q, in the last 60 s" in told
 
 
 @pytest.mark.usefixtures("lock_expired")

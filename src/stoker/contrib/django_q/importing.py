@@ -15,7 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from importlib import import_module
 from typing import Any
@@ -186,6 +186,8 @@ class Copied:
     """Number of rows that were copied before."""
     skipped: Counter[str] = field(default_factory=Counter)
     """Reason -> number of rows."""
+    locked_lately: int = 0
+    """Number of copied packages that a cluster of django-q may be running."""
 
 
 class _Left(Exception):
@@ -253,6 +255,17 @@ def _one(
         report.skipped[str(why)] += 1
     else:
         report.copied += 1
+        report.locked_lately += _is_locked_lately(row)
+
+
+def _is_locked_lately(row: Mapping[str, Any]) -> bool:
+    """Return whether a cluster of django-q may be running this package.
+
+    Its lock is the time of the claim. That of Django Q 2 is the end of the claim, or the time when
+    the package was enqueued.
+    """
+    lock: datetime | None = row.get("lock")
+    return lock is not None and lock > timezone.now() - timedelta(seconds=conf.Conf.RETRY or 0)
 
 
 def _copy_schedule(row: Mapping[str, Any]) -> None:
@@ -359,6 +372,11 @@ def summary(done: list[Copied], *, dry_run: bool) -> Iterator[str]:
         yield line + (f", {report.known} were before" if report.known else "")
         for why, count in report.skipped.most_common():
             yield f"  {count} not: {why}"
+        if report.locked_lately:
+            yield (
+                f"  {report.locked_lately} of them were enqueued, or claimed by a cluster of "
+                f"django-q, in the last {conf.Conf.RETRY} s: such a cluster must not run any more"
+            )
 
 
 class ImportDjangoQ(Subcommand):
