@@ -1,19 +1,21 @@
 """The doctor: each fault is planted by hand, found, and repaired where that is safe."""
 
 import json
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from django.core.management import call_command
 from django.db import connection
 from django.db.migrations.recorder import MigrationRecorder
-from django.test.utils import CaptureQueriesContext
+from django.test.utils import CaptureQueriesContext, override_settings
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest, Delivery
+from stoker.brokers.dispatch import Dispatch
 from stoker.conf import settings_for
 from stoker.inspect.doctor import examination
 from stoker.inspect.doctor import examination as guards
@@ -44,7 +46,10 @@ from stoker.testing import drain
 from stoker.values.ids import new_job_id
 
 from tests.app import frail, guarded, tasks
+from tests.conformance.server_stands import sqs_url
+from tests.integration.fronted import fronted_broker
 from tests.integration.letters import dead
+from tests.integration.work import work_off
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -229,13 +234,19 @@ def overdue_jobs() -> list[Any]:
     return [uuid.UUID(result.id)]
 
 
-def unrelayed_jobs() -> list[Any]:
-    """Write an outbox row by hand: the ORM broker does not use the outbox."""
+def stranded_jobs() -> list[Any]:
+    """Write rows of an outbox by hand, as of a backend that was removed, and of a broker that was
+    exchanged for the database."""
+    return [f"{outgoing(backend)} of {backend} in default" for backend in ("removed", "default")]
+
+
+def outgoing(backend: str, seconds_ago: float = 1e6) -> uuid.UUID:
+    """Insert a job into the outbox."""
     row = Outgoing.objects.create(
-        job_id=new_job_id(), backend="default", task="shop.tasks.send", queue="default",
-        package=b"", enqueued_at=1.0,
+        job_id=new_job_id(), backend=backend, task="shop.tasks.send", queue="default",
+        package=b"", enqueued_at=time.time() - seconds_ago,
     )  # fmt: skip
-    return [row.pk]
+    return row.pk
 
 
 def unreadable_packages() -> list[Any]:
@@ -278,7 +289,7 @@ NAMED: tuple[Plant, ...] = (
     dead_letters_of_no_failure,
     steps_left_behind,
     overdue_jobs,
-    unrelayed_jobs,
+    stranded_jobs,
     unreadable_packages,
 )
 
@@ -407,6 +418,106 @@ def test_healthy_store_has_no_findings() -> None:
     frail.book.enqueue("account", "the next")
     assert not examine_store().findings
     assert letter.state == "open"
+
+
+# -- with a broker outside the database -----------------------------------------------------------
+
+
+@pytest.fixture
+def redis() -> Iterator[Dispatch]:
+    with fronted_broker() as made:
+        yield made
+
+
+@pytest.fixture
+def sqs() -> Iterator[Dispatch]:
+    run = uuid.uuid4().hex[:12]
+    options = {"BROKER": sqs_url().replace("/test?", f"/test-{run}?"), "CLUSTER": f"test-{run}"}
+    backend = {"BACKEND": "stoker.backend.StokerBackend", "QUEUES": [], "OPTIONS": options}
+    with override_settings(TASKS={"default": backend}):
+        yield broker_for(settings_for())
+
+
+OF_STORE: tuple[Plant, ...] = (
+    places_of_nobody,
+    blocked_with_room,
+    needs_without_job,
+    attempts_without_job,
+)
+"""Faults of jobs that wait in the store, whatever the broker is."""
+
+
+@pytest.mark.sqs
+@pytest.mark.parametrize("plant", OF_STORE, ids=lambda plant: plant.__name__)
+def test_faults_are_found_in_a_store_that_messages_arrive_in(sqs: Dispatch, plant: Plant) -> None:
+    wrong = plant()
+    found = findings()
+    assert list(found) == [plant.__name__]
+    assert sorted(found[plant.__name__].ids) == sorted(map(str, wrong))
+
+
+@pytest.mark.sqs
+def test_lost_jobs_are_found_in_a_store_that_messages_arrive_in(sqs: Dispatch) -> None:
+    _, lost = enqueue(2)
+    frail.fetch.enqueue("news")
+    assert len(claim(3)) == 3
+    enqueue()  # stays at the broker
+    report = examine_store()
+    assert (report.findings, report.not_checked) == ([], [])
+    Claimed.objects.filter(pk=lost).delete()
+    found = findings()
+    assert list(found) == ["lost_jobs"]
+    assert found["lost_jobs"].ids == [str(lost)]
+
+
+@pytest.mark.redis
+@pytest.mark.parametrize("plant", OF_STORE, ids=lambda plant: plant.__name__)
+def test_faults_are_found_in_a_store_beside_redis(redis: Dispatch, plant: Plant) -> None:
+    wrong = plant()
+    found = findings()
+    assert list(found) == [plant.__name__]
+    assert sorted(found[plant.__name__].ids) == sorted(map(str, wrong))
+
+
+@pytest.mark.redis
+def test_healthy_store_beside_redis_has_no_findings(
+    redis: Dispatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With jobs before, between and after their attempts, in the store and in Redis."""
+    enqueue(3)
+    guarded.enter.enqueue()
+    frail.fetch.enqueue("news")
+    work_off()
+    guarded.enter.enqueue()
+    guarded.enter.enqueue()
+    enqueue(2)
+    assert claim(9)
+    assert Blocked.objects.exists()
+    report = examine_store()
+    assert (report.findings, report.not_checked) == ([], ["lost_jobs"])
+    call_command("stoker", "doctor")
+    assert "not checked, because the broker has jobs: lost_jobs" in capsys.readouterr().out
+
+
+@pytest.mark.redis
+def test_jobs_that_stay_in_an_outbox_are_found(redis: Dispatch) -> None:
+    waiting, removed = outgoing("default"), outgoing("removed", seconds_ago=0)
+    outgoing("default", seconds_ago=0)
+    found = findings()
+    assert found["unrelayed_jobs"].ids == [str(waiting)]
+    assert found["stranded_jobs"].ids == [f"{removed} of removed in default"]
+    assert list(found) == ["unrelayed_jobs", "stranded_jobs"]
+    assert not examine_store().is_healthy
+
+
+@pytest.mark.two_databases
+@pytest.mark.django_db(transaction=True, databases="__all__")
+def test_jobs_that_stay_in_the_outbox_of_another_database_are_found() -> None:
+    """The queue has a database of its own, and the transactions of the project another."""
+    waiting, removed = outgoing("default"), outgoing("removed")
+    found = findings()
+    assert found["unrelayed_jobs"].ids == [str(waiting)]
+    assert found["stranded_jobs"].ids == [f"{removed} of removed in default"]
 
 
 def test_most_rows_limits_the_rows_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

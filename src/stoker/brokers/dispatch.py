@@ -212,9 +212,8 @@ class Dispatch:
         Raises:
             BrokerUnavailable: a database did not answer.
         """
-        settings = self.settings
         for alias in self.outboxes() if job_ids else ():
-            yield from find_outgoing(alias, job_ids, settings.database, settings.database_seconds)
+            yield from find_outgoing(alias, job_ids, self.settings)
 
     def _split(self, messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
         """Return the messages for the store, and the messages for the broker."""

@@ -9,11 +9,11 @@ has ended since.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from django.db import connections, models, router
@@ -25,6 +25,11 @@ from stoker.store.statements import delete_by_key, with_keys
 
 from .job import Message
 from .need import NewNeed
+
+if TYPE_CHECKING:
+    from stoker.conf import Settings
+
+T = TypeVar("T")
 
 LOOK_FOR_TABLE_SECONDS = 60.0
 SILENT_SECONDS = 30.0
@@ -105,10 +110,15 @@ def why_ambiguous(store: str) -> str:
     return ""
 
 
-def find_outgoing(
-    alias: str, job_ids: Collection[UUID], store: str, seconds: float
-) -> list[Outgoing]:
-    """Return the jobs' rows in the outbox of this database, if it has one.
+def find_outgoing(alias: str, job_ids: Collection[UUID], settings: Settings) -> list[Outgoing]:
+    """Return the jobs' rows in the outbox of this database, if it has one. Raises: as
+    ``ask_outbox``."""
+    rows = Outgoing.objects.using(alias).filter(pk__in=job_ids)
+    return ask_outbox(alias, lambda: list(rows), settings) or []
+
+
+def ask_outbox(alias: str, query: Callable[[], T], settings: Settings) -> T | None:
+    """Return what a query of the outbox of this database returns; None if it has no outbox.
 
     A database other than the store's may accept connections and never answer. It is queried in a
     separate thread and connection, unless this thread has a transaction open there.
@@ -117,18 +127,16 @@ def find_outgoing(
         BrokerUnavailable: the database did not answer in time, now or a short while ago.
     """
 
-    def find() -> list[Outgoing]:
-        return (
-            list(Outgoing.objects.using(alias).filter(pk__in=job_ids)) if has_outbox(alias) else []
-        )
+    def find() -> T | None:
+        return query() if has_outbox(alias) else None
 
     connection: Any = connections[alias]
     is_alone = engine_of(alias).is_private
-    if alias == store or connection.in_atomic_block or is_alone:
+    if alias == settings.database or connection.in_atomic_block or is_alone:
         return find()
     if time.monotonic() < _silent_until.get(alias, 0.0):
         raise _silent(alias)
-    answers: SimpleQueue[list[Outgoing] | Exception] = SimpleQueue()
+    answers: SimpleQueue[T | Exception | None] = SimpleQueue()
 
     def answer() -> None:
         try:
@@ -140,7 +148,7 @@ def find_outgoing(
 
     Thread(target=answer, name=f"outbox of {alias}", daemon=True).start()
     try:
-        found = answers.get(timeout=seconds)
+        found = answers.get(timeout=settings.database_seconds)
     except Empty:
         _silent_until[alias] = time.monotonic() + SILENT_SECONDS
         raise _silent(alias) from None
