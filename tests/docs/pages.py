@@ -26,7 +26,7 @@ class Step:
 
 
 STEP = re.compile(
-    r"^<!-- *(?P<comment>not run|run the jobs|check)(?:: *(?P<expression>.*?))? *-->$"
+    r"^ *<!-- *(?P<comment>not run|run the jobs|check)(?:: *(?P<expression>.*?))? *-->$"
     r"|^(?P<indent> *)```(?P<language>\w+)(?P<info>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$",
     re.MULTILINE | re.DOTALL,
 )
