@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 
 from stoker import dead_letters, every, once, schedules
 from stoker.models import DeadLetter, Job
+from stoker.reporters import webhook
 from stoker.reporters.desk import desk
 from stoker.reporters.webhook import (
     EVENTS,
@@ -265,6 +267,7 @@ def test_job_waits_in_a_queue_that_the_backend_has(
     reporter = WebhookReporter(url="https://ops.example/", secret=SECRET, **more)
     jobs = Job.objects.filter(task=send_webhook.module_path)
     earlier = list(jobs.values_list("pk", flat=True))
+    reporter.begin("worker")
     reporter._put("bank", "job.failed", {})
     reporter.flush(3600)
     assert jobs.exclude(pk__in=earlier).get().queue == queue
@@ -282,9 +285,65 @@ def test_error_before_the_enqueue_is_logged(
 ) -> None:
     settings.TASKS = backends(["mail"])
     reporter = WebhookReporter(url="https://ops.example/", secret=SECRET, queue="gone")
+    reporter.begin("worker")
     reporter._put("bank", "job.failed", {})
     reporter.flush(3600)
-    assert "The enqueue of the reporter 'webhook' raised InvalidTask" in caplog.text
+    assert "1 event was lost so far" in caplog.text
+    assert "InvalidTask" in caplog.text
+
+
+class Shaky:
+    """Stands for the task. The first ``failures`` enqueues raise."""
+
+    module_path = send_webhook.module_path
+
+    def __init__(self, failures: int) -> None:
+        self.left = failures
+        self.tried: list[str] = []
+
+    def using(self, **changes: Any) -> "Shaky":
+        self.real = send_webhook.using(**changes)
+        return self
+
+    def enqueue(self, receiver: str, event: str, event_id: str, body: str) -> None:
+        self.tried.append(event_id)
+        self.left -= 1
+        if self.left >= 0:
+            raise OperationalError("the server is away")
+        self.real.enqueue(receiver, event, event_id, body)
+
+
+def test_enqueue_is_retried_while_the_store_is_away(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shaky = Shaky(2)
+    monkeypatch.setattr(webhook, "send_webhook", shaky)
+    monkeypatch.setattr(webhook, "PAUSES_SECONDS", (0.0, 0.0, 0.0))
+    reporter = WebhookReporter(url="https://ops.example/", secret=SECRET)
+    reporter.begin("worker")
+    jobs = Job.objects.filter(task=send_webhook.module_path)
+    earlier = list(jobs.values_list("pk", flat=True))
+    reporter._put("default", "job.failed", {})
+    reporter.flush(3600)
+    assert jobs.exclude(pk__in=earlier).count() == 1
+    assert len(shaky.tried) == 3
+    assert len(set(shaky.tried)) == 1, "its id stays, so the receiver knows a repeated event"
+    assert "lost" not in caplog.text
+
+
+def test_lost_events_are_counted(
+    transactional_db: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(webhook, "send_webhook", Shaky(1000))
+    monkeypatch.setattr(webhook, "PAUSES_SECONDS", (0.0, 0.0))
+    reporter = WebhookReporter(url="https://ops.example/", secret=SECRET)
+    reporter.begin("worker")
+    for _ in range(12):
+        reporter._put("default", "job.failed", {})
+    reporter.flush(3600)
+    lost = [one.message for one in caplog.records if "lost" in one.message]
+    assert len(lost) == 2
+    assert "10 events were lost so far" in lost[1]
 
 
 @pytest.fixture(autouse=True)
@@ -309,6 +368,8 @@ def test_signature_agrees_with_the_example_of_the_standard() -> None:
     [
         ({"url": "ftp://ops.example/"}, "url: "),
         ({"url": "https:///hooks"}, "url: "),
+        ({"url": "https://ann:hunter2@ops.example/"}, "url: leave out the user name"),
+        ({"url": "ftp://ann:hunter2@ops.example/"}, "url: leave out the user name"),
         ({"secret": "short"}, "secret: "),
         ({"secret": "whsec_no base64 at all!"}, "secret: "),
         ({"events": ["job.exploded"]}, "events: "),
@@ -316,5 +377,6 @@ def test_signature_agrees_with_the_example_of_the_standard() -> None:
     ],
 )
 def test_wrong_options_are_refused(changed: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=complaint):
+    with pytest.raises(ValueError, match=complaint) as refused:
         WebhookReporter(**{"url": "https://ops.example/", "secret": SECRET, **changed})
+    assert "hunter2" not in str(refused.value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -19,6 +20,7 @@ from stoker.testing import assert_not_enqueued, drain, enqueued
 
 from tests.app.models import Account
 from tests.integration.work import outside_the_database
+from tests.servers.private import free_port
 from tests.testing import tasks
 
 pytestmark = pytest.mark.usefixtures("database")
@@ -52,6 +54,21 @@ def test_arguments_are_serialised(seen: list[Any]) -> None:
     drain()
     assert seen == [{"a list": [1], "a tuple": (1, timedelta(1)), "bytes": b"\x00"}]
     assert seen[0] is not given
+
+
+def test_webhooks_are_enqueued_in_the_tests_transaction(settings: Any) -> None:
+    """A thread would use a connection of its own, and its job would outlive the test."""
+    receiver = {"url": f"http://127.0.0.1:{free_port()}/", "secret": "for this test only"}
+    backend = {"BACKEND": "stoker.backend.StokerBackend"}
+    settings.TASKS = {"default": {**backend, "OPTIONS": {"REPORTERS": {"webhook": receiver}}}}
+    tasks.write_and_fail.using(max_attempts=1).enqueue(1)
+    before = {*threading.enumerate()}
+    failed, *sent = drain()
+    assert failed.task == "tests.testing.tasks.write_and_fail"
+    assert {one.task for one in sent} == {"stoker.reporters.webhook.send_webhook"}
+    assert [one.outcome.kind for one in sent] == ["retry"] * 9 + ["failed"]
+    started = {*threading.enumerate()} - before
+    assert not [one for one in started if one.name == "stoker-webhook"]
 
 
 def test_task_that_leaves_a_transaction_open_fails(seen: list[Any]) -> None:

@@ -182,7 +182,7 @@ class Mailbox:
             self._waiting.put_nowait(send)
         except (queue.Full, RuntimeError):  # RuntimeError: there can be no further thread
             self.dropped += 1
-            if _is_round(self.dropped):
+            if is_round(self.dropped):
                 tell("reports_dropped", reporter=self._owner, count=self.dropped)
 
     def flush(self, seconds: float) -> None:
@@ -209,7 +209,7 @@ class Mailbox:
                 self._waiting.task_done()
 
 
-def _is_round(number: int) -> bool:
+def is_round(number: int) -> bool:
     """Return whether a count is 1, 10, 100, ... It is used to log a repeated problem less and less
     often."""
     return str(number).rstrip("0") == "1"

@@ -258,6 +258,13 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "The reporter {reporter!r} cannot keep up: {count:report was|reports were} dropped so far.",
     ),
+    "webhooks_lost": (
+        logging.ERROR,
+        (
+            "{count:event was|events were} lost so far, because the jobs that send webhooks could "
+            "not be enqueued. The last error: {error}."
+        ),
+    ),
     "adopted": (
         logging.INFO,
         "The new pusher took over {count:lease|leases}, and released {released}.",

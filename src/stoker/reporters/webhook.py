@@ -1,8 +1,8 @@
 """Webhooks: a signed POST for each event, sent by a job of Stoker.
 
-The reporter only enqueues the job, in a thread of its own, so the job that is reported and its
-transaction do not wait. The job sends the request. If that fails, it is retried, and in the
-end becomes a dead letter, whose requeue sends the same event again.
+The reporter only enqueues the job. In a cluster it does so in a thread of its own, so the job that
+is reported and its transaction do not wait. The job sends the request. If that fails, it is
+retried, and in the end becomes a dead letter, whose requeue sends the same event again.
 
 Requests follow https://www.standardwebhooks.com: HMAC-SHA256 over id, timestamp and body.
 """
@@ -16,16 +16,18 @@ import hmac
 import json
 import time
 import urllib.request
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
-from django.db import connections
+from django.db import InterfaceError, OperationalError, connections, transaction
 
 from stoker.conf import settings_for
+from stoker.exceptions import BrokerError
 from stoker.jobs.failures import Failure
 from stoker.jobs.outcomes import Cancelled, Outcome, Succeeded
 from stoker.jobs.results import Result
@@ -38,7 +40,7 @@ from stoker.tasks.decorator import own_backends, task
 from stoker.values.ids import new_job_id
 
 from .base import Reporter
-from .desk import Mailbox
+from .desk import Mailbox, is_round
 from .facts import (
     Facts,
     arguments_of_failure,
@@ -62,6 +64,9 @@ MAX_ATTEMPTS = 10
 LONGEST_PAUSE_SECONDS = 3600.0
 SEND_SECONDS = 10.0
 JOB_SECONDS = 60.0
+PAUSES_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0, *[30.0] * 20)
+"""Pauses before an event is enqueued again if the store does not answer: ten minutes in all."""
+MAY_PASS = (BrokerError, OperationalError, InterfaceError)
 LONGEST_ANSWER = 200
 """Maximum number of bytes of an answer that an error message quotes."""
 GONE = 410
@@ -101,6 +106,8 @@ class WebhookReporter(Reporter):
         arguments: bool = False,
     ) -> None:
         address = urlsplit(url)
+        if "@" in address.netloc:
+            raise ValueError("url: leave out the user name and password, which are never sent")
         if address.scheme not in ("http", "https") or not address.hostname:
             raise ValueError(f"url: {url!r} is not an address that begins with https:// or http://")
         key_of(secret)
@@ -111,7 +118,14 @@ class WebhookReporter(Reporter):
         self.queue_name = queue
         self._shows_arguments = arguments
         self._mailbox = Mailbox("webhook")
-        self._has_complained = False
+        self._lost = 0
+        """Number of events whose jobs could not be enqueued."""
+        self._is_in_cluster = False
+
+    def begin(self, role: str) -> None:
+        """Enqueue in a thread from now on. Elsewhere, as in a test, there is no cluster that would
+        wait, and a thread would commit the job outside of the caller's transaction."""
+        self._is_in_cluster = True
 
     def on_end(self, running: Running, result: Result[Any], outcome: Outcome) -> None:
         event = {Succeeded: "job.succeeded", Cancelled: "job.cancelled"}.get(type(outcome), "")
@@ -153,21 +167,46 @@ class WebhookReporter(Reporter):
 
     def _put(self, backend: str, event: str, facts: Facts) -> None:
         body = json.dumps({"type": event, "timestamp": _moment(time.time()), "data": facts})
-        self._mailbox.put(partial(self._enqueue, backend, event, body))
-
-    def _enqueue(self, backend: str, event: str, body: str) -> None:
+        enqueue = partial(self._enqueue, backend, event, str(new_job_id()), body)
+        if self._is_in_cluster:
+            self._mailbox.put(partial(self._enqueue_in_thread, enqueue, backend))
+            return
         try:
-            queue = self.queue_name or _queue_of(settings_for(backend).queues)
-            sender = send_webhook.using(backend=backend, queue_name=queue)
-            sender.enqueue(self.label, event, str(new_job_id()), body)
-        except Exception as error:  # noqa: BLE001 - the thread must go on whatever is wrong
-            if not self._has_complained:
-                self._has_complained = True
-                described = f"{type(error).__name__}: {error}"
-                tell("reporter_failed", reporter="webhook", hook="enqueue", error=described)
-        finally:
-            # No other code closes the connections of this thread.
-            connections[settings_for(backend).database].close()
+            alias = settings_for(backend).database
+            is_inside = connections[alias].in_atomic_block
+            with transaction.atomic(using=alias) if is_inside else nullcontext():
+                enqueue()
+        except Exception as error:  # noqa: BLE001 - a reporter harms no job
+            self._lose(error)
+
+    def _enqueue(self, backend: str, event: str, event_id: str, body: str) -> None:
+        queue = self.queue_name or _queue_of(settings_for(backend).queues)
+        sender = send_webhook.using(backend=backend, queue_name=queue)
+        sender.enqueue(self.label, event, event_id, body)
+
+    def _enqueue_in_thread(self, enqueue: Callable[[], object], backend: str) -> None:
+        """Enqueue an event. Retry while the store does not answer, because that is when jobs fail.
+        Later events wait in the mailbox, which is bounded."""
+        pauses = iter(PAUSES_SECONDS)
+        while True:
+            try:
+                enqueue()
+            except Exception as error:  # noqa: BLE001 - the thread must go on whatever is wrong
+                pause = next(pauses, None) if isinstance(error, MAY_PASS) else None
+                if pause is None:
+                    self._lose(error)
+                    return
+            else:
+                return
+            finally:
+                # No other code closes the connections of this thread.
+                connections[settings_for(backend).database].close()
+            time.sleep(pause)
+
+    def _lose(self, error: Exception) -> None:
+        self._lost += 1
+        if is_round(self._lost):
+            tell("webhooks_lost", count=self._lost, error=f"{type(error).__name__}: {error}")
 
 
 def _home() -> tuple[str, str]:
