@@ -7,11 +7,11 @@ import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from django.db import connection
+from django.test import override_settings
 from django.utils import timezone
 
 from stoker.models import Deploy, Workflow
@@ -58,18 +58,24 @@ def session_in_california() -> Iterator[None]:
         cursor.execute("SET time_zone = DEFAULT")
 
 
-@pytest.mark.django_db
-@pytest.mark.usefixtures("session_in_california")
-@pytest.mark.parametrize(
-    ("use_tz", "of_database"),
-    [(True, None), (True, "Asia/Kathmandu"), (False, None)],
+@pytest.fixture(
+    params=[(True, None), (True, "Asia/Kathmandu"), (False, None)],
     ids=["aware", "aware, in the zone of the database", "naive"],
 )
-def test_moments_of_inserts_and_updates_are_right(
-    use_tz: bool, of_database: str | None, settings: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(connection.settings_dict, "TIME_ZONE", of_database)
-    settings.USE_TZ, settings.TIME_ZONE = use_tz, "America/St_Johns"  # connections notice that
+def _zones(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Set USE_TZ and the zone of the database."""
+    use_tz, of_database = request.param
+    patch = pytest.MonkeyPatch()
+    patch.setitem(connection.settings_dict, "TIME_ZONE", of_database)
+    with override_settings(USE_TZ=use_tz, TIME_ZONE="America/St_Johns"):
+        yield
+        # First, because the connection reads its zone when the settings change.
+        patch.undo()
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("session_in_california", "_zones")
+def test_moments_of_inserts_and_updates_are_right() -> None:
     workflow = Workflow(pk=uuid.uuid4(), backend="default")
     Workflow.objects.bulk_create([workflow])
     Workflow.objects.end(workflow.pk, Workflow.State.SUCCESSFUL)
