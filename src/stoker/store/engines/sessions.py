@@ -75,12 +75,14 @@ class Sessions:
         return False
 
     def check_connection(self) -> None:
-        """Let Django check this thread's connection before its next use.
+        """Let Django check this thread's connection before its next use. Do nothing inside a
+        transaction.
 
         Raises:
             BrokerUnavailable: the file of a SQLite database does not exist any more.
         """
-        self.connection.close_if_unusable_or_obsolete()
+        if not self.connection.in_atomic_block:
+            self.connection.close_if_unusable_or_obsolete()
 
     def tune_outbox(self, connection: Any) -> None:
         """Configure a new connection to a database that is not the store, if it has an outbox."""

@@ -156,7 +156,7 @@ class SQLite(Engine):
             BrokerUnavailable: the file does not exist. A new connection would create it.
         """
         connection = self.connection
-        if not hasattr(connection, "stoker_file"):
+        if connection.in_atomic_block or not hasattr(connection, "stoker_file"):
             return
         file, opened = connection.stoker_file
         present = _number_of(file)
