@@ -158,8 +158,10 @@ def test_begun_rows_are_deleted_long_after_the_end_of_their_jobs() -> None:
     Job.objects.get_or_create(
         pk=waiting.id, defaults={"task": "t", "package": b"", "enqueued_at": timezone.now()}
     )
-    for job_id in (waiting.id, uuid4()):
-        Begun.objects.create(job_id=job_id, worker_id="w", begun_at=timezone.now())
-    assert Begun.objects.forget(3600.0, 10) == 0
-    assert Begun.objects.forget(-1.0, 10) == 1
-    assert str(Begun.objects.get().pk) == waiting.id
+    at_broker, *over = (uuid4() for _ in range(4))
+    now = timezone.now()
+    for job_id in (waiting.id, at_broker, *over):
+        Begun.objects.create(job_id=job_id, worker_id="w", begun_at=now)
+    assert list(Begun.objects.forget(3600.0, 10, lambda _: ())) == []
+    assert sum(Begun.objects.forget(-1.0, 1, lambda _: {at_broker})) == len(over)
+    assert {str(one.pk) for one in Begun.objects.all()} == {waiting.id, str(at_broker)}

@@ -20,12 +20,14 @@ from stoker.exceptions import BrokerUnavailable
 from stoker.inspect.stats import clusters
 from stoker.inspect.timeline import MomentKind
 from stoker.jobs.states import JobState
-from stoker.models import Attempt, Cluster, Job
+from stoker.locks.sweep import Leftovers
+from stoker.models import Attempt, Begun, Cluster, Job
 from stoker.operations.jobs import details_of
 from stoker.store.written import DatabaseNow
 from stoker.values.ids import new_job_id
 from stoker.why import Kind, why
 
+from tests.app.chaos import snooze_once
 from tests.app.payments import pay
 from tests.app.tasks import add, ask_for_retry, echo
 from tests.conformance.stands import message
@@ -350,3 +352,30 @@ class TestLists:
             call_command("stoker", "jobs", "list", "--at-broker", "--search", "ann")
         with pytest.raises(CommandError, match="--at-broker"):
             call_command("stoker", "jobs", "list", "--at-broker", "--after", "x")
+
+
+def test_start_of_an_at_most_once_job_is_remembered_until_the_job_has_ended(
+    broker: Dispatch,
+) -> None:
+    """The store has no row of the job before that."""
+    snooze_once.enqueue()
+    (delivery,) = claim()
+    long_ago = timezone.now() - timedelta(days=30)
+    Begun.objects.create(job_id=delivery.job_id, worker_id="w", begun_at=long_ago)
+    assert Leftovers("default", lambda: None).forget_begun() == 0
+    broker.settle([delivery.lease])
+    assert Leftovers("default", lambda: None).forget_begun() == 1
+
+
+def test_start_of_an_at_most_once_job_is_remembered_while_its_broker_is_away(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise BrokerUnavailable("Redis does not answer")
+
+    long_ago = timezone.now() - timedelta(days=30)
+    begun = Begun.objects.create(job_id=new_job_id(), worker_id="w", begun_at=long_ago)
+    monkeypatch.setattr(broker.broker, "states", fail)
+    with pytest.raises(BrokerUnavailable):
+        Leftovers("default", lambda: None).forget_begun()
+    assert Begun.objects.get() == begun

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
+from uuid import UUID
 from weakref import WeakSet
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
+from stoker.tasks.decorator import own_backends
 
 from .arrivals import Arrivals
 from .contract import Broker
@@ -70,6 +73,21 @@ def _dispatch(settings: Settings) -> Dispatch:
     if settings.broker.partition("://")[0] in ALONE:
         return Dispatch(settings, None, adapter)
     return Dispatch(settings, OrmBroker(settings), adapter)
+
+
+def held_by_brokers(database: str, job_ids: Sequence[UUID]) -> set[UUID]:
+    """Return which of these jobs the brokers outside the store have. All backends with this
+    database are asked.
+
+    Raises:
+        BrokerUnavailable: a broker does not answer.
+    """
+    found: set[UUID] = set()
+    for backend in own_backends().values():
+        if backend.settings.database == database:
+            broker = broker_for(backend.settings).broker
+            found |= set(broker.states(job_ids)) if broker is not None else set()
+    return found
 
 
 def adapter_for(settings: Settings) -> Broker | Transport:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from uuid import UUID
 
+from stoker.brokers.adapters import held_by_brokers
 from stoker.models import Begun, LockKey, LogChunk, Note, Relayed, Schedule, Tick, UniqueKey
 from stoker.models.begun import KEPT_SECONDS
 from stoker.models.outbox import RELAYED_SECONDS
@@ -54,9 +55,19 @@ class Leftovers:
 
     def forget_begun(self) -> int:
         """Delete the records of started at-most-once jobs, long after the jobs ended. Return their
-        number."""
-        begun = Begun.objects.using(self._alias)
-        return self._forget("begun", partial(begun.forget, KEPT_SECONDS, AT_ONCE))
+        number.
+
+        Raises:
+            BrokerUnavailable: it is unknown whether some of the jobs have ended.
+        """
+        if not self._is_due("begun", OFTEN_ENOUGH_SECONDS):
+            return 0
+        forgotten = 0
+        at_brokers = partial(held_by_brokers, self._alias)
+        for count in Begun.objects.using(self._alias).forget(KEPT_SECONDS, AT_ONCE, at_brokers):
+            forgotten += count
+            self._beat()
+        return forgotten
 
     def forget_logs(self, *, often: bool) -> int:
         """Delete log lines whose retention has ended. Return the number of deleted chunks.
