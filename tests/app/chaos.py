@@ -20,7 +20,7 @@ from django.db.models import Func, TextField, Value
 from stoker import Snooze, job, task
 
 from tests.app.models import Account
-from tests.app.tasks import begin, end
+from tests.app.tasks import begin, end, swallow_timeout
 
 BEAT_SECONDS = 0.02
 
@@ -322,6 +322,11 @@ def look_at_log_record() -> list[str]:
     return [
         str(getattr(record, name)) for name in ("stoker_job_id", "stoker_task", "stoker_attempt")
     ]
+
+
+@task(timeout=0.3, max_attempts=2, give_up_on=TimeoutError)
+def ignore_timeout_and_give_up(seconds: float) -> None:
+    swallow_timeout.func(seconds)
 
 
 @task(timeout=0.3, max_attempts=1)

@@ -49,6 +49,7 @@ def ends(cluster: ProcessCluster) -> Callable[[str], End]:
         "interrupt of a coroutine": chaos.raise_keyboard_interrupt_async.enqueue(),
         "swallowed": tasks.swallow_timeout.enqueue(30.0),
         "in C code": chaos.sit_in_c_code.enqueue(30.0),
+        "given up": chaos.ignore_timeout_and_give_up.enqueue(30.0),
     }
     return lambda name: end_of(enqueued[name], cluster)
 
@@ -138,7 +139,9 @@ def test_soft_time_out_is_raised_in_the_task(task: Any, cluster: ProcessCluster)
     assert end.dead_letter.reason == "timeout"
 
 
-@pytest.mark.parametrize(("name", "attempts"), [("swallowed", 2), ("in C code", 1)])
+@pytest.mark.parametrize(
+    ("name", "attempts"), [("swallowed", 2), ("in C code", 1), ("given up", 1)]
+)
 def test_task_that_ignores_its_time_out_is_killed_and_recorded(
     name: str, attempts: int, ends: Callable[[str], End]
 ) -> None:

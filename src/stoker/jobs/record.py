@@ -9,7 +9,7 @@ stale lease changes nothing.
     Failed                         ack      job: FAILED, dead letter   attempt
     Retried                        release  after its delay            attempt
     Snoozed                        release  after its delay, attempt not counted
-    Crashed, TimedOut              as Snoozed, Retried or Failed (see retries.decide_unseen)
+    Crashed, TimedOut              as Snoozed, Retried or Failed (see retries.py)
 
 A job whose cancellation was requested is never released to run again: it ends as CANCELLED.
 Then the workflows and hooks of the ended jobs continue (stoker.workflows.follow).
@@ -46,7 +46,7 @@ from .faults import plain_fault
 from .once import has_not_begun
 from .outcomes import Attempted, Batch, Failed, Outcome, Retried, Snoozed, Tallies, Verdict
 from .package import Package, sealer_for
-from .retries import decide_unseen, import_task, note_snoozes
+from .retries import decide_crashed, decide_killed, import_task, note_snoozes
 
 CHECKED_SHARE = 0.25
 """Share of a lease. If less than this is left, the recorder asks the broker whether the lease is
@@ -62,8 +62,7 @@ class WorkerCrashed(Exception):
 
 
 class TaskKilled(Exception):
-    """Error class in the record of an attempt whose worker was killed at its time-out; never
-    raised."""
+    """Error class in the record of an attempt killed at its hard time-out; never raised."""
 
 
 class LeftOut(BrokerUnavailable):
@@ -193,13 +192,14 @@ class Recorder:
     ) -> Outcome:
         """Decide the outcome of an attempt whose worker crashed or was killed."""
         package = self._package_of(batch, place)
-        import_task(package.task if package else "", seen)
+        task = import_task(package.task if package else "", seen)
         options = self._settings if package is None else package.options
         attempt, crashes = batch.attempts[place], batch.crashes[place] + 1
-        error = TaskKilled if isinstance(seen, outcomes.TimedOut) else WorkerCrashed
-        fault = plain_fault(error, seen.detail)
+        if isinstance(seen, outcomes.TimedOut):
+            return decide_killed(plain_fault(TaskKilled, seen.detail), options, attempt, task)
+        fault = plain_fault(WorkerCrashed, seen.detail)
         unbegun = partial(has_not_begun, self._settings, package)
-        return decide_unseen(seen, fault, options, attempt, crashes, unbegun)
+        return decide_crashed(seen, fault, options, attempt, crashes, unbegun)
 
     def _recorded(self, batch: Batch) -> set[Lease]:
         """Return the leases whose attempts are already recorded as ended."""

@@ -32,13 +32,15 @@ from stoker.models.wait import NewWait
 from stoker.store.transactions import may_pass
 from stoker.store.written import MICROSECONDS, microseconds
 from stoker.tasks.backoff import exponential
-from stoker.tasks.options import TaskOptions
+from stoker.tasks.options import TaskOptions, error_classes
 from stoker.tasks.registry import find_task
 from stoker.values.text import stored_text
 
 from . import outcomes
 from .faults import MESSAGE_LIMIT, Fault, fault_of, plain_fault
 from .package import JobOptions, Package, sealer_for
+
+ErrorClasses = tuple[type[BaseException], ...]
 
 logger = logging.getLogger("stoker")
 
@@ -97,9 +99,14 @@ def is_out_of_attempts(
 def _is_retryable(error: BaseException, options: TaskOptions) -> bool:
     if isinstance(error, Retry):
         return True
-    if options.give_up_on and isinstance(error, options.give_up_on):
+    return _is_listed(error, options.retry_on, options.give_up_on)
+
+
+def _is_listed(error: BaseException, retry_on: ErrorClasses, give_up_on: ErrorClasses) -> bool:
+    """Return whether the options ``retry_on`` and ``give_up_on`` allow a retry after an error."""
+    if isinstance(error, give_up_on):
         return False
-    return not options.retry_on or isinstance(error, options.retry_on)
+    return not retry_on or isinstance(error, retry_on)
 
 
 def _delay(error: BaseException, options: TaskOptions, result: Any) -> float | None:
@@ -119,15 +126,33 @@ def crash_delay_seconds(times: int) -> float:
     return min(CRASH_DELAY_CAP_SECONDS, float(2 ** min(times, 20)))
 
 
-def decide_unseen(
-    seen: outcomes.Crashed | outcomes.TimedOut,
+def decide_killed(fault: Fault, options: JobOptions | Settings, attempt: int, task: Any) -> Outcome:
+    """Return the outcome of an attempt whose worker was killed at the hard time-out.
+
+    Args:
+        fault: the kill, as it is recorded.
+        options: of the job, or the settings if its package cannot be opened.
+        attempt: which attempt this was, from 1.
+        task: the task, whose ``retry_on`` and ``give_up_on`` apply to ``TaskTimeout``, as after the
+            soft time-out. None = it is unknown here.
+    """
+    retry_on, give_up_on = (
+        error_classes(name, getattr(task, name, None) or ()) for name in ("retry_on", "give_up_on")
+    )
+    is_last = is_out_of_attempts(options, attempt)
+    is_last = is_last or not _is_listed(TaskTimeout(), retry_on, give_up_on)
+    return _retry_unless(is_last, fault, "timeout", attempt)
+
+
+def decide_crashed(
+    seen: outcomes.Crashed,
     fault: Fault,
     options: JobOptions | Settings,
     attempt: int,
     crashes: int,
     has_not_begun: Callable[[], bool],
 ) -> Outcome:
-    """Return the outcome of an attempt whose worker crashed or was killed.
+    """Return the outcome of an attempt whose worker crashed.
 
     Args:
         seen: how the worker ended.
@@ -138,9 +163,6 @@ def decide_unseen(
         has_not_begun: returns whether the task has ``at_most_once`` and has not been called. It is
             called only if needed, because it queries the store.
     """
-    if isinstance(seen, outcomes.TimedOut):
-        is_last = is_out_of_attempts(options, attempt)
-        return _retry_unless(is_last, fault, "timeout", attempt)
     if not seen.has_begun and crashes < options.max_crashes:
         return outcomes.Snoozed(crash_delay_seconds(crashes), f"it had not begun: {seen.detail}")
     is_last = is_out_of_attempts(options, attempt, crashes)
@@ -150,8 +172,9 @@ def decide_unseen(
     return _retry_unless(is_last, fault, "crash", crashes)
 
 
-def import_task(path: str, seen: Outcome) -> None:
+def import_task(path: str, seen: Outcome) -> Any:
     """Import the module of a failed job's task, so that its options are known in this process, too.
+    Return the task, or None if it was not imported or is unknown.
 
     Import it only if a worker has imported it before without dying. Otherwise the import may be
     what failed: it would end or hang the monitor as well, again and again. Nothing is known about
@@ -166,7 +189,8 @@ def import_task(path: str, seen: Outcome) -> None:
             has_imported = False
     if has_imported:
         with suppress(UnknownTask):
-            find_task(path)
+            return find_task(path)
+    return None
 
 
 def _retry_unless(is_last: bool, fault: Fault, reason: str, times: int) -> Outcome:

@@ -465,8 +465,8 @@ MISTAKES = (
         "give_up_on is ignored",
         [
             Change(
-                "jobs.retries:_is_retryable",
-                drop("if options.give_up_on and isinstance(error, options.give_up_on):\n    ..."),
+                "jobs.retries:_is_listed",
+                drop("if isinstance(error, give_up_on):\n    ..."),
             )
         ],
         "tests/unit/lifecycle/test_retries.py",
@@ -476,8 +476,8 @@ MISTAKES = (
         "retry_on is ignored",
         [
             Change(
-                "jobs.retries:_is_retryable",
-                drop_operand("not options.retry_on or _", "isinstance(error, options.retry_on)"),
+                "jobs.retries:_is_listed",
+                drop_operand("not retry_on or _", "isinstance(error, retry_on)"),
             )
         ],
         "tests/unit/lifecycle/test_retries.py",

@@ -8,11 +8,13 @@ import pytest
 from stoker.conf import Settings
 from stoker.exceptions import Cancel, Retry, Snooze, TaskTimeout
 from stoker.jobs import outcomes
+from stoker.jobs.faults import plain_fault
 from stoker.jobs.package import JobOptions
 from stoker.jobs.retries import (
     CRASH_DELAY_CAP_SECONDS,
     crash_delay_seconds,
     decide,
+    decide_killed,
     is_out_of_attempts,
 )
 from stoker.tasks.options import TaskOptions, options_of
@@ -77,6 +79,32 @@ def test_error_leads_to_a_retry_or_a_failure(
     assert isinstance(outcome, outcomes.Retried | outcomes.Failed)
     delay_seconds = outcome.delay_seconds if isinstance(outcome, outcomes.Retried) else None
     assert (type(outcome), outcome.reason, delay_seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("attempt", "given", "expected"),
+    [
+        (1, {}, outcomes.Retried),
+        (3, {}, outcomes.Failed),
+        (1, {"retry_on": KeyError}, outcomes.Failed),
+        (1, {"retry_on": (KeyError, OSError)}, outcomes.Retried),
+        (1, {"give_up_on": TimeoutError}, outcomes.Failed),
+        (1, {"give_up_on": KeyError}, outcomes.Retried),
+        (1, {"give_up_on": TaskTimeout, "retry_on": OSError}, outcomes.Failed),
+    ],
+)
+def test_hard_time_out_leads_to_the_same_as_the_soft_one(
+    attempt: int, given: dict[str, Any], expected: type[outcomes.Outcome]
+) -> None:
+    fault = plain_fault(TimeoutError, "killed")
+    outcome = decide_killed(fault, JobOptions(3, 3), attempt, Named(**given))
+    assert type(outcome) is type(decide(TaskTimeout(), options(**given), attempt, None)) is expected
+    assert (outcome.fault, outcome.reason) == (fault, "timeout")  # type: ignore[union-attr]
+
+
+def test_hard_time_out_of_an_unknown_task_is_retried() -> None:
+    fault = plain_fault(TimeoutError, "killed")
+    assert decide_killed(fault, JobOptions(3, 3), 1, None) == outcomes.Retried(fault, 2, "timeout")
 
 
 @pytest.mark.parametrize(
