@@ -118,7 +118,7 @@ class StokerBackend(BaseTaskBackend):
         return await sync_to_async(self.enqueue, thread_sensitive=True)(task, args, kwargs)
 
     def enqueue_many(self, task: Any, calls: Iterable[Call]) -> Sequence[Result[Any]]:
-        """Create a job for each call, all or none. See ``Task.enqueue_many``."""
+        """Create a job for each call. See ``Task.enqueue_many``."""
         settings = self.settings
         from stoker.jobs.enqueue import enqueue_many
 

@@ -68,6 +68,21 @@ def test_neighbours_of_a_killed_job_lose_no_attempt(
     assert (end.job.status, end.job.attempts, end.attempts) == (Job.Status.SUCCESSFUL, 1, [])
 
 
+def test_neighbours_of_a_job_that_ends_the_process_count_a_crash(
+    cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    """It cannot be known which of the jobs ended the process."""
+    may_end = tmp_path / "may end"
+    neighbour = chaos.run_until.enqueue(str(may_end))
+    wait_for(Ledger.objects.filter(job_id=neighbour.id).exists, cluster.tail)
+    end = end_of(chaos.exit_cleanly.using(max_attempts=1).enqueue(), cluster)
+    assert [(one.kind, one.exit_code) for one in end.attempts] == [("crashed", 0)]
+    may_end.touch()
+    end = end_of(neighbour, cluster)
+    assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 2)
+    assert [(one.kind, one.exit_code) for one in end.attempts] == [("crashed", 0)]
+
+
 def test_job_of_an_unknown_task_is_put_back(cluster: ProcessCluster) -> None:
     """The event loop cannot read from the database since when the task has been unknown."""
 

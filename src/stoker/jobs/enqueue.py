@@ -281,7 +281,8 @@ def enqueue_prepared(settings: Settings, calls: Sequence[Prepared]) -> list[Resu
 
 
 def enqueue_many(settings: Settings, task: Any, calls: Iterable[Call]) -> Sequence[Result[Any]]:
-    """Enqueue a job for each call, all or none, in batches of a thousand.
+    """Enqueue a job for each call, in batches of a thousand: all or none, except that a broker
+    outside the database may have some of them if it fails outside a transaction.
 
     Raises: see ``Task.enqueue``.
     """

@@ -348,12 +348,15 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
         return result
 
     def enqueue_many(self, calls: Iterable[Call]) -> Sequence[Result[R]]:
-        """Create a job for each call, all or none, with one round trip for about a thousand jobs.
+        """Create a job for each call, with one round trip for about a thousand jobs.
+
+        All or none are created. The exception: outside a transaction, if jobs wait at a broker
+        outside the database, and the broker fails meanwhile, some may have been created.
 
         Args:
             calls: ``(args, kwargs)`` pairs, as in ``[((7,), {"tenant_id": 1}), ...]``.
 
-        Raises: as ``enqueue``. Nothing was enqueued then.
+        Raises: as ``enqueue``.
         """
         due = self._counted_from_now()
         backend: Any = due.get_backend()
