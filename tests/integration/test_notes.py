@@ -1,6 +1,7 @@
 """What a job notes while it runs: a checkpoint for its next attempt, and its progress."""
 
 import pickle
+import time
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -14,13 +15,16 @@ from stoker.conf import settings_for
 from stoker.dead_letters import requeue
 from stoker.exceptions import LeaseLost, NotInJob, NotSerializable
 from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import CLUSTER_GONE, Attempted
+from stoker.jobs.record import finish
 from stoker.locks.sweep import Leftovers
 from stoker.models import Claimed, DeadLetter, Job, Note
 from stoker.models.note import UNKNOWN_SECONDS, ProgressReport
 from stoker.testing import drain
 
 from tests.app import noting
-from tests.integration.work import claim, work_off
+from tests.integration.fronted import fronted_broker, rescue
+from tests.integration.work import claim, work_off, work_off_when_due
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -75,6 +79,20 @@ class TestCheckpoint:
         attempted = Executor(settings_for(), worker_id="w").run(delivery)
         assert LeaseLost.__name__ in attempted.outcome.fault.exception_class  # type: ignore[union-attr] # it failed
         assert Note.objects.count() == 0
+
+    @pytest.mark.redis
+    def test_attempt_at_a_broker_that_was_taken_over_cannot_write_a_checkpoint(self) -> None:
+        """Its host was suspended for longer than a lease."""
+        with fronted_broker() as broker:
+            noting.add_up.enqueue([1, 2, 3, 4], fails_at=[2])
+            (suspended,) = claim()
+            (lost,) = rescue(broker, suspended.job_id)
+            finish(settings_for(), broker, [Attempted(lost, CLUSTER_GONE, "", None, time.time())])
+            work_off_when_due("newer")
+            newer = Note.objects.get()
+            attempted = Executor(settings_for(), worker_id="w").run(suspended)
+        assert LeaseLost.__name__ in attempted.outcome.fault.exception_class  # type: ignore[union-attr] # it failed
+        assert Note.objects.get().checkpoint == newer.checkpoint
 
 
 class TestProgress:

@@ -149,8 +149,11 @@ def _write(running: Running, **values: Any) -> None:
     notes = Note.objects.using(settings.database)
     with explained(settings.database):
         lease_id = running.delivery.lease_id
-        is_inside = broker_for(settings).is_inside(lease_id)
-        if is_inside and not notes.holds_lease(running.job_id, lease_id):
+        if broker_for(settings).is_inside(lease_id):
+            is_lost = not notes.holds_lease(running.job_id, lease_id)
+        else:
+            is_lost = notes.is_over(running.job_id, running.attempt)
+        if is_lost:
             raise LeaseLost(
                 f"Another cluster has taken over job {running.job_id}, because this one could not "
                 "extend its lease: nothing was stored."

@@ -13,6 +13,7 @@ from django.utils import timezone
 
 from stoker.store.statements import delete_by_key, with_keys
 
+from .attempt import Attempt
 from .claimed import Claimed
 from .dead_letter import DeadLetter
 from .job import Job
@@ -44,6 +45,12 @@ class NoteQuerySet(models.QuerySet["Note"]):
     def holds_lease(self, job_id: UUID, lease_id: int | str) -> bool:
         """Return whether the attempt with this lease may still write notes for the job."""
         return Claimed.objects.using(self.db).filter(pk=job_id, lease_id=lease_id).exists()
+
+    def is_over(self, job_id: UUID, attempt: int) -> bool:
+        """Return whether this attempt, or a later one, is recorded as ended. It is if another
+        cluster has taken over the job from a broker outside the store, which has its lease."""
+        ended = Attempt.objects.using(self.db).filter(job_id=job_id, number__gte=attempt)
+        return ended.exists()
 
     def write(self, job_id: UUID, **values: Any) -> None:
         """Write these fields of a job's note."""
