@@ -1,21 +1,25 @@
 """Upkeep of the jobs in the database while the broker outside it does not answer."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from stoker import Lock
-from stoker.brokers.contract import ClaimRequest, Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster.board import PID, Board, lease_mark
 from stoker.cluster.plan import Plan
+from stoker.cluster.scheduler.ended_leases import Outages
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Attempt, Claimed, Cluster, Ready
+from stoker.models.lock import LockQuerySet
 
 from tests.app.tasks import add
 from tests.integration.fronted import fronted_broker, outside
@@ -31,8 +35,14 @@ def broker() -> Iterator[Dispatch]:
 
 @pytest.fixture
 def upkeep(broker: Dispatch) -> Upkeep:
+    return upkeep_of(broker, Outages(0.0))
+
+
+def upkeep_of(broker: Dispatch, outages: Outages) -> Upkeep:
     plan = Plan()
-    return Upkeep(plan, plan.settings, broker, lambda: None)
+    made = Upkeep(plan, plan.settings, broker, lambda: None)
+    made._outages = outages
+    return made
 
 
 @contextmanager
@@ -41,7 +51,7 @@ def outage(broker: Dispatch) -> Iterator[None]:
         raise BrokerUnavailable("Redis does not answer")
 
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("claim_expired", "kept", "held_by", "settle", "expire_holder"):
+        for name in ("claim_expired", "kept", "held_by", "settle", "expire_holder", "ping"):
             patch.setattr(broker.broker, name, fail)
         yield
 
@@ -77,6 +87,62 @@ def test_expired_lease_in_the_store_is_rescued(broker: Dispatch, upkeep: Upkeep)
     assert set(Attempt.objects.values_list("job_id", flat=True)) == {guarded}
     assert upkeep.rescue() == 1
     assert set(Attempt.objects.values_list("job_id", flat=True)) == {guarded, plain}
+
+
+def test_lease_that_ended_in_an_outage_is_left_to_its_holder_for_a_while(broker: Dispatch) -> None:
+    """A living cluster releases its job, and the attempt does not count."""
+    add.enqueue(1, 2)
+    holder = uuid4()
+    (delivery,) = claim(broker, holder, 1)
+    broker.expire_holder(holder)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    with outage(broker), pytest.raises(BrokerUnavailable):
+        upkeep.rescue()
+    with outage(broker), pytest.raises(BrokerUnavailable):
+        upkeep.rescue()
+    assert upkeep.rescue() == 0
+    assert upkeep._rescued_at == 0
+    broker.settle(again=[Return(delivery.lease)])
+    assert [one.attempt for one in claim(broker, uuid4(), 1)] == [1]
+    assert not Attempt.objects.exists()
+
+
+def test_lease_that_ended_in_an_outage_is_rescued_after_a_while(broker: Dispatch) -> None:
+    add.enqueue(1, 2)
+    holder = uuid4()
+    claim(broker, holder, 1)
+    broker.expire_holder(holder)
+    outages = Outages(600.0)
+    upkeep = upkeep_of(broker, outages)
+    with outage(broker), pytest.raises(BrokerUnavailable):
+        upkeep.rescue()
+    assert upkeep.rescue() == 0
+    for place in broker.lessors:
+        outages.note(place)  # a further outage does not prolong the time
+    outages._over_at = dict.fromkeys(broker.lessors, time.monotonic())
+    assert upkeep.rescue() == 1
+
+
+def test_lease_that_ended_while_the_store_was_away_is_left_to_its_holder_for_a_while(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    holder = uuid4()
+    claim(broker, holder, 1)
+    broker.expire_holder(holder)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(LockQuerySet, "take", _fail)
+        upkeep.run()
+    upkeep.run()
+    assert Claimed.objects.exists()
+    upkeep._outages = Outages(600.0)
+    upkeep.run()
+    assert not Claimed.objects.exists()
+
+
+def _fail(*_: object, **__: object) -> None:
+    raise OperationalError("the database does not answer")
 
 
 @pytest.mark.parametrize("word", ["bury_clusters_of_this_host", "bury_silent_clusters"])

@@ -123,13 +123,16 @@ def test_jobs_that_waited_in_the_database_run_after_a_move_to_redis(
 def test_jobs_of_the_store_and_heartbeats_go_on_while_redis_is_down(
     durable_redis: PrivateRedis, tmp_path: Path
 ) -> None:
-    """Redis is away for longer than a lease. Only the job that it has leased is stopped."""
+    """Redis is away for longer than a lease. Only the job that it has leased is stopped, and this
+    does not count as an attempt."""
     with (
         broker_at(durable_redis.url),
-        running_cluster(tmp_path, LEASE_SECONDS=6, HEARTBEAT_SECONDS=1) as cluster,
+        running_cluster(
+            tmp_path, LEASE_SECONDS=6, HEARTBEAT_SECONDS=1, UPKEEP_SECONDS=0.2
+        ) as cluster,
     ):
         cluster.wait_for_crew()
-        of_redis = write_ledger.using(**TRIES).enqueue(8.0)
+        of_redis = write_ledger.using(max_attempts=1).enqueue(8.0)
         of_store = write_ledger.using(lock=Lock("one")).enqueue(16.0)
         wait_for(lambda: Ledger.objects.count() == 2, cluster.tail)
         durable_redis.stop("immediate")
@@ -142,7 +145,9 @@ def test_jobs_of_the_store_and_heartbeats_go_on_while_redis_is_down(
         durable_redis.start()
         wait_for(is_over, cluster.tail)
         assert cluster.stop() == 0
-    assert Job.objects.get(pk=of_redis.id).status == "SUCCESSFUL"
+    ended = Job.objects.get(pk=of_redis.id)
+    assert (ended.status, ended.attempts) == ("SUCCESSFUL", 1)
+    assert Ledger.objects.filter(job_id=of_redis.id).count() == 2
 
 
 def test_outcomes_of_the_store_are_recorded_while_redis_cannot_record_others(

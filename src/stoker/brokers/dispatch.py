@@ -284,11 +284,11 @@ class Dispatch:
             self.broker.settle([one.lease for one in deliveries if one.job_id in done])
         return done
 
-    def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
-        """Take over jobs whose lease has ended, see ``Broker.claim_expired``."""
+    def claim_expired(self, request: ClaimRequest, only: Broker | None = None) -> list[Delivery]:
+        """Take over jobs whose lease has ended, see ``Broker.claim_expired``; ``only`` from one."""
         found: list[Delivery] = []
         try:
-            for place in self.lessors:
+            for place in self.lessors if only is None else [only]:
                 while room := request.limit - len(found):
                     over = place.claim_expired(request._replace(limit=room))
                     done = self._done(over) if over and place is not self.store else set()

@@ -478,7 +478,7 @@ def hang_seconds(settings: Settings) -> float:
 REASONS = {
     "timeout": "its job continued after the time-out",
     "cancel": "its job continued after it was cancelled",
-    "lost": "the lease of its job is lost, another cluster has it",
+    "lost": "the lease of its job is lost, or cannot be extended",
     "fence": "the lease of its job could not be extended and is about to end",
     "stop": "SHUTDOWN_SECONDS had passed after a stop",
     "exit": "it left on purpose",

@@ -74,7 +74,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "worker_recycled": (logging.INFO, "Worker {worker} is replaced: {why}."),
     "lease_lost": (
         logging.WARNING,
-        "The lease of job {job_id} is lost, or another transaction holds it. The job is stopped.",
+        "The lease of job {job_id} is lost, or cannot be extended. The job is stopped.",
     ),
     "broker_unreachable": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),
     "rows_locked": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),

@@ -91,7 +91,7 @@ MISTAKES = (
             Change(
                 "cluster.pusher.flights:Flights.take_back",
                 drop_operand(
-                    "not flight.delivery.package or flight.delivery.queue in self.paused",
+                    "flight.delivery.queue in self.paused or flight.is_unanswered",
                     "flight.delivery.queue in self.paused",
                 ),
             )
@@ -118,7 +118,7 @@ MISTAKES = (
         "jobs of the store end with those of a broker that is away",
         [
             Change(
-                "cluster.pusher.leases:_by_lessor",
+                "cluster.pusher.leases:by_lessor",
                 replace("of_store if is_stores else patience", "patience"),
             )
         ],
@@ -144,7 +144,7 @@ MISTAKES = (
         "the attempt of a released job counts",
         [
             Change(
-                "cluster.pusher.claims:Claims.release",
+                "cluster.pusher.claims:Claims._release",
                 replace(
                     "flight.delivery.attempt - 1",
                     "flight.delivery.attempt",

@@ -115,6 +115,26 @@ def test_lost_flight_is_removed_from_every_place(
     assert not flight.is_open
 
 
+def test_withdrawn_flight_is_released_once(flights: Flights, deliveries: Make) -> None:
+    flights.add(deliveries(2), 1.0)
+    first, second = flights.waiting
+    for _ in range(2):
+        flights.withdraw(first)
+    assert flights.to_release() == [first]
+    assert list(flights.waiting) == [second]
+
+
+def test_unstarted_job_whose_lease_may_end_is_not_sent_again(
+    flights: Flights, deliveries: Make
+) -> None:
+    flights.add(deliveries(1), 1.0)
+    (flight,) = flights.send(0, 1)
+    flight.is_unanswered = True
+    flights.take_back(flight)
+    assert flights.to_release() == [flight]
+    assert not flights.waiting
+
+
 def test_adopted_flights_keep_their_numbers_and_later_ones_follow(
     flights: Flights, deliveries: Make
 ) -> None:

@@ -195,8 +195,13 @@ def test_leases_of_the_store_are_extended_while_the_broker_is_unreachable(
         clock.turn(1)
         lost = leases.extend_due(patience, of_store)
     assert [flight.delivery for flight in lost] == [at_broker]
+    assert [flight.is_unanswered for flight in flights] == [True, False]
     assert LEASE_SECONDS / 3 < clock.now - began < LEASE_SECONDS
     assert fence_in(board, clock) > LEASE_SECONDS / 2
+    broker.is_away = False
+    clock.turn(LEASE_SECONDS)
+    assert leases.extend_due(patience, of_store) == []
+    assert not any(flight.is_unanswered for flight in flights), "no other cluster has its job"
 
 
 def test_lost_lease_is_returned(
@@ -287,6 +292,29 @@ def test_job_whose_lease_stays_locked_is_stopped_before_the_lease_ends(
     assert [one.delivery for one in lost] == [held]
     assert LEASE_SECONDS / 10 < left_seconds < LEASE_SECONDS / 3
     assert fence_in(board, clock) > LEASE_SECONDS / 3
+
+
+def test_lease_at_a_broker_with_a_server_that_is_down_is_unanswered(
+    claim: Callable[[], Delivery],
+    leases: HeldLeases,
+    patience: Patience,
+    flights: Flights,
+    broker: Stand,
+    clock: Clock,
+) -> None:
+    """No other cluster can take over the job meanwhile, so it is only released. One that another
+    transaction has locked in the store is lost."""
+    at_broker = claim()
+    in_store = at_broker._replace(job_id=new_job_id(), lease_id=1)
+    flights.add([in_store], clock.monotonic())
+    broker.locked = {at_broker.lease, in_store.lease}
+    while not (lost := leases.extend_due(patience)):
+        assert not any(flight.is_unanswered for flight in flights)
+        clock.turn(1)
+    assert [(one.delivery, one.is_unanswered) for one in lost] == [
+        (at_broker, True),
+        (in_store, False),
+    ]
 
 
 def test_unlocked_lease_is_extended_soon(

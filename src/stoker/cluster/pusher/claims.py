@@ -16,8 +16,8 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, job_lease, lease_clock
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.flights import Flights
-from stoker.cluster.pusher.leases import HeldLeases
+from stoker.cluster.pusher.flights import Flight, Flights
+from stoker.cluster.pusher.leases import HeldLeases, by_lessor
 from stoker.cluster.pusher.requests import Requests
 from stoker.exceptions import BrokerError
 from stoker.store.engines.sessions import Patience
@@ -49,7 +49,8 @@ class Claims:
         self._settings = plan.settings
         self._queues = plan.served_queues
         self._broker = broker
-        self._patience = patience
+        self._patience = self.of_store = patience
+        """Make the calls to the broker, and to the store alone: see ``Pusher``."""
         self._flights = flights
         self._board = board
         self._requests = requests
@@ -143,14 +144,19 @@ class Claims:
             self.tempo.wake_in(due.value if due else None)
 
     def release(self) -> None:
-        """Release jobs to the broker as if they had never been claimed."""
-        flights = self._flights.to_release()
+        """Release jobs to the store or broker as if they had never been claimed. While one of both
+        is away, those of the other are released. A job whose lease may have ended meanwhile is
+        released when its lease has been extended again."""
+        flights = [one for one in self._flights.to_release() if not one.is_unanswered]
         if self._locked and time.monotonic() >= self._look_at_locked:
             self._locked = frozenset()
         flights = [one for one in flights if one.delivery.job_id not in self._locked]
-        if flights:
-            cancels = self._requests.cancels
-            flights = cancels.end_unstarted(self._patience, flights[:RELEASED_AT_ONCE])
+        for some, calls in by_lessor(flights, self._patience, self.of_store):
+            if not calls.is_waiting:
+                self._release(some[:RELEASED_AT_ONCE], calls)
+
+    def _release(self, flights: Sequence[Flight], calls: Patience) -> None:
+        flights = self._requests.cancels.end_unstarted(self.of_store, flights)
         if not flights:
             return
         returns = [
@@ -161,10 +167,10 @@ class Claims:
             )
             for flight in flights
         ]
-        if self._patience.call(lambda: self._broker.settle(again=returns)) is not None:
+        if calls.call(lambda: self._broker.settle(again=returns)) is not None:
             self._flights.forget_released(flights)
             self._announce()
-        elif self._patience.has_met_a_lock:
+        elif calls.has_met_a_lock:
             job_ids = [flight.delivery.job_id for flight in flights]
             with suppress(BrokerError, Error):  # the next call notices that the store is away
                 self._locked |= locked_jobs(self._settings.database, job_ids)
@@ -178,7 +184,7 @@ class Claims:
         """Wake the other clusters for the jobs that no worker here can start."""
         queues, self._flights.to_announce = self._flights.to_announce, set()
         if queues:
-            self._patience.call(lambda: self._broker.wake_up(queues))
+            self.of_store.call(lambda: self._broker.wake_up(queues))
 
     def doubt(self) -> None:
         """Request a comparison of the broker's leases with this pusher's. A claim whose answer was

@@ -38,6 +38,8 @@ class Flight:
     """False once the flight is recorded, released or lost."""
     is_unfenced = False
     """Whether the fence leaves its lease out, because that is locked or about to end."""
+    is_unanswered = is_revoked = False
+    """Whether its lease may end because its lessor is away; whether its worker is to be killed."""
     cancelled_as = 0
     """The flight's number in the last request to cancel the job; 0 = there was none."""
 
@@ -145,12 +147,13 @@ class Flights:
 
     def take_back(self, flight: Flight) -> None:
         """Return an unstarted flight from its worker to the waiting ones, under a new number. It is
-        released instead if its permit ran out, if it was adopted without its package, or if its
-        queue is paused."""
+        released instead if its permit ran out, if it was adopted without its package, if its queue
+        is paused, or if its lease may end."""
         if flight.is_late:
             self._release_late(flight)
             return
-        if not flight.delivery.package or flight.delivery.queue in self.paused:
+        may_not_start = flight.delivery.queue in self.paused or flight.is_unanswered
+        if not flight.delivery.package or may_not_start:
             self.release(flight)
             return
         self._leave_worker(flight)
@@ -211,23 +214,24 @@ class Flights:
         self.remove(flight.number)
         self._hand_in([flight])
 
+    def withdraw(self, flight: Flight) -> None:
+        """Release a flight, wherever it is. Do nothing if it was released before."""
+        for waiting in (self.waiting, self.permitted):
+            if flight in waiting:
+                waiting.remove(flight)
+        if self._all.get(flight.number) is flight:
+            self.release(flight)
+
     def release_waiting(self) -> None:
         """Release all flights that are not at a worker."""
-        for flight in self.turns.followers():
-            self.release(flight)
-        for waiting in (self.waiting, self.permitted):
-            while waiting:
-                self.release(waiting.popleft())
+        for flight in [*self.turns.followers(), *self.waiting, *self.permitted]:
+            self.withdraw(flight)
 
     def release_paused(self) -> None:
         """Release the waiting flights whose queue is paused."""
-        for flight in self.turns.followers():
+        for flight in [*self.turns.followers(), *self.waiting, *self.permitted]:
             if flight.delivery.queue in self.paused:
-                self.release(flight)
-        for waiting in (self.waiting, self.permitted):
-            for flight in [one for one in waiting if one.delivery.queue in self.paused]:
-                waiting.remove(flight)
-                self.release(flight)
+                self.withdraw(flight)
 
     def release_late(self) -> None:
         """Release the flights whose permit ran out before a worker was free."""
@@ -243,9 +247,8 @@ class Flights:
         for flight in self.turns.late():
             self.release(flight)
         for flight in [one for one in self.waiting if one.came_at <= before]:
-            self.waiting.remove(flight)
             self.to_announce.add(flight.delivery.queue)
-            self.release(flight)
+            self.withdraw(flight)
 
     def keep_until(self) -> float:
         """Return when to release the first waiting flight, in monotonic seconds. The oldest
@@ -269,10 +272,7 @@ class Flights:
 
     def lose(self, flight: Flight) -> None:
         """Forget a flight whose lease another holder has taken over."""
-        for waiting in (self.waiting, self.permitted):
-            if flight in waiting:
-                waiting.remove(flight)
-        self.remove(flight.number)
+        self.withdraw(flight)
         self.orphans.pop(flight.delivery.job_id, None)
         self.forget_released([flight])
 

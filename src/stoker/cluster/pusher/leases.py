@@ -70,7 +70,7 @@ class HeldLeases:
         old = [one for one in self._flights if now - one.leased_at >= self._lease_seconds / 3]
         pause_seconds = self._lease_seconds / 6
         lost: list[Flight] = []
-        for flights, calls in _by_lessor(old, patience, of_store):
+        for flights, calls in by_lessor(old, patience, of_store):
             leases = [flight.delivery.lease for flight in flights]
             answer = calls.call(
                 partial(self._broker.extend_unlocked, leases, lease_seconds=self._lease_seconds)
@@ -96,8 +96,11 @@ class HeldLeases:
             is_lost = flight.delivery.lease in extension.stale
             if flight.is_unfenced:
                 is_lost = self._left_seconds(flight, now) <= self._margin_seconds
+                # Only the store has locks: in a broker, one of several servers is down.
+                flight.is_unanswered = is_lost and not isinstance(flight.delivery.lease_id, int)
             else:
                 flight.leased_at = now
+                flight.is_unanswered = flight.is_revoked = False
             if is_lost and flight.report is None:
                 lost.append(flight)
         return lost
@@ -108,7 +111,7 @@ class HeldLeases:
         process hangs in a call."""
         ending = [one for one in flights if self._left_seconds(one, now) <= self._margin_seconds]
         for flight in ending:
-            flight.is_unfenced = True
+            flight.is_unfenced = flight.is_unanswered = True
         return [flight for flight in ending if flight.report is None]
 
     def _left_seconds(self, flight: Flight, now: float) -> float:
@@ -123,7 +126,7 @@ class HeldLeases:
         self._board[place.FENCE_NS] = round(ends_at * 1e9)
 
 
-def _by_lessor(
+def by_lessor(
     flights: Sequence[Flight], patience: Patience, of_store: Patience | None
 ) -> Iterator[tuple[Sequence[Flight], Patience]]:
     """Group the flights by the ``Patience`` that makes the calls to the store or broker that

@@ -75,6 +75,7 @@ class Pusher:
         self.claims = Claims(
             self.plan, self.broker, self.patience, self.flights, self.board, self.requests
         )
+        self.claims.of_store = self.of_store
         self.roster.note_handed_out = self.claims.note_handed_out
         self.adoption = Adoption(self.flights, self.roster, self.recall, self.board)
         self.heartbeat = Heartbeat(
@@ -164,10 +165,15 @@ class Pusher:
         self.recall.settle()
         for flight in lost:
             if flight.worker is not None:
-                tell("lease_lost", job_id=flight.delivery.job_id)
+                if not flight.is_revoked:
+                    tell("lease_lost", job_id=flight.delivery.job_id)
+                flight.is_revoked = True
                 if self.recall.has_started(flight.worker, flight.number):
                     self._say("revoked", flight.worker, flight.number)
-            self.flights.lose(flight)
+            if not flight.is_unanswered:
+                self.flights.lose(flight)
+            elif flight.worker is None:  # otherwise its worker's death, or its report, ends it
+                self.flights.withdraw(flight)
 
     def _find_orphans(self) -> None:
         """Load the leases of the previous pusher, and keep them until the workers have reported

@@ -59,8 +59,10 @@ from stoker.store.engines import engine_of
 from stoker.store.locked_jobs import locked_jobs
 from stoker.store.prepared import any_of
 from stoker.store.transactions import is_locked_out
-from stoker.store.written import MICROSECONDS, database_now_us, moment
+from stoker.store.written import moment
 from stoker.workflows.sweep import WorkflowSweep
+
+from .ended_leases import DatabaseClock, Outages, release_seconds
 
 BATCH = 500
 LOCK = "stoker:upkeep"
@@ -73,8 +75,6 @@ BULK_SECONDS, BULK_REST_SECONDS = 0.5, 2.0
 REST_RUNS = 6
 """A step that had nothing to do runs once in this many runs."""
 OLD_BOARD_SECONDS = 86_400.0
-JUMP_SHARE = 0.1
-"""A clock that gained more than this share of a lease since the last check was set ahead."""
 HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Outgoing, Schedule)
 
 
@@ -84,38 +84,6 @@ class Grave(NamedTuple):
 
     cluster: Cluster
     board: Board | None
-
-
-class DatabaseClock:
-    """Detects that the database's clock was set ahead. Leases of live clusters would then seem to
-    have ended.
-
-    Live clusters extend their leases within one lease by the monotonic clock, or stop their jobs.
-
-    Args:
-        alias: of the database.
-        lease_seconds: of the cluster.
-    """
-
-    def __init__(self, alias: str, lease_seconds: float) -> None:
-        self._alias = alias
-        self._lease_seconds = lease_seconds
-        self._seen: tuple[float, int] | None = None
-        self._good_at = 0.0
-
-    def can_be_trusted(self) -> bool:
-        """Return whether leases that have ended on the database's clock have really ended."""
-        asked_at = time.monotonic()
-        now_us = database_now_us(self._alias)
-        answered_at = time.monotonic()
-        if self._seen is not None:
-            seen_at, seen_us = self._seen
-            ahead_seconds = (now_us - seen_us) / MICROSECONDS - (answered_at - seen_at)
-            if ahead_seconds > self._lease_seconds * JUMP_SHARE:
-                tell("clock_set_ahead", seconds=ahead_seconds, pause_seconds=self._lease_seconds)
-                self._good_at = answered_at + self._lease_seconds
-        self._seen = asked_at, now_us
-        return answered_at >= self._good_at
 
 
 class Upkeep:
@@ -132,6 +100,7 @@ class Upkeep:
         """Holder of rescued leases. It is not the cluster, whose pusher does not know of them."""
         self._alias = settings.database
         self._clock = DatabaseClock(self._alias, settings.lease_seconds)
+        self._outages = Outages(release_seconds(settings))
         self._holds_lease = False
         self._vacuum_at = self._bulk_at = 0.0
         self._dead: Mapping[str, int] = {}
@@ -164,7 +133,10 @@ class Upkeep:
 
     def run(self) -> None:
         """Run all due steps, if this cluster holds the upkeep lease."""
-        self._holds_lease = bool(self._step("lease", self._take_lease))
+        has_lease = self._step("lease", self._take_lease)
+        if has_lease is None:
+            self._outages.note(self._broker.lessors[0])
+        self._holds_lease = bool(has_lease)
         if self._holds_lease:
             if self._step("clusters", self._any_other.fetch):
                 self._step("clusters", self.bury_clusters_of_this_host)
@@ -247,7 +219,7 @@ class Upkeep:
         """Remove clusters without a heartbeat for a whole lease; their leases have ended. If
         they ran on this host, read their boards, because ``bury_clusters_of_this_host`` may have
         failed."""
-        if not self._clock.can_be_trusted():
+        if not (self._clock.can_be_trusted() and self._outages.are_over(self._broker.lessors[0])):
             return 0
         silent = self._others.silent_for(self._settings.lease_seconds)
         return self._bury_all(Grave(cluster, self._board_of(cluster)) for cluster in silent)
@@ -323,23 +295,38 @@ class Upkeep:
     def rescue(self) -> int:
         """Take over all jobs whose lease has ended, and record the lost attempts as crashes.
 
-        The jobs are retried, or become dead letters if they have used up their attempts.
+        The jobs are retried, or become dead letters if they have used up their attempts. Shortly
+        after an outage, the leases of the store or broker that was away are left alone.
         """
-        rescued, began_at = 0, time.time()
+        rescued, began_at, is_complete = 0, time.time(), True
         if not self._clock.can_be_trusted():
             return 0
-        request = ClaimRequest(BATCH, self._rescuer, self._settings.lease_seconds)
-        while deliveries := self._broker.claim_expired(request):
-            now = time.time()
-            kept = self._broker.kept([one.lease for one in deliveries])
-            lost = [(one, self._lost(one, one.job_id in kept)) for one in deliveries]
-            self._finish([Attempted(one, outcome, "", None, now) for one, outcome in lost])
-            rescued += len(deliveries)
-            self._beat()
-        self._rescued_at = began_at
-        self._died.clear()
+        for place in self._broker.lessors:  # the store first: it does not wait for a broker
+            if self._outages.are_over(place):
+                rescued += self._rescue_from(place)
+            else:
+                is_complete = False
+        if is_complete:
+            self._rescued_at = began_at
+            self._died.clear()
         if rescued:
             tell("jobs_rescued", count=rescued)
+        return rescued
+
+    def _rescue_from(self, place: Broker) -> int:
+        rescued = 0
+        request = ClaimRequest(BATCH, self._rescuer, self._settings.lease_seconds)
+        try:
+            while deliveries := self._broker.claim_expired(request, place):
+                now = time.time()
+                kept = self._broker.kept([one.lease for one in deliveries])
+                lost = [(one, self._lost(one, one.job_id in kept)) for one in deliveries]
+                self._finish([Attempted(one, outcome, "", None, now) for one, outcome in lost])
+                rescued += len(deliveries)
+                self._beat()
+        except BrokerUnavailable:
+            self._outages.note(place)
+            raise
         return rescued
 
     def _lost(self, delivery: Delivery, is_kept: bool) -> Outcome:
