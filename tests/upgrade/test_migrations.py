@@ -10,6 +10,9 @@ from django.db.migrations.loader import MigrationLoader
 from django.test import override_settings
 
 from stoker.checks import check_databases
+from stoker.conf import settings_for
+from stoker.exceptions import BrokerUnavailable
+from stoker.inspect.doctor.examination import examine
 from stoker.store.unapplied import unapplied_migrations
 
 from tests.upgrade.databases import applied_migrations, migrate_one_by_one, new_database, schema
@@ -104,11 +107,14 @@ def test_ids_of_another_server_are_refused_until_their_columns_have_the_type_uui
     assert (
         "2 columns of Stoker's ids have the type char(32), for example stoker_job.id" in error.msg
     )
+    with pytest.raises(BrokerUnavailable, match="the type uuid on this server"):
+        examine(settings_for())
     with connection.cursor() as cursor:
         cursor.execute(conversions())
         for (one,) in cursor.fetchall():
             cursor.execute(one)
     assert [one.id for one in check_databases(databases=["default"])] == []
+    assert not examine(settings_for()).findings
 
 
 def conversions() -> str:

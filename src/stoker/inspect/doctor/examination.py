@@ -15,7 +15,7 @@ from django.db.models import Count, OuterRef, Subquery
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
-from stoker.exceptions import PackageError, StokerError
+from stoker.exceptions import BrokerUnavailable, PackageError, StokerError
 from stoker.guards.sweep import look_after, tidy_keys
 from stoker.jobs.package import sealer_for
 from stoker.models import (
@@ -28,6 +28,7 @@ from stoker.models import (
     Ready,
 )
 from stoker.models.ready import Place
+from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
 from stoker.store.places import WAITING
 from stoker.store.statements import deciding, delete_by_key, lock_by_key, update_by_key, with_keys
@@ -366,7 +367,7 @@ def examine(settings: Settings, *, repair: bool = False, most_rows: int = MOST_R
         most_rows: maximum number of rows per table; the report names tables with more.
 
     Raises:
-        BrokerUnavailable, NotMigrated: the store cannot be read.
+        BrokerUnavailable, NotMigrated: the store cannot be read, or Stoker cannot use its server.
     """
     began = time.monotonic()
     broker = broker_for(settings)
@@ -376,6 +377,8 @@ def examine(settings: Settings, *, repair: bool = False, most_rows: int = MOST_R
     not_checked = [] if broker.broker is None else [LOST.name]
     looks = [one for one in LOOKS if one is not Jobs or not not_checked]
     with explained(settings.database):
+        if reason := engine_of(settings.database).why_unusable():
+            raise BrokerUnavailable(reason)
         _look(Migrations(scene), findings, repair=False)
         for look in () if findings else looks:
             _look(look(scene), findings, repair=repair)
