@@ -15,6 +15,7 @@ stoker.E009 A declared schedule is invalid, or two have the same name.
 stoker.E010 A reporter under ``REPORTERS`` cannot be loaded, or not with these options.
 stoker.E011 ``RESULTS`` names a cache or a server that does not exist or cannot keep results.
 stoker.E012 Two aliases in ``DATABASES`` are the SQLite file of the store.
+stoker.E013 Two backends with different databases take the same jobs from one broker.
 stoker.W001 Stoker's tables are missing or out of date.
 stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.
 stoker.W003 A lease may end before a live cluster has extended it.
@@ -315,8 +316,8 @@ def _isolation(alias: str) -> Iterator[CheckMessage]:
 
 
 def _neighbours(settings: Settings) -> Iterator[CheckMessage]:
-    """Check that backends that share queues can open each other's packages. Each pair is reported
-    once."""
+    """Check that backends that take the same jobs can open their packages, and record them in one
+    database. Each pair is reported once."""
     for alias, backend in own_backends().items():
         if alias == settings.alias:
             return
@@ -324,20 +325,50 @@ def _neighbours(settings: Settings) -> Iterator[CheckMessage]:
             other: Settings = backend.settings
         except ConfigurationError:
             continue
-        if _share_queues(settings, other) and other.cluster != settings.cluster:
+        both = f'TASKS["{alias}"] and TASKS["{settings.alias}"]'
+        if other.broker != settings.broker or settings.broker.startswith("memory:"):
+            continue
+        if other.cluster != settings.cluster and _share_queues(settings, other):
             yield Error(
-                f'TASKS["{alias}"] and TASKS["{settings.alias}"] have queues in common on '
+                f"{both} have queues in common on "
                 f"{settings.shown_broker}, but not the same CLUSTER: neither can open the other's "
                 "packages.",
                 hint="Give both the same CLUSTER, or QUEUES that differ.",
                 id="stoker.E007",
             )
+        if other.cluster == settings.cluster and _share_jobs(settings, other):
+            yield Error(
+                f"{both} take the same jobs from {settings.shown_broker}, and record them in "
+                f"{other.database!r} or in {settings.database!r}, whichever cluster comes first.",
+                hint="Give each its own CLUSTER, or both the same DATABASE.",
+                id="stoker.E013",
+            )
+
+
+APART = ("redis", "mongodb", "disque", "ironmq")
+"""Brokers that keep the jobs of each ``CLUSTER`` apart."""
+LESSORS = ("redis", "mongodb")
+"""Brokers from which any cluster takes over ended leases, in all queues."""
 
 
 def _share_queues(one: Settings, other: Settings) -> bool:
-    if one.broker != other.broker or one.broker.startswith("memory:"):
+    return _meet(one, other) and _broker_name(one) not in APART
+
+
+def _share_jobs(one: Settings, other: Settings) -> bool:
+    """Return whether jobs of one backend may be recorded in the database of the other."""
+    if one.database == other.database or _broker_name(one) == "orm":
         return False
+    return _broker_name(one) in LESSORS or _meet(one, other)
+
+
+def _meet(one: Settings, other: Settings) -> bool:
     return not one.queues or not other.queues or bool(set(one.queues) & set(other.queues))
+
+
+def _broker_name(settings: Settings) -> str:
+    scheme = settings.broker.partition("://")[0]
+    return name_of(scheme) if scheme in ADAPTERS else ""
 
 
 def _times(settings: Settings) -> Iterator[CheckMessage]:

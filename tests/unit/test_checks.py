@@ -115,7 +115,7 @@ def test_e002_reports_an_invalid_broker_url() -> None:
 def test_messages_show_no_part_of_a_password(scheme: str, between: str) -> None:
     url = f"{scheme}://me:blue{between}whale@127.0.0.1:1/1"
     backends = {
-        name: {"BACKEND": BACKEND, "OPTIONS": {"BROKER": url, "CLUSTER": name}}
+        name: {"BACKEND": BACKEND, "OPTIONS": {"BROKER": url, "DATABASE": name}}
         for name in ("default", "second")
     }
     with override_settings(TASKS=backends):
@@ -293,6 +293,19 @@ def test_e007_reports_backends_that_share_queues_but_not_keys() -> None:
     assert ids(default=apart, second={"OPTIONS": apart["OPTIONS"] | {"CLUSTER": "two"}}) == []
     assert ids(default=one | mail, second=other | rest) == []
     assert ids(default=one | mail, second=other | {"QUEUES": []}) == ["stoker.E007"]
+
+
+def test_e013_reports_databases_that_share_a_broker_and_its_jobs() -> None:
+    """Redis, MongoDB, Disque and IronMQ keep the jobs of each CLUSTER apart, so that is no E007."""
+    one = {"BROKER": "redis://127.0.0.1:1/0", "CLUSTER": "one", "DATABASE": "default"}
+    other = one | {"DATABASE": "second"}
+    queues, missing = {"QUEUES": ["mail"]}, "stoker.E003"
+    both = [missing, "stoker.E013"]
+    assert ids(default={"OPTIONS": one}, second={"OPTIONS": other}) == both
+    assert ids(default={"OPTIONS": one}, second={"OPTIONS": other} | queues) == both
+    assert ids(default={"OPTIONS": one}, second={"OPTIONS": one} | queues) == []
+    apart = {"OPTIONS": other | {"CLUSTER": "two"}}
+    assert ids(default={"OPTIONS": one}, second=apart) == [missing]
 
 
 @pytest.mark.skipif(TASKS_APP != "django_tasks", reason="this Django has its own tasks")

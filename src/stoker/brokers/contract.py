@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
@@ -323,6 +323,11 @@ class Broker(ABC):
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         """Take over jobs whose lease has ended, with a fresh lease id, in all queues. ``attempt``
         is the attempt that was lost; it is not counted again."""
+
+    def clocks(self) -> Mapping[str, float]:
+        """Ask the servers that answer for the time by which their leases end: name of the server ->
+        seconds since 1970. Empty if the database's clock or this process's decides."""
+        return {}
 
     @abstractmethod
     def expire_holder(self, holder: UUID) -> int:

@@ -176,7 +176,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "clock_set_ahead": (
         logging.WARNING,
         (
-            "The database's clock was set {seconds:.1f} s ahead. Jobs with ended leases are not "
+            "The clock of the {what} was set {seconds:.1f} s ahead. Jobs with ended leases are not "
             "taken over for {pause_seconds:.0f} s."
         ),
     ),

@@ -129,6 +129,10 @@ class MongodbBroker(Broker):
             found = self._lease(ids, over, request) if ids else []
         return as_deliveries(found)
 
+    def clocks(self) -> dict[str, float]:
+        with self._asked():
+            return {"": self._now().timestamp()}
+
     def _lease(self, ids: list[UUID], still: dict[str, Any], request: ClaimRequest) -> list[Any]:
         """Lease the jobs that still match ``still``, because another cluster may have claimed
         some of them."""

@@ -172,6 +172,9 @@ class RedisBroker(Broker):
         lease_id = self._lease_id()
         return deliveries(self._run("claim_expired", _leasing(request, lease_id)), lease_id)
 
+    def clocks(self) -> dict[str, float]:
+        return {self.prefix: int(self._run("now", [])) / MICROSECONDS}
+
     def _lease_id(self) -> str:
         return f"{new_lease_id():x}{self._lease_suffix}"
 

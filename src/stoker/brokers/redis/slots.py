@@ -221,6 +221,11 @@ class SlottedRedisBroker(Broker):
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         return self._collect(request, RedisBroker.claim_expired)
 
+    def clocks(self) -> dict[str, float]:
+        return {
+            name: at for one in self._ask_reachable(RedisBroker.clocks) for name, at in one.items()
+        }
+
     def _collect(
         self,
         request: ClaimRequest,

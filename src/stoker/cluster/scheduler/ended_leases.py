@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 
 from stoker.brokers.contract import Broker
 from stoker.conf import Settings
@@ -14,36 +15,52 @@ JUMP_SHARE = 0.1
 """A clock that gained more than this share of a lease since the last check was set ahead."""
 
 
-class DatabaseClock:
-    """Detects that the database's clock was set ahead. Leases of live clusters would then seem to
-    have ended.
+class WatchedClocks:
+    """Detects that a server's clock was set ahead. Leases of live clusters would then seem to have
+    ended.
 
     Live clusters extend their leases within one lease by the monotonic clock, or stop their jobs.
 
     Args:
-        alias: of the database.
+        what: whose clock it is, for the log.
+        read: returns server -> seconds since 1970 on its clock, for the servers that answer.
         lease_seconds: of the cluster.
     """
 
-    def __init__(self, alias: str, lease_seconds: float) -> None:
-        self._alias = alias
+    def __init__(
+        self, what: str, read: Callable[[], Mapping[str, float]], lease_seconds: float
+    ) -> None:
+        self._what = what
+        self._read = read
         self._lease_seconds = lease_seconds
-        self._seen: tuple[float, int] | None = None
+        self._seen: dict[str, tuple[float, float]] = {}
+        """Server -> our monotonic time before it was asked, and its time."""
         self._good_at = 0.0
 
     def can_be_trusted(self) -> bool:
-        """Return whether leases that have ended on the database's clock have really ended."""
+        """Return whether leases that have ended on these clocks have really ended."""
         asked_at = time.monotonic()
-        now_us = database_now_us(self._alias)
+        clocks = self._read()
         answered_at = time.monotonic()
-        if self._seen is not None:
-            seen_at, seen_us = self._seen
-            ahead_seconds = (now_us - seen_us) / MICROSECONDS - (answered_at - seen_at)
+        for server, now in clocks.items():
+            seen_at, seen = self._seen.get(server, (answered_at, now))
+            ahead_seconds = now - seen - (answered_at - seen_at)
             if ahead_seconds > self._lease_seconds * JUMP_SHARE:
-                tell("clock_set_ahead", seconds=ahead_seconds, pause_seconds=self._lease_seconds)
-                self._good_at = answered_at + self._lease_seconds
-        self._seen = asked_at, now_us
+                pause_seconds = self._lease_seconds
+                tell(
+                    "clock_set_ahead",
+                    what=self._what,
+                    seconds=ahead_seconds,
+                    pause_seconds=pause_seconds,
+                )
+                self._good_at = answered_at + pause_seconds
+            self._seen[server] = asked_at, now
         return answered_at >= self._good_at
+
+
+def database_clocks(alias: str) -> dict[str, float]:
+    """Return the time of the database's clock, as ``WatchedClocks`` reads it."""
+    return {alias: database_now_us(alias) / MICROSECONDS}
 
 
 def release_seconds(settings: Settings) -> float:

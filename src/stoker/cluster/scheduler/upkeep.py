@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID, uuid4
@@ -62,7 +63,7 @@ from stoker.store.transactions import is_locked_out
 from stoker.store.written import moment
 from stoker.workflows.sweep import WorkflowSweep
 
-from .ended_leases import DatabaseClock, Outages, release_seconds
+from .ended_leases import Outages, WatchedClocks, database_clocks, release_seconds
 
 BATCH = 500
 LOCK = "stoker:upkeep"
@@ -99,7 +100,13 @@ class Upkeep:
         self._rescuer = uuid4()
         """Holder of rescued leases. It is not the cluster, whose pusher does not know of them."""
         self._alias = settings.database
-        self._clock = DatabaseClock(self._alias, settings.lease_seconds)
+        self._clock = WatchedClocks(
+            "database", partial(database_clocks, self._alias), settings.lease_seconds
+        )
+        outside = broker.broker
+        self._clock_outside = WatchedClocks(
+            "broker", outside.clocks if outside else dict, settings.lease_seconds
+        )
         self._outages = Outages(release_seconds(settings))
         self._holds_lease = False
         self._vacuum_at = self._bulk_at = 0.0
@@ -296,13 +303,14 @@ class Upkeep:
         """Take over all jobs whose lease has ended, and record the lost attempts as crashes.
 
         The jobs are retried, or become dead letters if they have used up their attempts. Shortly
-        after an outage, the leases of the store or broker that was away are left alone.
+        after an outage, the leases of the store or broker that was away are left alone, and so are
+        leases after the clock that decides about them was set ahead.
         """
         rescued, began_at, is_complete = 0, time.time(), True
         if not self._clock.can_be_trusted():
             return 0
         for place in self._broker.lessors:  # the store first: it does not wait for a broker
-            if self._outages.are_over(place):
+            if self._outages.are_over(place) and self._trusts(place):
                 rescued += self._rescue_from(place)
             else:
                 is_complete = False
@@ -312,6 +320,17 @@ class Upkeep:
         if rescued:
             tell("jobs_rescued", count=rescued)
         return rescued
+
+    def _trusts(self, place: Broker) -> bool:
+        """Return whether leases of the broker outside the store that have ended on its clock have
+        really ended. The database's clock has been checked already."""
+        if place is not self._broker.broker:
+            return True
+        try:
+            return self._clock_outside.can_be_trusted()
+        except BrokerUnavailable:
+            self._outages.note(place)
+            raise
 
     def _rescue_from(self, place: Broker) -> int:
         rescued = 0
