@@ -158,7 +158,8 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         (
             "The outcome of job {job_id} came after its lease was lost, and was not recorded: "
-            "another cluster has the job, or its outcome is recorded already."
+            "another cluster has the job, its outcome is recorded already, or the broker has lost "
+            "the job."
         ),
     ),
     "relay_put_off": (
