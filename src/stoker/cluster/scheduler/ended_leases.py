@@ -58,9 +58,18 @@ class WatchedClocks:
         return answered_at >= self._good_at
 
 
-def database_clocks(alias: str) -> dict[str, float]:
-    """Return the time of the database's clock, as ``WatchedClocks`` reads it."""
-    return {alias: database_now_us(alias) / MICROSECONDS}
+def database_clock(settings: Settings) -> WatchedClocks:
+    """Return the clock by which leases in the store end."""
+
+    def read() -> dict[str, float]:
+        return {settings.database: database_now_us(settings.database) / MICROSECONDS}
+
+    return WatchedClocks("database", read, settings.lease_seconds)
+
+
+def broker_clock(settings: Settings, broker: Broker | None) -> WatchedClocks:
+    """Return the clocks by which leases at the broker outside the store end, if there is one."""
+    return WatchedClocks("broker", broker.clocks if broker else dict, settings.lease_seconds)
 
 
 def release_seconds(settings: Settings) -> float:

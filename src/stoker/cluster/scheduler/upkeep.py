@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID, uuid4
@@ -63,7 +62,7 @@ from stoker.store.transactions import is_locked_out
 from stoker.store.written import moment
 from stoker.workflows.sweep import WorkflowSweep
 
-from .ended_leases import Outages, WatchedClocks, database_clocks, release_seconds
+from .ended_leases import Outages, broker_clock, database_clock, release_seconds
 
 BATCH = 500
 LOCK = "stoker:upkeep"
@@ -100,13 +99,8 @@ class Upkeep:
         self._rescuer = uuid4()
         """Holder of rescued leases. It is not the cluster, whose pusher does not know of them."""
         self._alias = settings.database
-        self._clock = WatchedClocks(
-            "database", partial(database_clocks, self._alias), settings.lease_seconds
-        )
-        outside = broker.broker
-        self._clock_outside = WatchedClocks(
-            "broker", outside.clocks if outside else dict, settings.lease_seconds
-        )
+        self._clock = database_clock(settings)
+        self._clock_outside = broker_clock(settings, broker.broker)
         self._outages = Outages(release_seconds(settings))
         self._holds_lease = False
         self._vacuum_at = self._bulk_at = 0.0
