@@ -47,7 +47,6 @@ SLICES = {
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
     "cluster/scheduler/ended_leases.py": "when to rescue: with the steps of upkeep 560 lines",
     "inspect/doctor/clusters.py": "a part of the checks: the files together have 930 lines",
-    "inspect/doctor/looks.py": "half of the checks: both files together have 830 lines",
     "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",
     "reporters/prometheus.py": "a reporter, loaded only if it is configured",
