@@ -1,7 +1,7 @@
 """Mistakes in brokers, the store and models."""
 
 from tests.planted.mistake import Change, Mistake, Text
-from tests.planted.operations import drop, drop_operand, precede, replace
+from tests.planted.operations import drop, drop_operand, last, precede, replace
 
 MISTAKES = (
     Mistake(
@@ -417,6 +417,38 @@ MISTAKES = (
         [Text("brokers/redis/lua/extend.lua", "go_on_when_full()", "")],
         "tests/integration/test_redis_server.py",
         "full_memory",
+        needs_redis=True,
+    ),
+    Mistake(
+        "an enqueue that fails half-way in Redis leaves jobs that are in no line",
+        [
+            Text(
+                "brokers/redis/lua/enqueue.lua",
+                "redis.call('ZCARD', ready_prefix .. queue)",
+                "redis.call('ZCARD', deferred)",
+            )
+        ],
+        "tests/integration/test_redis_damage.py",
+        "added_after_a_line_of_another_type",
+        needs_redis=True,
+    ),
+    Mistake(
+        "a call to Redis may read the answer of an interrupted one",
+        [Text("brokers/redis/connection.py", '"protocol": 2', '"protocol": 3')],
+        "tests/integration/test_redis_connections.py",
+        "answer_of_an_interrupted_call",
+        needs_redis=True,
+    ),
+    Mistake(
+        "a slot of Redis that is down stops the extension of all leases",
+        [
+            Change(
+                "brokers.redis.slots:SlottedRedisBroker.extend_unlocked",
+                last(replace("left", "set[Lease]()")),
+            )
+        ],
+        "tests/integration/test_redis_topologies.py",
+        "first_slots_node_is_stopped",
         needs_redis=True,
     ),
     Mistake(
