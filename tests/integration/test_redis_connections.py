@@ -150,15 +150,24 @@ class TestConnections:
             broker.ping()
             broker.close()
 
-    def test_user_with_the_permissions_of_the_guide_uses_everything(self) -> None:
-        page = Path(__file__).parents[2] / "docs/howto/use-redis.md"
-        (line,) = re.findall(r"^ACL SETUSER (.*)$", page.read_text("utf-8"), re.MULTILINE)
-        with private() as server:
+    @pytest.mark.parametrize("in_cluster", [False, True])
+    def test_user_with_the_permissions_of_the_guide_uses_everything(
+        self, *, in_cluster: bool
+    ) -> None:
+        page = (Path(__file__).parents[2] / "docs/howto/use-redis.md").read_text("utf-8")
+        rights = re.findall(r"^ACL SETUSER (.*)$", page, re.MULTILINE)
+        url, end = "redis", "/0"
+        if in_cluster:
+            rights += re.findall(r"In a Redis cluster it also needs `(.*)`", page)
+            url, end = "redis+cluster", "?slots=4"
+        with private(in_cluster=in_cluster) as server:
+            if in_cluster:
+                _make_cluster(server.port)
             with Redis(port=server.port) as client:
-                client.execute_command("ACL SETUSER", *line.replace("NAME", "shop").split())
-            url = f"redis://stoker:PASSWORD@127.0.0.1:{server.port}/0"
-            options = {"cluster": "shop", "results": "redis"}
-            broker = at(url, **options)
+                words = " ".join(rights).replace("NAME", "shop").split()
+                client.execute_command("ACL SETUSER", *words)
+            url = f"{url}://stoker:PASSWORD@127.0.0.1:{server.port}{end}"
+            broker = at(url, cluster="shop", results="redis")
             broker.ping()
             _use_everything(broker)
             _finish_one(broker)
@@ -342,7 +351,7 @@ def _make_cluster(port: int) -> None:
             pass
 
 
-def _finish_one(broker: RedisBroker) -> None:
+def _finish_one(broker: RedisBroker | SlottedRedisBroker) -> None:
     """Let Redis keep a result."""
     broker.enqueue([message()])
     (found,) = broker.claim(ClaimRequest(1, holder=uuid.uuid4(), lease_seconds=LEASE_SECONDS))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
 from uuid import UUID
-from weakref import WeakSet
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
@@ -47,11 +46,11 @@ def broker_for(settings: Settings) -> Dispatch:
         ConfigurationError: see ``adapter_for``.
     """
     dispatch = _dispatch(settings)
-    _made.add(dispatch)
+    _made.append(dispatch)
     return dispatch
 
 
-_made: WeakSet[Dispatch] = WeakSet()
+_made: list[Dispatch] = []
 """The dispatches of this process."""
 
 
