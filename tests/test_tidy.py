@@ -45,7 +45,7 @@ SLICES = {
     "cluster/monitor.py": "a process of its own, or with `--single` a thread of the core",
     "cluster/refusals.py": "outcomes that are not recorded: with the monitor 510 lines",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
-    "cluster/scheduler/ended_leases.py": "when to rescue: with the steps of upkeep 560 lines",
+    "cluster/scheduler/upkeep.py": "the steps of upkeep: with the scheduler 530 lines",
     "inspect/doctor/clusters.py": "a part of the checks: the files together have 930 lines",
     "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",

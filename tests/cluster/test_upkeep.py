@@ -16,6 +16,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, ClaimRequest
 from stoker.cluster.board import PID, Board, lease_mark
 from stoker.cluster.plan import Plan
+from stoker.cluster.scheduler import rescue as rescue_module
 from stoker.cluster.scheduler import upkeep as upkeep_module
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import Retention, settings_for
@@ -107,11 +108,11 @@ def test_unfinished_jobs_are_never_pruned() -> None:
 def test_rescue_takes_all_ended_leases_in_batches(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "BATCH", 10)
+    monkeypatch.setattr(rescue_module, "BATCH", 10)
     tasks.add.enqueue_many([((1, 2), {})] * 35)
     broker.claim(ClaimRequest(35, holder=uuid4(), lease_seconds=60))
     Claimed.objects.update(leased_until_us=0)
-    assert upkeep_with().rescue() == 35
+    assert upkeep_with().rescuing.rescue() == 35
     assert not Claimed.objects.exists()
     assert Attempt.objects.filter(kind="crashed", number=1).count() == 35
 
@@ -124,15 +125,15 @@ def test_job_that_cannot_be_rescued_delays_no_other(
     bad = UUID(results[4].id)
     broker.claim(ClaimRequest(9, holder=uuid4(), lease_seconds=60))
     Claimed.objects.update(leased_until_us=0)
-    real = upkeep_module.finish
+    real = rescue_module.finish
 
     def refuse(settings: Any, broker: Any, attempted: Any, **more: Any) -> Any:
         if bad in [one.delivery.job_id for one in attempted]:
             raise DatabaseError("not this one")
         return real(settings, broker, attempted, **more)
 
-    monkeypatch.setattr(upkeep_module, "finish", refuse)
-    assert upkeep_with().rescue() == 9
+    monkeypatch.setattr(rescue_module, "finish", refuse)
+    assert upkeep_with().rescuing.rescue() == 9
     assert Claimed.objects.get().job_id == bad
     assert Attempt.objects.count() == 8
     assert [facts["step"] for name, facts in told if name == "upkeep_failed"] == ["rescue"]
@@ -148,11 +149,11 @@ def test_rescued_job_is_not_held_by_the_clusters_pusher(
     upkeep = upkeep_with()
     held: list[int] = []
     monkeypatch.setattr(
-        upkeep_module,
+        rescue_module,
         "finish",
         lambda *_, **__: held.append(len(broker.held_by(upkeep._plan.cluster_id))),
     )
-    upkeep.rescue()
+    upkeep.rescuing.rescue()
     assert held == [0]
 
 
@@ -170,7 +171,7 @@ def test_failing_step_stops_neither_the_others_nor_the_cluster(
         raise error
 
     for name in ("bury_clusters_of_this_host", "bury_silent_clusters", "rescue"):
-        monkeypatch.setattr(upkeep, name, fail)
+        monkeypatch.setattr(upkeep.rescuing, name, fail)
     monkeypatch.setattr(
         connections["default"], "close", lambda: None
     )  # this test runs in its transaction
@@ -208,10 +209,13 @@ def test_clean_up_that_failed_is_repeated_with_the_board_of_the_dead_cluster(
     board.close()
     with monkeypatch.context() as patch:
         patch.setattr(upkeep._broker.lessors[0], "held_by", _away)
-        for bury in (upkeep.bury_clusters_of_this_host, upkeep.bury_silent_clusters):
+        for bury in (
+            upkeep.rescuing.bury_clusters_of_this_host,
+            upkeep.rescuing.bury_silent_clusters,
+        ):
             with pytest.raises(BrokerUnavailable):
                 bury()
-    assert upkeep.bury_silent_clusters() == 1
+    assert upkeep.rescuing.bury_silent_clusters() == 1
     assert not board.path.exists()
     assert not Cluster.objects.exists()
     (again,) = broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
@@ -229,7 +233,7 @@ def test_unstarted_job_of_a_dead_cluster_is_cancelled_if_that_was_requested(
     broker.claim(ClaimRequest(2, holder=dead.pk, lease_seconds=600))
     cancelled.cancel("not needed")
     board.close()
-    upkeep.bury_clusters_of_this_host()
+    upkeep.rescuing.bury_clusters_of_this_host()
     assert Job.objects.get(pk=cancelled.id).status == "CANCELLED"
     (again,) = broker.claim(ClaimRequest(2, holder=uuid4(), lease_seconds=60))
     assert str(again.job_id) == waiting.id
@@ -272,7 +276,7 @@ def test_silent_clusters_are_removed_except_the_one_that_does_the_upkeep() -> No
     alive = cluster_row("elsewhere", lease_seconds - 600)
     cluster_row("elsewhere", lease_seconds + 600)
     cluster_row(upkeep._plan.host, lease_seconds + 600)
-    upkeep.bury_silent_clusters()
+    upkeep.rescuing.bury_silent_clusters()
     assert set(Cluster.objects.values_list("pk", flat=True)) == {ours.pk, alive.pk}
 
 
@@ -281,8 +285,8 @@ def test_silent_clusters_are_not_buried_by_a_clock_that_jumped(
 ) -> None:
     upkeep = upkeep_with()
     silent = cluster_row("elsewhere", 100_000)
-    monkeypatch.setattr(upkeep._clock, "can_be_trusted", lambda: False)
-    assert upkeep.bury_silent_clusters() == 0
+    monkeypatch.setattr(upkeep.rescuing._clock, "can_be_trusted", lambda: False)
+    assert upkeep.rescuing.bury_silent_clusters() == 0
     assert Cluster.objects.get() == silent
 
 

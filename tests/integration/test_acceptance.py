@@ -108,7 +108,7 @@ def test_unknown_id_raises_on_get_and_requeue_and_discard_returns_false() -> Non
 def test_sweep_and_rescue_of_empty_store_do_nothing() -> None:
     sweep = DeadLetterSweep(settings_for(), lambda: None)
     assert [sweep.sweep(), sweep.sweep()] == [0, 0]
-    assert [upkeep().rescue(), upkeep().rescue()] == [0, 0]
+    assert [upkeep().rescuing.rescue(), upkeep().rescuing.rescue()] == [0, 0]
 
 
 def test_dead_letter_has_arguments_queue_and_error_of_its_job() -> None:
@@ -299,7 +299,7 @@ def test_cluster_without_heartbeat_is_deleted_and_live_one_kept() -> None:
             started_at=timezone.now(),
             info={},
         )
-    upkeep().bury_silent_clusters()
+    upkeep().rescuing.bury_silent_clusters()
     assert [one.name for one in Cluster.objects.all()] == ["alive"]
 
 

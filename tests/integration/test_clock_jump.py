@@ -14,7 +14,7 @@ from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.redis.broker import RedisBroker
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler import ended_leases as module
+from stoker.cluster.scheduler import rescue as module
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import settings_for
 from stoker.models import Claimed
@@ -52,11 +52,11 @@ def clock_set_ahead() -> Iterator[None]:
 def test_lease_of_living_cluster_is_not_taken_over(upkeep: Upkeep) -> None:
     nothing.enqueue()
     (delivery,) = claim()
-    assert upkeep.rescue() == 0
+    assert upkeep.rescuing.rescue() == 0
     with clock_set_ahead():
-        assert upkeep.rescue() == 0
+        assert upkeep.rescuing.rescue() == 0
         assert broker_for(settings_for()).extend([delivery.lease], lease_seconds=60) == set()
-        assert upkeep.rescue() == 0
+        assert upkeep.rescuing.rescue() == 0
 
 
 def test_lease_of_dead_cluster_is_taken_over_a_lease_later(
@@ -64,12 +64,12 @@ def test_lease_of_dead_cluster_is_taken_over_a_lease_later(
 ) -> None:
     nothing.enqueue()
     claim()
-    assert upkeep.rescue() == 0
+    assert upkeep.rescuing.rescue() == 0
     with clock_set_ahead():
-        assert upkeep.rescue() == 0
+        assert upkeep.rescuing.rescue() == 0
         later = module.time.monotonic() + settings_for().lease_seconds
         monkeypatch.setattr(module.time, "monotonic", lambda: later)
-        assert upkeep.rescue() == 1
+        assert upkeep.rescuing.rescue() == 1
     assert not Claimed.objects.exists()
 
 
@@ -98,19 +98,19 @@ def test_lease_in_redis_is_taken_over_a_lease_after_its_clock_was_set_ahead(
     with fronted_broker() as broker:
         assert isinstance(broker.broker, RedisBroker)
         upkeep = Upkeep(Plan(), settings_for(), broker, lambda: None)
-        assert upkeep.rescue() == 0
+        assert upkeep.rescuing.rescue() == 0
         add.enqueue(1, 2)
         add.using(lock=Lock("one")).enqueue(1, 2)
         holder, found = uuid4(), 0
         while found < 2:
             found += len(broker.claim(ClaimRequest(2, holder=holder, lease_seconds=600)))
         with redis_set_ahead(broker):
-            assert upkeep.rescue() == 0
+            assert upkeep.rescuing.rescue() == 0
             Claimed.objects.update(leased_until_us=0)
-            assert upkeep.rescue() == 1
+            assert upkeep.rescuing.rescue() == 1
             assert len(broker.broker.held_by(holder)) == 1
             told = [facts["what"] for name, facts in events if name == "clock_set_ahead"]
             assert told == ["broker"]
             one_lease_later = module.time.monotonic() + settings_for().lease_seconds
             monkeypatch.setattr(module.time, "monotonic", lambda: one_lease_later)
-            assert upkeep.rescue() == 1
+            assert upkeep.rescuing.rescue() == 1

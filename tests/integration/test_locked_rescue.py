@@ -51,12 +51,12 @@ def test_job_whose_key_is_locked_does_not_prevent_the_rescue_of_others(
     let_leases_end()
     settings = settings_for()
     upkeep = Upkeep(Plan(), settings, broker_for(settings), lambda: None)
-    upkeep._clock.can_be_trusted()
+    upkeep.rescuing._clock.can_be_trusted()
     other.begin()
     other.do(lambda: list(GuardKey.objects.select_for_update()))
-    upkeep.rescue()
+    upkeep.rescuing.rescue()
     assert [one.job_id for one in Claimed.objects.all()] == [locked]
     other.roll_back()
     let_leases_end()
-    assert upkeep.rescue() == 1
+    assert upkeep.rescuing.rescue() == 1
     assert not Claimed.objects.exists()

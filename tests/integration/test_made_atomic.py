@@ -156,7 +156,7 @@ def test_row_of_a_job_made_atomic_later_is_not_pruned_before_its_lease_ends(
     Executor(settings, worker_id="w").run(delivery)
     upkeep = Upkeep(Plan(), settings, unkept, lambda: None)
     assert upkeep.prune() == 0, "nothing has been rescued"
-    assert upkeep.rescue() == 0
+    assert upkeep.rescuing.rescue() == 0
     assert upkeep.prune() == 0, "its lease may still be valid"
     assert rescue(unkept, job_id) == []
     assert unkept.states([job_id]) == {}

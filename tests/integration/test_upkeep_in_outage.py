@@ -15,7 +15,7 @@ from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster.board import PID, Board, lease_mark
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.ended_leases import Outages
+from stoker.cluster.scheduler.rescue import Outages
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Attempt, Claimed, Cluster, Ready
@@ -41,7 +41,7 @@ def upkeep(broker: Dispatch) -> Upkeep:
 def upkeep_of(broker: Dispatch, outages: Outages) -> Upkeep:
     plan = Plan()
     made = Upkeep(plan, plan.settings, broker, lambda: None)
-    made._outages = outages
+    made.rescuing._outages = outages
     return made
 
 
@@ -82,10 +82,10 @@ def test_expired_lease_in_the_store_is_rescued(broker: Dispatch, upkeep: Upkeep)
     claim(broker, holder, 2)
     broker.expire_holder(holder)
     with outage(broker), pytest.raises(BrokerUnavailable):
-        upkeep.rescue()
+        upkeep.rescuing.rescue()
     assert not Claimed.objects.exists()
     assert set(Attempt.objects.values_list("job_id", flat=True)) == {guarded}
-    assert upkeep.rescue() == 1
+    assert upkeep.rescuing.rescue() == 1
     assert set(Attempt.objects.values_list("job_id", flat=True)) == {guarded, plain}
 
 
@@ -97,11 +97,11 @@ def test_lease_that_ended_in_an_outage_is_left_to_its_holder_for_a_while(broker:
     broker.expire_holder(holder)
     upkeep = upkeep_of(broker, Outages(600.0))
     with outage(broker), pytest.raises(BrokerUnavailable):
-        upkeep.rescue()
+        upkeep.rescuing.rescue()
     with outage(broker), pytest.raises(BrokerUnavailable):
-        upkeep.rescue()
-    assert upkeep.rescue() == 0
-    assert upkeep._rescued_at == 0
+        upkeep.rescuing.rescue()
+    assert upkeep.rescuing.rescue() == 0
+    assert upkeep.rescuing.rescued_at == 0
     broker.settle(again=[Return(delivery.lease)])
     assert [one.attempt for one in claim(broker, uuid4(), 1)] == [1]
     assert not Attempt.objects.exists()
@@ -115,12 +115,12 @@ def test_lease_that_ended_in_an_outage_is_rescued_after_a_while(broker: Dispatch
     outages = Outages(600.0)
     upkeep = upkeep_of(broker, outages)
     with outage(broker), pytest.raises(BrokerUnavailable):
-        upkeep.rescue()
-    assert upkeep.rescue() == 0
+        upkeep.rescuing.rescue()
+    assert upkeep.rescuing.rescue() == 0
     for place in broker.lessors:
         outages.note(place)  # a further outage does not prolong the time
     outages._over_at = dict.fromkeys(broker.lessors, time.monotonic())
-    assert upkeep.rescue() == 1
+    assert upkeep.rescuing.rescue() == 1
 
 
 def test_lease_that_ended_while_the_store_was_away_is_left_to_its_holder_for_a_while(
@@ -136,7 +136,7 @@ def test_lease_that_ended_while_the_store_was_away_is_left_to_its_holder_for_a_w
         upkeep.run()
     upkeep.run()
     assert Claimed.objects.exists()
-    upkeep._outages = Outages(600.0)
+    upkeep.rescuing._outages = Outages(600.0)
     upkeep.run()
     assert not Claimed.objects.exists()
 
@@ -157,7 +157,7 @@ def test_jobs_of_dead_clusters_in_the_store_are_released(
         row, board = dead_cluster(upkeep, path)
         claim(broker, row.pk, 2)
         board.close()
-    bury = getattr(upkeep, word)
+    bury = getattr(upkeep.rescuing, word)
     with outage(broker), pytest.raises(BrokerUnavailable):
         bury()
     assert (Claimed.objects.count(), Ready.objects.count(), outside(broker)) == (0, 2, 0)

@@ -74,6 +74,12 @@ def _dispatch(settings: Settings) -> Dispatch:
     return Dispatch(settings, OrmBroker(settings), adapter)
 
 
+def dispatches_of(database: str) -> list[Dispatch]:
+    """Return the dispatches of the backends in ``TASKS`` that have this database."""
+    found = [one.settings for one in own_backends().values()]
+    return [broker_for(settings) for settings in found if settings.database == database]
+
+
 def held_by_brokers(database: str, job_ids: Sequence[UUID]) -> set[UUID]:
     """Return which of these jobs the brokers outside the store have. All backends with this
     database are asked.
@@ -82,10 +88,9 @@ def held_by_brokers(database: str, job_ids: Sequence[UUID]) -> set[UUID]:
         BrokerUnavailable: a broker does not answer.
     """
     found: set[UUID] = set()
-    for backend in own_backends().values():
-        if backend.settings.database == database:
-            broker = broker_for(backend.settings).broker
-            found |= set(broker.states(job_ids)) if broker is not None else set()
+    for dispatch in dispatches_of(database):
+        if dispatch.broker is not None:
+            found |= dispatch.broker.states(job_ids).keys()
     return found
 
 

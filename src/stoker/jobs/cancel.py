@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from stoker.brokers.adapters import broker_for
+from stoker.brokers.adapters import broker_for, dispatches_of
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, RowsLocked
@@ -199,6 +199,8 @@ def sweep_requests(settings: Settings, beat: Callable[[], None] = lambda: None) 
 def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
     """Finish these requests, see ``sweep_requests``."""
     alias, broker = settings.database, broker_for(settings)
+    others = _at_other_brokers(settings, reasons)
+    reasons = {job_id: reason for job_id, reason in reasons.items() if job_id not in others}
     outgoing: set[UUID] = set()
     if _forgets_withdrawn(broker):
         outgoing = {row.pk for row in broker.outgoing(list(reasons))}
@@ -222,6 +224,17 @@ def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
     gone = absent | (at_rest - outgoing)
     Cancellation.objects.using(alias).filter(pk__in=gone).delete()
     return len(gone)
+
+
+def _at_other_brokers(settings: Settings, job_ids: Collection[UUID]) -> set[UUID]:
+    """Return the jobs that are at another broker whose results are in the same database, or on
+    their way there. The clusters of that broker finish the requests."""
+    found: set[UUID] = set()
+    for other in dispatches_of(settings.database):
+        if other.broker is not None and other.settings.broker != settings.broker:
+            found |= other.states(list(job_ids)).keys()
+            found |= {row.pk for row in other.outgoing(job_ids)}
+    return found
 
 
 def _record_withdrawn(settings: Settings, reasons: Mapping[UUID, str]) -> None:

@@ -419,7 +419,7 @@ MISTAKES = (
         "a cluster buries itself",
         [
             Change(
-                "cluster.scheduler.upkeep:Upkeep.__init__",
+                "cluster.scheduler.rescue:Rescue.__init__",
                 replace(
                     "Cluster.objects.using(self._alias).exclude(pk=plan.cluster_id)",
                     "Cluster.objects.using(self._alias)",
@@ -433,7 +433,7 @@ MISTAKES = (
         "clusters are buried though the clock has jumped",
         [
             Change(
-                "cluster.scheduler.upkeep:Upkeep.bury_silent_clusters",
+                "cluster.scheduler.rescue:Rescue.bury_silent_clusters",
                 replace("self._clock.can_be_trusted()", "True"),
             )
         ],
@@ -442,7 +442,7 @@ MISTAKES = (
     ),
     Mistake(
         "one job whose key is locked keeps others from being rescued",
-        [Change("cluster.scheduler.upkeep:Upkeep._finish", drop("self._finish(free)"))],
+        [Change("cluster.scheduler.rescue:Rescue._finish", drop("self._finish(free)"))],
         "tests/integration/test_locked_rescue.py",
         database="postgres",
     ),
@@ -450,7 +450,7 @@ MISTAKES = (
         "half of the jobs are not rescued beside one that cannot be recorded",
         [
             Change(
-                "cluster.scheduler.upkeep:Upkeep._finish", drop("self._finish(attempted[middle:])")
+                "cluster.scheduler.rescue:Rescue._finish", drop("self._finish(attempted[middle:])")
             )
         ],
         "tests/cluster/test_upkeep.py",

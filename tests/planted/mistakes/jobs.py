@@ -41,7 +41,7 @@ MISTAKES = (
         "an unstarted job of a dead cluster that was to be cancelled is released",
         [
             Change(
-                "cluster.scheduler.upkeep:Upkeep._free_at",
+                "cluster.scheduler.rescue:Rescue._free_at",
                 replace("self._without_cancelled(unstarted)", "unstarted"),
             )
         ],
@@ -205,7 +205,7 @@ MISTAKES = (
         [
             Change(
                 "cluster.scheduler.upkeep:Upkeep.prune",
-                replace("self._broker.broker is None", "True"),
+                replace("self._broker.broker is not None", "False"),
             )
         ],
         "tests/integration/test_made_atomic.py",

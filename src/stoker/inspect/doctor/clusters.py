@@ -10,11 +10,12 @@ from django.db import DatabaseError, InterfaceError
 
 from stoker.backend import StokerBackend
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.rescue import Rescue
 from stoker.compat import InvalidTaskBackend, task_backends
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.cancel import sweep_requests
+from stoker.jobs.outcomes import Tallies
 from stoker.models import Cancellation, Claimed, Cluster, Deferred
 from stoker.models.outbox import Outgoing, ask_outbox
 from stoker.store.written import DatabaseNow, microseconds
@@ -76,13 +77,14 @@ class LostClusters(Look):
 
     def mend(self, kind: FindingKind, ids: Sequence[Any]) -> int:
         settings = self.scene.settings
-        upkeep = Upkeep(Plan(alias=settings.alias), settings, self.scene.broker, lambda: None)
         if kind is UNHEARD:
             return min(len(ids), sweep_requests(settings))
+        plan, tallies = Plan(alias=settings.alias), Tallies(settings)
+        rescuing = Rescue(plan, self.scene.broker, lambda: None, tallies)
         if kind is SILENT:
-            upkeep.bury_silent_clusters()
+            rescuing.bury_silent_clusters()
             return len(ids) - Cluster.objects.using(self.alias).filter(pk__in=ids).count()
-        upkeep.rescue()
+        rescuing.rescue()
         leases = Claimed.objects.using(self.alias).filter(pk__in=ids)
         return len(ids) - leases.filter(leased_until_us__lt=DatabaseNow()).count()
 
