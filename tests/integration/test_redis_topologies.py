@@ -166,12 +166,19 @@ def test_slots_of_other_nodes_are_served_while_one_node_is_down(
     monkeypatch.setattr(down, "_run", fail)
     request = ClaimRequest(100, holder=uuid.uuid4(), lease_seconds=60)
     assert len(broker.claim(request)) == len(QUEUES) - lost
+    assert broker.claim(request) == []
+    with pytest.raises(BrokerUnavailable, match="it is down"):
+        broker.claim_expired(request)
+    for slot in broker.slots:
+        monkeypatch.setattr(slot, "_run", fail)
     with pytest.raises(BrokerUnavailable, match="it is down"):
         broker.claim(request)
     broker.close()
 
 
-def test_slots_of_other_nodes_are_served_while_the_first_slots_node_is_stopped() -> None:
+def test_slots_of_other_nodes_are_served_while_the_first_slots_node_is_stopped(
+    events: list[tuple[str, dict[str, Any]]],
+) -> None:
     """The node of slot 0 also has the numbers of slots that were ever used."""
     with ExitStack() as stack:
         nodes = [stack.enter_context(private(in_cluster=True)) for _ in range(3)]
@@ -205,6 +212,7 @@ def test_slots_of_other_nodes_are_served_while_the_first_slots_node_is_stopped()
         with pytest.raises(BrokerUnavailable):
             before.settle([claimed[gone].lease, *held])
         assert not {one.lease for one in before.held_by(leasing["holder"])} & set(held)
+        assert "slots_unreachable" in [name for name, _ in events]
         before.close()
         fresh.close()
 

@@ -166,6 +166,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "Jobs that were just committed wait in the outbox until the broker is reachable: {error}",
     ),
+    "slots_unreachable": (
+        logging.WARNING,
+        "A node of a Redis cluster is down; jobs on the other nodes are served meanwhile: {error}",
+    ),
     "queue_unreadable": (
         logging.ERROR,
         (

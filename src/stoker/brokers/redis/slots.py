@@ -36,6 +36,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
 from stoker.models import Job
 from stoker.models.job import JobColumns, Message
+from stoker.signals import tell
 
 from .broker import RedisBroker
 from .connection import FAILURES
@@ -215,11 +216,17 @@ class SlottedRedisBroker(Broker):
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         """Claim from one slot after the other, each time from another one first. So priority and
         age decide within a queue, but only roughly among queues. A node that does not answer does
-        not keep jobs of the others from being claimed."""
-        return self._collect(request, RedisBroker.claim)
+        not keep jobs of the others from being claimed, and is no error if another one answers."""
+        found, failure, has_answer = self._collect(request, RedisBroker.claim)
+        if failure and not has_answer:
+            raise failure
+        return found
 
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
-        return self._collect(request, RedisBroker.claim_expired)
+        found, failure, _ = self._collect(request, RedisBroker.claim_expired)
+        if failure and not found:
+            raise failure
+        return found
 
     def clocks(self) -> dict[str, float]:
         return {
@@ -230,10 +237,11 @@ class SlottedRedisBroker(Broker):
         self,
         request: ClaimRequest,
         take: Callable[..., list[Delivery]],
-    ) -> list[Delivery]:
+    ) -> tuple[list[Delivery], BrokerUnavailable | None, bool]:
+        """Return jobs, the error of a slot that cannot be reached, and whether another one can."""
         count, found, package_bytes = len(self.slots), list[Delivery](), 0
         self._next = (self._next + 1) % count
-        failure: BrokerUnavailable | None = None
+        failure, has_answer = None, False
         for number in [*range(self._next, count), *range(self._next)]:
             fewer = request._replace(limit=request.limit - len(found))
             try:
@@ -241,13 +249,13 @@ class SlottedRedisBroker(Broker):
             except BrokerUnavailable as error:
                 failure = error
                 continue
+            has_answer = True
             found += some
             package_bytes += sum(len(one.package) for one in some)
             if len(found) >= request.limit or package_bytes >= CLAIM_BYTES:
                 break
-        if failure and not found:
-            raise failure
-        return sorted(found, key=lambda one: (-one.priority, one.job_id))
+        found.sort(key=lambda one: (-one.priority, one.job_id))
+        return found, failure, has_answer
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -268,8 +276,9 @@ class SlottedRedisBroker(Broker):
         return {number: partial(extend, leases=some) for number, some in groups.items()}
 
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
-        for number, some in grouped(leases, slot_of_lease).items():
-            self._ask(number, partial(RedisBroker.note_handed_out, leases=some))
+        note = RedisBroker.note_handed_out
+        groups = grouped(leases, slot_of_lease)
+        self._ask_each({number: partial(note, leases=some) for number, some in groups.items()})
 
     def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
         return set().union(*self._ask_reachable(lambda slot: slot.kept(job_ids)))
@@ -385,6 +394,8 @@ class SlotPause:
             raise BrokerUnavailable(str(self._error)) from self._error
 
     def begin(self, error: BrokerUnavailable) -> None:
+        if self._error is None:
+            tell("slots_unreachable", error=error)
         self._error = error
         self._seconds = min(max(FIRST_PAUSE_SECONDS, 2 * self._seconds), LONGEST_PAUSE_SECONDS)
         self._until = time.monotonic() + self._seconds
