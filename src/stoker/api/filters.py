@@ -14,6 +14,8 @@ from .shapes import Shape
 from .values import Moment, Name, Strict, Why
 
 LONGEST_PAGE = 200
+PageLimit = Annotated[int, Field(ge=1, le=LONGEST_PAGE)]
+Mark = Annotated[str, Field(max_length=500)]
 LONGEST_THROTTLE_SECONDS = 30.0
 """Maximum time in seconds for the deliberate pauses of one call."""
 LONGEST_DELAY_SECONDS = 10 * 365 * 86400
@@ -59,8 +61,8 @@ class JobQuery(Body):
     since: Moment | None = None
     """Earliest time of the enqueue. For jobs that have ended: earliest time of the end."""
     until: Moment | None = None
-    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50
-    after: Annotated[str, Field(max_length=500)] | None = None
+    limit: PageLimit = 50
+    after: Mark | None = None
     """`next` of the previous page."""
 
     def wanted(self) -> JobFilter:
@@ -73,7 +75,7 @@ class LogQuery(Body):
     """Which lines of a job to show."""
 
     limit: Annotated[int, Field(ge=1, le=1000)] = 200
-    after: Annotated[str, Field(max_length=500)] | None = None
+    after: Mark | None = None
     """`next` of the previous page."""
 
 
@@ -116,8 +118,8 @@ class LetterQuery(LetterSelection):
 class LetterPageQuery(LetterQuery):
     """Filters for a page of dead letters."""
 
-    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50
-    after: Annotated[str, Field(max_length=500)] | None = None
+    limit: PageLimit = 50
+    after: Mark | None = None
     """`next` of the previous page."""
 
 

@@ -166,15 +166,11 @@ class ListBulk(Subcommand):
     options = PAGE_OPTIONS
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        settings = self.settings(options)
-        try:
-            rows, rest = bulk.find(settings, options["limit"], options["after"] or "")
-        except ValueError as error:
-            raise refuse(f"--after: {error}.") from error
-        lines = [line for row in rows for line in _lines(self, options, row)]
-        if rest:
-            lines.append(f"The next page: --after '{rest}'")
-        plain = {"operations": [as_plain(row) for row in rows], "next": rest}
+        page = bulk.find(self.settings(options), options["limit"], options["after"] or "")
+        lines = [line for row in page.rows for line in _lines(self, options, row)]
+        if page.next:
+            lines.append(f"The next page: --after '{page.next}'")
+        plain = {"operations": [as_plain(row) for row in page.rows], "next": page.next}
         self.answer(options, plain, lines or ["No bulk operations."])
         return ExitCode.DONE
 

@@ -12,12 +12,13 @@ from typing import Any
 from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.db.models import QuerySet
+from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.exceptions import BulkOperationNotFound
 from stoker.inspect.jobs import JobFilter
+from stoker.inspect.scan import ScannedPage, scan
 from stoker.models import BulkItem, BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.store.written import MomentNow
@@ -196,20 +197,14 @@ def _checked(operation: Operation, filters: dict[str, str]) -> dict[str, str]:
     return filters | {name: at.isoformat() for name, at in bounds.items() if at is not None}
 
 
-def find(settings: Settings, limit: int, after: str = "") -> tuple[list[BulkOperation], str | None]:
-    """Return a page of bulk operations, newest first, and the mark of the next page.
+def find(settings: Settings, limit: int, after: str = "") -> ScannedPage:
+    """Return a page of bulk operations, newest first.
 
     Raises:
-        ValueError: ``after`` is not the mark of a page.
+        InvalidMark: ``after`` is not the mark of a page.
     """
     rows = rows_of_bulk(settings).filter(filters__target__isnull=True)
-    if after:
-        last = parse_job_id(after)
-        if last is None:
-            raise ValueError(f"{after[:50]!r} is not the mark of a page of this list")
-        rows = rows.filter(pk__lt=last)
-    found = list(rows.order_by("-pk")[: limit + 1])
-    return found[:limit], str(found[limit - 1].pk) if len(found) > limit else None
+    return scan(rows, Q(), limit, after, most=limit, newest_first=True)
 
 
 def get(settings: Settings, bulk_id: UUID | str) -> BulkOperation:

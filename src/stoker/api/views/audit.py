@@ -11,7 +11,7 @@ from ninja import Query
 from pydantic import Field
 
 from stoker.api.access import Routes
-from stoker.api.filters import LONGEST_PAGE, Body
+from stoker.api.filters import Body, Mark, PageLimit
 from stoker.api.shapes import PlainText, Shape
 from stoker.api.values import Backend, Moment, cursor_of, mark_of, settings_of
 from stoker.operations import audit, bulk
@@ -41,8 +41,8 @@ class AuditQuery(Body):
 class AuditPageQuery(AuditQuery):
     """Filters of a page of operations."""
 
-    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50
-    after: Annotated[str, Field(max_length=500)] | None = None
+    limit: PageLimit = 50
+    after: Mark | None = None
     """`next` of the previous page."""
 
 

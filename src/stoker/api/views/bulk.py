@@ -10,7 +10,7 @@ from ninja import Status
 from pydantic import Field
 
 from stoker.api.access import Routes, example_of_body, operator_of, perform, permitted
-from stoker.api.filters import LONGEST_PAGE, NO_REASON, Body, ReasonBody
+from stoker.api.filters import NO_REASON, Body, Mark, PageLimit, ReasonBody
 from stoker.api.problems import CallRefused
 from stoker.api.shapes import BulkOperationPageShape, BulkOperationShape
 from stoker.api.values import Backend, Moment, Name, Strict, cursor_of, mark_of, settings_of
@@ -83,18 +83,15 @@ class BulkRequest(ReasonBody):
 @routes.show("/bulk", bulk.VIEW, BulkOperationPageShape)
 def list_bulk_operations(
     request: HttpRequest,
-    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50,
-    after: Annotated[str, Field(max_length=500)] | None = None,
+    limit: PageLimit = 50,
+    after: Mark | None = None,
     backend: Backend = None,
 ) -> Any:
     """List the bulk operations of the last 90 days, the newest first."""
     settings, mark = settings_of(backend), mark_of(after)
     with explained(settings.database):
-        try:
-            rows, rest = bulk.find(settings, limit, mark or "")
-        except ValueError as error:
-            raise CallRefused(422, f"after: {error}.") from error
-    return {"operations": rows, "next": cursor_of(rest)}
+        page = bulk.find(settings, limit, mark or "")
+    return {"operations": page.rows, "next": cursor_of(page.next)}
 
 
 @routes.route(

@@ -11,7 +11,7 @@ from ninja import Path, Status
 from pydantic import Field
 
 from stoker.api.access import Routes, operator_of
-from stoker.api.filters import NO_REASON, ReasonBody
+from stoker.api.filters import NO_REASON, PageLimit, ReasonBody
 from stoker.api.problems import CallRefused
 from stoker.api.shapes import Shape
 from stoker.api.values import Backend, cursor_of, mark_of, settings_of
@@ -24,7 +24,6 @@ from stoker.values.ticks import as_moment
 
 routes = Routes(tags=["schedules"])
 
-LONGEST_PAGE = 200
 ScheduleName = Annotated[str, Path(..., min_length=1, max_length=255)]
 
 
@@ -78,7 +77,7 @@ class ScheduledJob(Shape):
 @routes.show("/schedules", "stoker.view_schedule", SchedulePage)
 def list_schedules(
     request: HttpRequest,
-    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50,
+    limit: PageLimit = 50,
     after: Annotated[str, Field(max_length=2000)] | None = None,
     backend: Backend = None,
 ) -> Any:

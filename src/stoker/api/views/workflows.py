@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from pydantic import Field
 
 from stoker.api.access import Routes, operator_of, perform
-from stoker.api.filters import LONGEST_PAGE, NO_REASON, ReasonBody
+from stoker.api.filters import NO_REASON, PageLimit, ReasonBody
 from stoker.api.shapes import Shape
 from stoker.api.values import Backend, cursor_of, mark_of, settings_of
 from stoker.inspect.steps import SHOWN, timed_steps
@@ -145,7 +145,7 @@ def get_workflows(
     request: HttpRequest,
     state: State | None = None,
     q: Annotated[str, Field(max_length=255)] = "",
-    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50,
+    limit: PageLimit = 50,
     after: Annotated[str, Field(max_length=2000)] | None = None,
     backend: Backend = None,
 ) -> Any:
@@ -169,7 +169,7 @@ def list_steps(
     request: HttpRequest,
     workflow_id: UUID,
     state: StepState | None = None,
-    limit: Annotated[int, Field(ge=1, le=LONGEST_PAGE)] = 50,
+    limit: PageLimit = 50,
     after: Annotated[str, Field(max_length=2000)] | None = None,
     backend: Backend = None,
 ) -> Any:

@@ -42,12 +42,9 @@ LISTS = {"job": "jobs", "letter": "dead-letters", "step": "workflows"}
 def show(visit: DashboardContext) -> PageContent:
     """Return the bulk operations, the newest first."""
     with explained(visit.database):
-        try:
-            rows, after = bulk.find(visit.settings, ON_A_PAGE, visit.request.GET.get("after", ""))
-        except ValueError as error:
-            raise PageRefused(400, str(error)) from None
+        found = bulk.find(visit.settings, ON_A_PAGE, visit.request.GET.get("after", ""))
     return PageContent(
-        "bulk_operations", {"rows": [_shown(r) for r in rows], **visit.paging(after)}
+        "bulk_operations", {"rows": [_shown(r) for r in found.rows], **visit.paging(found.next)}
     )
 
 
