@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from ninja import Schema
-from pydantic import AfterValidator, ConfigDict
+from pydantic import AfterValidator, BeforeValidator, ConfigDict
 
 from stoker.inspect.guards import Crowded
 from stoker.inspect.stats import ClusterState, DeadLetterCounts, FinishedCounts
@@ -288,7 +288,7 @@ class AnswerShape(Shape):
     """The answer to an operation on one dead letter."""
 
     dead_letter_id: UUID
-    fate: str
+    fate: Annotated[str, BeforeValidator(lambda fate: fate.value)]
     """requeued, discarded, taken_back; newer, under_way, not_requeued, closed, gone, refused."""
     job_id: UUID | None
     """The new job, or the existing one."""

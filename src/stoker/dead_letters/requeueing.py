@@ -174,6 +174,23 @@ def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
     return True
 
 
+def answers_without_job(
+    alias: str, ids: Sequence[UUID], seen: Mapping[UUID, DeadLetter]
+) -> tuple[dict[UUID, LetterAnswer], set[UUID]]:
+    """Return the answers about dead letters that do not exist or are closed, and the jobs that
+    continue dead letters and have not ended."""
+    answers = {}
+    for one in ids:
+        letter = seen.get(one)
+        if letter is None:
+            because = "there is no such dead letter"
+            answers[one] = LetterAnswer(one, LetterFate.GONE, None, because)
+        elif letter.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
+            answers[one] = LetterAnswer(one, LetterFate.CLOSED, None, f"it is {letter.state}")
+    successors = [one.successor_id for one in seen.values() if one.successor_id is not None]
+    return answers, Job.objects.using(alias).unended(successors)
+
+
 class _Requeue:
     """One attempt to requeue dead letters, in one transaction."""
 
@@ -216,23 +233,12 @@ class _Requeue:
 
     def _known(self, seen: Mapping[UUID, DeadLetter]) -> dict[UUID, LetterAnswer]:
         """Return the answers about dead letters that need no new job."""
-        successors = [one.successor_id for one in seen.values() if one.successor_id is not None]
-        jobs = Job.objects.using(self._alias).filter(status=None)
-        alive = set(with_keys(jobs, successors).values_list("pk", flat=True)) if successors else ()
-        answers = {}
-        for one in self._ids:
-            letter = seen.get(one)
-            if letter is None:
-                answers[one] = LetterAnswer(
-                    one, LetterFate.GONE, None, "there is no such dead letter"
-                )
-            elif letter.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
-                answers[one] = LetterAnswer(one, LetterFate.CLOSED, None, f"it is {letter.state}")
-            elif letter.successor_id in alive:
-                sentence = f"job {letter.successor_id} continues it already"
-                answers[one] = LetterAnswer(
-                    one, LetterFate.UNDER_WAY, letter.successor_id, sentence
-                )
+        answers, alive = answers_without_job(self._alias, self._ids, seen)
+        for one, letter in seen.items():
+            job_id = letter.successor_id
+            if one not in answers and job_id in alive:
+                because = f"job {job_id} continues it already"
+                answers[one] = LetterAnswer(one, LetterFate.UNDER_WAY, job_id, because)
         return answers
 
     def _newcomer(self, seen: DeadLetter) -> Newcomer:

@@ -24,7 +24,7 @@ from stoker.workflows.follow import record_taken_back, transaction_for
 
 from .entries import key_of
 from .policy import cooldowns_us, policy_of
-from .requeueing import LetterAnswer, LetterChanged, LetterFate, repeated
+from .requeueing import LetterAnswer, LetterChanged, LetterFate, answers_without_job, repeated
 
 UNDONE = "requeued, and undone"
 """The beginning of the reason of a job that was withdrawn because its requeue was undone."""
@@ -80,23 +80,14 @@ class _Undo:
 
     def _known(self, found: Mapping[UUID, DeadLetter]) -> dict[UUID, LetterAnswer]:
         """Return the answers for which no job needs to be withdrawn."""
-        jobs = Job.objects.using(self._alias).filter(status=None)
-        successors = [one.successor_id for one in found.values() if one.successor_id is not None]
-        alive = set(with_keys(jobs, successors).values_list("pk", flat=True)) if successors else ()
-        answers = {}
-        for one in self._ids:
-            letter = found.get(one)
-            if letter is None:
-                fate, because = LetterFate.GONE, "there is no such dead letter"
-            elif letter.state in (DeadLetter.State.RESOLVED, DeadLetter.State.DISCARDED):
-                fate, because = LetterFate.CLOSED, f"it is {letter.state}"
-            elif letter.successor_id not in alive:
-                fate, because = LetterFate.NOT_REQUEUED, "it is not requeued"
-                if letter.successor_id is not None:
-                    because = f"job {letter.successor_id}, which continued it, has ended"
-            else:
-                continue
-            answers[one] = LetterAnswer(one, fate, None, because)
+        answers, alive = answers_without_job(self._alias, self._ids, found)
+        for one, letter in found.items():
+            job_id = letter.successor_id
+            if one not in answers and job_id not in alive:
+                because = "it is not requeued"
+                if job_id is not None:
+                    because = f"job {job_id}, which continued it, has ended"
+                answers[one] = LetterAnswer(one, LetterFate.NOT_REQUEUED, None, because)
         return answers
 
     def _withdraw(self, letters: Mapping[UUID, DeadLetter]) -> dict[UUID, LetterAnswer]:

@@ -33,7 +33,6 @@ from stoker.api.values import Backend, call_fields, cursor_of, mark_of, plain, s
 from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.closing import Bulk
 from stoker.dead_letters.search import Stats
-from stoker.dead_letters.service import Answer
 from stoker.models import DeadLetter
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO, call_in_list, purge, record_many
 from stoker.operations.details import opened_call
@@ -79,7 +78,7 @@ def count_dead_letters(
 )
 def requeue_dead_letters(
     request: HttpRequest, body: RequeueingMany, backend: Backend = None
-) -> BulkShape:
+) -> Any:
     """Requeue the open dead letters that match the filters, the oldest first."""
     operator = operator_of(request, backend, body.because)
     bulk = dead_letters.requeue_many(**body.selection(), **body.placement(), **operator.signed)
@@ -95,7 +94,7 @@ def requeue_dead_letters(
 )
 def discard_dead_letters(
     request: HttpRequest, body: DiscardingMany, backend: Backend = None
-) -> BulkShape:
+) -> Any:
     """Close the open dead letters that match the filters."""
     operator = operator_of(request, backend, body.because)
     bulk = dead_letters.discard_many(**body.selection(), **operator.signed)
@@ -109,7 +108,7 @@ def discard_dead_letters(
     BulkShape,
     example={"older_than_seconds": 2592000, "dry_run": True},
 )
-def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = None) -> BulkShape:
+def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = None) -> Any:
     """Delete dead letters and their history. Requeued dead letters are kept."""
     refuse_beyond_cap(body.limit)
     bulk = purge(
@@ -152,7 +151,7 @@ def requeue_dead_letter(
     is closed; see `fate`, `job_id` and `detail`."""
     operator = operator_of(request, backend, body.because)
     options = {"args": body.args, "kwargs": body.kwargs, **body.placement()}
-    return _answer(perform(REQUEUE, operator, letter_id, **options).value)
+    return perform(REQUEUE, operator, letter_id, **options).value
 
 
 @routes.change(
@@ -167,7 +166,7 @@ def undo_requeue_of_dead_letter(
 ) -> Any:
     """Undo a requeue: cancel the new job and reopen the dead letter. 409: the job has started, or
     there is no requeue."""
-    return _answer(perform(UNDO, operator_of(request, backend, body.because), letter_id).value)
+    return perform(UNDO, operator_of(request, backend, body.because), letter_id).value
 
 
 @routes.change(
@@ -181,18 +180,8 @@ def discard_dead_letter(
     request: HttpRequest, letter_id: UUID, body: ReasonBody = NO_REASON, backend: Backend = None
 ) -> Any:
     """Close one dead letter without requeueing it. 409: it is closed or requeued."""
-    return _answer(perform(DISCARD, operator_of(request, backend, body.because), letter_id).value)
+    return perform(DISCARD, operator_of(request, backend, body.because), letter_id).value
 
 
-def _bulk(bulk: Bulk, dry_run: bool) -> BulkShape:
-    others = [_answer(one) for one in bulk.others]
-    return BulkShape(matched=bulk.matched, done=bulk.done, others=others, dry_run=dry_run)
-
-
-def _answer(answer: Answer) -> AnswerShape:
-    return AnswerShape(
-        dead_letter_id=answer.dead_letter_id,
-        fate=answer.fate.value,
-        job_id=answer.job_id,
-        because=answer.because,
-    )
+def _bulk(bulk: Bulk, dry_run: bool) -> dict[str, Any]:
+    return {"matched": bulk.matched, "done": bulk.done, "others": bulk.others, "dry_run": dry_run}
