@@ -21,7 +21,7 @@ from stoker.inspect.scan import scan
 from stoker.models import BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import first_id_at
-from stoker.values.marks import moment_from
+from stoker.values.marks import bounds_of
 
 from .bulk_walk import BY_NAME
 from .table import OPERATIONS
@@ -100,13 +100,13 @@ def filter_of(given: Mapping[str, str]) -> AuditFilter:
     Raises:
         ValueError: ``since`` or ``until`` is not a valid moment.
     """
-    since, until = (given.get(name, "").strip() for name in ("since", "until"))
+    since, until = bounds_of(given)
     return AuditFilter(
         by=given.get("by", "").strip()[:150],
         operation=given.get("operation", "")[:50],
         text=given.get("q", "").strip()[:255],
-        since=moment_from(since, is_past=True) if since else None,
-        until=moment_from(until, is_past=True) if until else None,
+        since=since,
+        until=until,
     )
 
 
@@ -176,20 +176,11 @@ def _next(texts: Iterator[str]) -> str | None:
 
 def plain(entry: AuditEntry) -> dict[str, Any]:
     """Return the values of an operation as an export has them."""
-    row = entry.row
-    at = row.started_at
+    at = entry.row.started_at
+    at = at if timezone.is_aware(at) else timezone.make_aware(at)
+    converted = {"at": at.isoformat(), "target": entry.target, "id": str(entry.row.pk)}
     return {
-        "at": (at if timezone.is_aware(at) else timezone.make_aware(at)).isoformat(),
-        "by": row.by,
-        "operation": row.operation,
-        "target": entry.target,
-        "matched": row.matched,
-        "done": row.done,
-        "refused": row.refused,
-        "state": row.state,
-        "because": row.because,
-        "backend": row.backend,
-        "id": str(row.pk),
+        name: converted[name] if name in converted else getattr(entry.row, name) for name in COLUMNS
     }
 
 
@@ -217,7 +208,7 @@ def _json_line(values: Mapping[str, Any]) -> str:
 
 def _csv_line(values: Mapping[str, Any]) -> str:
     line = io.StringIO()
-    csv.writer(line).writerow(_field(values[name]) for name in COLUMNS)
+    csv.writer(line).writerow(map(_field, values.values()))
     return line.getvalue()
 
 

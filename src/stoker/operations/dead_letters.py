@@ -17,7 +17,7 @@ from stoker.dead_letters.undoing import take_back_together
 from stoker.models import Attempt, DeadLetter, Requeue
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall
-from stoker.values.marks import moment_from
+from stoker.values.marks import bounds_of
 from stoker.values.text import plural
 
 from .details import LARGEST_IN_LISTS_BYTES, Fact, given, opened_call
@@ -50,9 +50,7 @@ def filters_of(query: Mapping[str, str]) -> dict[str, Any]:
     names = ("task", "queue", "reason", "fingerprint", "key", "node", "state")
     filters: dict[str, Any] = {name: query.get(name, "")[:255] for name in names}
     filters["text"] = query.get("q", "").strip()
-    for name, bound in (("since", "failed_after"), ("until", "failed_before")):
-        text = query.get(name, "").strip()
-        filters[bound] = moment_from(text, is_past=True) if text else None
+    filters["failed_after"], filters["failed_before"] = bounds_of(query)
     return {name: value for name, value in filters.items() if value}
 
 

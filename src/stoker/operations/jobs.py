@@ -33,7 +33,7 @@ from stoker.models import Cluster, DeadLetter, Job, Workflow
 from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall, shown_call
 from stoker.values.ids import parse_job_id
-from stoker.values.marks import moment_from
+from stoker.values.marks import bounds_of
 from stoker.values.text import plural
 
 from .details import Fact, call_of, calls_of_jobs, given, opened_call
@@ -186,15 +186,15 @@ def filter_of(given: Mapping[str, str]) -> JobFilter:
     Raises:
         ValueError: ``since`` or ``until`` is not a valid date and time.
     """
-    since, until = (given.get(name, "").strip() for name in ("since", "until"))
+    since, until = bounds_of(given)
     return JobFilter(
         state=given.get("state", "").upper(),
         queue=given.get("queue", "")[:100],
         task=given.get("task", "")[:255],
         text=given.get("q", "").strip(),
         node=given.get("node", "")[:255],
-        since=moment_from(since, is_past=True) if since else None,
-        until=moment_from(until, is_past=True) if until else None,
+        since=since,
+        until=until,
     )
 
 

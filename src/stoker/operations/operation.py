@@ -207,16 +207,8 @@ class Operation:
             except NOT_FOUND as error:
                 done = Done(first_line_of(error), is_good=False)
             refusals += [] if done.is_good else [done.sentence]
-        return self.sum_up(len(names), refusals)
-
-    def sum_up(self, matched: int, refusals: Sequence[str]) -> Done:
-        """Return the answer to an operation on many targets.
-
-        Args:
-            matched: The number of targets.
-            refusals: One sentence for each target that was not changed.
-        """
-        sentence = f"{matched - len(refusals):,} of {matched:,} {self.things} {self.done}."
+        count = len(names)
+        sentence = f"{count - len(refusals):,} of {count:,} {self.things} {self.done}."
         if refusals:
             sentence += f" {len(refusals):,} not; the first: {refusals[0].rstrip('.')}."
         return Done(sentence, is_good=not refusals)

@@ -3,7 +3,7 @@ users."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -112,6 +112,19 @@ def moment_from(text: str, *, is_past: bool = False) -> datetime:
             f"{text[:50]!r} is not a time: write 2h, or 2030-01-31 06:00."
         ) from None
     return moment
+
+
+def bounds_of(given: Mapping[str, str]) -> tuple[datetime | None, datetime | None]:
+    """Return the moments ``since`` and ``until`` in a query string or form; None = no bound.
+
+    Raises:
+        InvalidFilter: One of them is not a moment.
+    """
+    since, until = (given.get(name, "").strip() for name in ("since", "until"))
+    return (
+        moment_from(since, is_past=True) if since else None,
+        moment_from(until, is_past=True) if until else None,
+    )
 
 
 def _part(kind: type[Any], text: str) -> Any:
