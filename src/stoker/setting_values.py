@@ -6,7 +6,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from datetime import timedelta
 from functools import cache
 from inspect import iscoroutinefunction
 from typing import Any
@@ -16,6 +15,7 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from stoker.exceptions import ConfigurationError
+from stoker.values.durations import is_whole, number_of_seconds
 
 Check = Callable[[Any], Any]
 
@@ -72,7 +72,7 @@ def names(value: Any) -> tuple[str, ...]:
 
 def whole(minimum: int, maximum: int = 2**31 - 1) -> Check:
     def check(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_whole(value):
             raise ValueError("must be a whole number")
         if not minimum <= value <= maximum:
             raise ValueError(f"must be between {minimum} and {maximum}")
@@ -104,15 +104,14 @@ def checked_limit(limit: Any) -> int:
 
 def seconds(minimum: float, maximum: float = float("inf")) -> Check:
     def check(value: Any) -> float:
-        if isinstance(value, timedelta):
-            value = value.total_seconds()
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        number = number_of_seconds(value)
+        if number is None:
             raise ValueError("must be a number of seconds or a timedelta")
-        if not minimum <= value < float("inf"):
+        if not minimum <= number < float("inf"):
             raise ValueError(f"must be a number of seconds, at least {minimum:g}")
-        if value > maximum:
+        if number > maximum:
             raise ValueError(f"must be a number of seconds, at most {maximum:,}")
-        return float(value)
+        return float(number)
 
     return check
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 from stoker.exceptions import InvalidTaskOption
+from stoker.values.durations import number_of_seconds
 
 Seconds = float | timedelta
 Backoff = Callable[[BaseException, Any], Seconds | None]
@@ -168,13 +169,12 @@ def _spread(delay: float, source: random.Random | None) -> float:
 
 
 def _seconds(value: Any, where: str) -> float:
-    if isinstance(value, timedelta):
-        value = value.total_seconds()
-    if not _is_number(value) or not 0 <= value < math.inf:
+    seconds = number_of_seconds(value)
+    if seconds is None or not 0 <= seconds < math.inf:
         raise InvalidTaskOption(
             f"{where}: {value!r} is not a delay. Write seconds (0 or more) or a timedelta."
         )
-    return float(value)
+    return float(seconds)
 
 
 def _is_number(value: Any) -> bool:

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from stoker.exceptions import InvalidTaskOption
-from stoker.values.durations import PROBLEM, duration_seconds
+from stoker.values.durations import PROBLEM, duration_seconds, is_whole
 
 SHORTEST_SECONDS = 1.0
 LONGEST_SECONDS = 366 * 86400.0
@@ -44,7 +44,7 @@ class DeadLetters:
         """
         if self.requeue_after is not None:
             object.__setattr__(self, "requeue_after", _seconds(self.requeue_after))
-        if not _is_count(self.max_requeues):
+        if not is_whole(self.max_requeues) or not 1 <= self.max_requeues <= MOST_REQUEUES:
             raise InvalidTaskOption(
                 f"DeadLetters(max_requeues={self.max_requeues!r}): write a whole number from 1 to "
                 f"{MOST_REQUEUES}."
@@ -91,10 +91,6 @@ def _seconds(value: object) -> float:
             f"DeadLetters(requeue_after={value!r}) {PROBLEM}, from a second to a year."
         )
     return seconds
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MOST_REQUEUES
 
 
 def _is_error(one: object) -> bool:

@@ -19,7 +19,6 @@ import inspect
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
-from datetime import timedelta
 from functools import lru_cache
 from inspect import Parameter
 from string import Formatter
@@ -27,6 +26,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from uuid import UUID
 
 from stoker.exceptions import InvalidTaskOption, as_seconds
+from stoker.values.durations import is_whole, number_of_seconds
 
 from .backoff import Seconds
 
@@ -278,16 +278,15 @@ def _check_choice(owner: str, name: str, value: Any, choices: Any) -> None:
 
 
 def _check_whole(owner: str, name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MOST:
+    if not is_whole(value) or not 1 <= value <= MOST:
         raise InvalidTaskOption(
             f"{owner}({name}={value!r}): write a whole number, at least 1 and at most {MOST}."
         )
 
 
 def _check_seconds(owner: str, name: str, value: Any) -> None:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not 0 < seconds <= LONGEST_SECONDS:
+    seconds = number_of_seconds(value)
+    if seconds is None or not 0 < seconds <= LONGEST_SECONDS:
         raise InvalidTaskOption(
             f"{owner}({name}={value!r}): write a number of seconds above 0, or a timedelta."
         )

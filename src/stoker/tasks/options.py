@@ -16,6 +16,7 @@ from django.utils import timezone
 from stoker.compat import is_task
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption
+from stoker.values.durations import is_whole, number_of_seconds
 
 from .backoff import Backoff, Seconds, as_backoff
 from .dead_letters import DeadLetters
@@ -148,9 +149,8 @@ def not_before(run_after: Any) -> dict[str, Any]:
     """Return the fields of Task that store the earliest start. A delay of 0 or less means now."""
     if isinstance(run_after, datetime):
         return {"run_after": run_after, "run_after_seconds": None}
-    seconds = run_after.total_seconds() if isinstance(run_after, timedelta) else run_after
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not abs(seconds) < LONGEST_DELAY_SECONDS:
+    seconds = number_of_seconds(run_after)
+    if seconds is None or not abs(seconds) < LONGEST_DELAY_SECONDS:
         raise InvalidTaskOption(
             f"run_after={run_after!r}: write a datetime, or a delay in seconds or as a timedelta."
         )
@@ -180,7 +180,7 @@ def exposure(name: str, value: Any) -> bool | str:
 
 def whole(minimum: int, maximum: int) -> Check:
     def check(name: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        if not is_whole(value) or not minimum <= value <= maximum:
             raise InvalidTaskOption(
                 f"{name}={value!r}: write a whole number between {minimum} and {maximum}."
             )
@@ -195,9 +195,8 @@ LONGEST_SECONDS = 1_000_000_000
 
 def positive_seconds(name: str, value: Any) -> float:
     """Check a number of seconds above 0, and return it. Infinity is allowed and means no limit."""
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-    if not is_number or not seconds > 0:
+    seconds = number_of_seconds(value)
+    if seconds is None or not seconds > 0:
         raise InvalidTaskOption(
             f"{name}={value!r}: write a number of seconds above 0, or a timedelta."
         )

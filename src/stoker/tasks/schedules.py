@@ -22,7 +22,7 @@ from stoker.values.cron import (
     instant_of,
     zone_named,
 )
-from stoker.values.durations import duration_seconds
+from stoker.values.durations import duration_seconds, is_whole
 
 MISFIRES = ("once", "skip", "all")
 OVERLAPS = ("allow", "skip", "queue")
@@ -103,11 +103,11 @@ class Scheduled(ABC):
                 raise InvalidSchedule(f"{name}={getattr(self, name)!r}: write one of {words}.")
         for name, most in (("jitter", LONGEST_JITTER_SECONDS), ("grace", float("inf"))):
             object.__setattr__(self, name, _seconds(name, getattr(self, name), most))
-        if not (_is_whole(self.repeats) and (self.repeats == -1 or 0 < self.repeats < 2**31)):
+        if not (is_whole(self.repeats) and (self.repeats == -1 or 0 < self.repeats < 2**31)):
             raise InvalidSchedule(
                 f"repeats={self.repeats!r}: write the number of ticks, or -1 for no limit."
             )
-        if not (_is_whole(self.misfire_cap) and 0 < self.misfire_cap <= MOST_CAUGHT_UP):
+        if not (is_whole(self.misfire_cap) and 0 < self.misfire_cap <= MOST_CAUGHT_UP):
             raise InvalidSchedule(
                 f"misfire_cap={self.misfire_cap!r}: write a whole number from 1 to "
                 f"{MOST_CAUGHT_UP}."
@@ -275,10 +275,6 @@ def as_sentence(error: Exception) -> str:
     text = str(error)
     is_ours = "=" not in text.partition(" ")[0]
     return (text[:1].upper() + text[1:] if is_ours else text) + "."
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _seconds(name: str, value: Any, most: float) -> float:

@@ -23,6 +23,7 @@ from asgiref.sync import sync_to_async
 
 from stoker.compat import DEFAULT_TASK_BACKEND_ALIAS, is_task, task_backends
 from stoker.exceptions import InvalidTaskOption
+from stoker.values.durations import is_whole
 
 CHUNK = 100
 
@@ -280,7 +281,7 @@ def group(
         InvalidTaskOption: a member is invalid.
     """
     _one_of("group", on_failure, ("wait", "stop", "continue"))
-    if at_once is not None and not _is_whole(at_once):
+    if at_once is not None and not (is_whole(at_once) and at_once > 0):
         raise InvalidTaskOption(f"group(at_once={at_once!r}): write a whole number above 0.")
     given: Iterable[Any] = members
     if len(members) == 1 and not isinstance(members[0], Node) and not is_task(members[0]):
@@ -343,7 +344,7 @@ class Steps:
 
 
 def _map(task: Any, each: str, items: Iterable[Any], chunk: int) -> MapNode:
-    if not _is_whole(chunk):
+    if not (is_whole(chunk) and chunk > 0):
         raise InvalidTaskOption(f"{each}(chunk={chunk!r}): write a whole number above 0.")
     if task.takes_context:
         raise InvalidTaskOption(
@@ -351,10 +352,6 @@ def _map(task: Any, each: str, items: Iterable[Any], chunk: int) -> MapNode:
             f"{each}() it has several calls. Use group() instead."
         )
     return MapNode(task=task, each=each, items=_iterable(each, items), chunk=chunk)
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool) and number > 0
 
 
 def _iterable(where: str, thing: Any) -> Iterable[Any]:

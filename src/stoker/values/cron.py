@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
+
+from .durations import is_whole
 
 SECOND = timedelta(seconds=1)
 STEP = timedelta(days=1)
@@ -219,9 +220,7 @@ class IntervalRule(Rule):
         zone_named(self.zone)
         if self.unit not in UNITS:
             raise ValueError(f"{self.unit!r} is not a unit: write one of {', '.join(UNITS)}")
-        count: Any = self.count
-        is_whole = isinstance(count, int) and not isinstance(count, bool)
-        if not is_whole or not 0 < count <= LONGEST_COUNT:
+        if not is_whole(self.count) or not 0 < self.count <= LONGEST_COUNT:
             raise ValueError(
                 f"{self.unit}={self.count!r} must be a whole number from 1 to {LONGEST_COUNT:,}"
             )

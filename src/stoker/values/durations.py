@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeGuard
 
 UNIT_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(s|min|m|h|d|w)\s*", re.ASCII)
@@ -16,13 +16,24 @@ def duration_seconds(value: Any) -> float:
     Raises:
         ValueError: the value is not a duration.
     """
-    if isinstance(value, timedelta):
-        return value.total_seconds()
     if isinstance(value, str):
         return _read(value)
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    seconds = number_of_seconds(value)
+    if seconds is None:
         raise ValueError(PROBLEM)
-    return float(value)
+    return float(seconds)
+
+
+def number_of_seconds(value: Any) -> float | None:
+    """Return a timedelta or a number in seconds; None = the value is neither, such as text."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    return seconds if is_number else None
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Return whether the value is a whole number, and no boolean."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def in_words(seconds: float) -> str:
