@@ -6,7 +6,6 @@ checked.
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from stoker.models.need import NewNeed
 from stoker.signals import pre_enqueue
 from stoker.store.written import moment
 from stoker.tasks.arguments import mismatch_of
+from stoker.tasks.guards import signature_of_call
 from stoker.tasks.options import TaskOptions, as_timestamp, expires_at, is_guarded, options_of
 from stoker.tasks.signatures import Signature, as_node
 from stoker.values import codec
@@ -75,7 +75,7 @@ def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str
     """Raise TypeError if the function does not accept these arguments. The error then appears at
     the call and not in a worker."""
     context = (None,) if task.takes_context else ()
-    signature = _signature(task.func)
+    signature = signature_of_call(task.func, False)
     if signature is None or _fits(task.func, len(context) + len(args), tuple(kwargs)):
         return
     try:
@@ -140,21 +140,13 @@ def check_backend(task: Any, broker: Dispatch) -> None:
 def _fits(function: Callable[..., Any], count: int, names: tuple[str, ...]) -> bool:
     """Return whether the function takes this many positional and these keyword arguments. Cached,
     because many calls have the same form."""
-    signature = _signature(function)
+    signature = signature_of_call(function, False)
     assert signature is not None
     try:
         signature.bind(*range(count), **dict.fromkeys(names))
     except TypeError:
         return False
     return True
-
-
-@lru_cache(maxsize=1024)
-def _signature(function: Callable[..., Any]) -> inspect.Signature | None:
-    try:
-        return inspect.signature(function)
-    except (TypeError, ValueError):
-        return None
 
 
 HOOKS = {"on_success": SUCCESS, "on_failure": FAILURE, "on_finish": FINISH}
@@ -289,19 +281,9 @@ class Sealing:
     def in_common(self) -> tuple[Package, float | None]:
         """Return a package with the fields that all jobs of this call have in common, and their due
         time. Its id and arguments are empty."""
-        task, now = self._task, time.time()
+        now = time.time()
         run_after, options = self._run_after_and_options(now)
-        like = Package(
-            job_id=NO_JOB,
-            task=task.module_path,
-            args=(),
-            kwargs={},
-            queue=self._queue,
-            priority=int(task.priority),
-            enqueued_at=now,
-            options=options,
-            metadata=self._metadata(NO_JOB, (), {}),
-        )
+        like = self._package(NO_JOB, (), {}, now, options)
         return like, run_after
 
     def seal_step(self, signature: Signature, job_id: UUID, receives: str) -> bytes:
@@ -316,17 +298,8 @@ class Sealing:
         for one in calls_of(args, signature.each, receives):
             refuse_wrong_arguments(task, one, signature.kwargs)
         options = self._job_options(expires_at(task, now))
-        package = Package(
-            job_id=job_id,
-            task=task.module_path,
-            args=args,
-            kwargs=dict(signature.kwargs),
-            queue=self._queue,
-            priority=int(task.priority),
-            enqueued_at=now,
-            options=replace(options, receives=receives, each=signature.each),
-            metadata=self._metadata(job_id, args, dict(signature.kwargs)),
-        )
+        options = replace(options, receives=receives, each=signature.each)
+        package = self._package(job_id, args, dict(signature.kwargs), now, options)
         message = Message(
             job_id=job_id,
             task=package.task,
@@ -406,17 +379,7 @@ class Sealing:
         if claim is not None:
             options = replace(options, identity=identity_of(claim))
         job_id = new_job_id(LINKED if self._hooks or may_change else 0)
-        package = Package(
-            job_id=job_id,
-            task=task.module_path,
-            args=positional,
-            kwargs=named,
-            queue=self._queue,
-            priority=int(task.priority),
-            enqueued_at=now,
-            options=options,
-            metadata=self._metadata(job_id, positional, named),
-        )
+        package = self._package(job_id, positional, named, now, options)
         needs: tuple[NewNeed, ...] = ()
         if self._options.is_guarded:
             needs = needs_of_step(task, positional, named, options.receives)
@@ -433,6 +396,26 @@ class Sealing:
             stays_in_store=self.stays_in_store,
         )
         return Newcomer(package, message, self.result(package, run_after), claim)
+
+    def _package(
+        self,
+        job_id: UUID,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        now: float,
+        options: JobOptions,
+    ) -> Package:
+        return Package(
+            job_id=job_id,
+            task=self._task.module_path,
+            args=args,
+            kwargs=kwargs,
+            queue=self._queue,
+            priority=int(self._task.priority),
+            enqueued_at=now,
+            options=options,
+            metadata=self._metadata(job_id, args, kwargs),
+        )
 
     def _metadata(
         self, job_id: UUID, args: tuple[Any, ...], kwargs: dict[str, Any]
