@@ -39,12 +39,10 @@ from stoker.models.unique_key import (
 )
 from stoker.store.waiting import Held, hold
 
-from .keys import UniqueClaim
+from .keys import FOLLOWERS, UniqueClaim
 
 CHANGES = ("replace", "postpone")
 """Policies that change the waiting job."""
-FOLLOWS = ("replace", "postpone", "after")
-"""Policies that enqueue a job behind the running one."""
 LONGEST_IDENTITY = 255
 ROUNDS = 20
 """Maximum number of reads of a key. Two or three are usual; more mean that its job changed its
@@ -219,7 +217,7 @@ class WantedKeys:
         """Return the condition under which the key may be taken from its job, or None if it may not
         be taken."""
         if claim.until == "finished" and key.is_alive:
-            return NO_MATTER_WHAT if claim.on_conflict in FOLLOWS else None
+            return NO_MATTER_WHAT if claim.on_conflict in FOLLOWERS else None
         if key.until_us > self.now_us:
             return None
         return JOB_HAS_ENDED if claim.until == "finished" else JOB_HAS_STARTED

@@ -29,6 +29,7 @@ from stoker.setting_values import QUEUE_NAME, is_queue_name
 from stoker.store import waiting
 from stoker.store.engines.base import aware
 from stoker.store.engines.sessions import explained
+from stoker.store.places import WAITING
 from stoker.store.statements import deciding
 from stoker.store.transactions import after_commit
 from stoker.store.waiting import Held
@@ -140,7 +141,7 @@ def change(settings: Settings, job_ids: Sequence[UUID], wanted: Change) -> list[
         return [Changed(job_id, OUTSIDE) for job_id in job_ids]
     with explained(alias):
         places = broker.states(job_ids)
-        waits = {one: place for one, place in places.items() if place in waiting.TABLES}
+        waits = {one: place for one, place in places.items() if place in WAITING}
         with deciding(alias):
             held = waiting.hold(alias, waits, alone=True)
             outcome, replacements = _decide(settings, held, wanted)

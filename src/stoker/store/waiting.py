@@ -20,14 +20,10 @@ from stoker.models.ready import Place, Ready
 
 from .engines import engine_of
 from .engines.base import PLACE
+from .places import WAITING
 from .statements import delete_by_key, insert_with_packages, update_by_key
 from .written import as_uuid, microseconds, moment
 
-TABLES: Mapping[str, type[Ready | Deferred | Blocked]] = {
-    "ready": Ready,
-    "deferred": Deferred,
-    "blocked": Blocked,
-}
 REPLACED_FIELDS = ("task", "queue", "priority", "package", "enqueued_at", "run_after")
 
 
@@ -52,7 +48,7 @@ def hold(alias: str, waits: Mapping[UUID, str], *, alone: bool) -> dict[UUID, He
     """
     engine, lock = engine_of(alias), "UPDATE" if alone else "SHARE"
     held: dict[UUID, Held] = {}
-    for name, table in TABLES.items():
+    for name, table in WAITING.items():
         job_ids = [job_id for job_id, where in waits.items() if where == name]
         if job_ids:
             for job_id, *rest in engine.hold(table.objects.using(alias), PLACE, job_ids, lock):
@@ -78,7 +74,7 @@ def replace(alias: str, replacements: Sequence[tuple[Held, Message]]) -> set[UUI
     freed = _change_needs(alias, replacements)
     blocked = [held.place.job_id for held, _ in replacements if held.table == "blocked"]
     engine_of(alias).add_waits_of_blocked(blocked)
-    for name, table in TABLES.items():
+    for name, table in WAITING.items():
         moved = [held.place.job_id for held, _ in replacements if held.table == name]
         delete_by_key(table.objects.using(alias), moved)
     ready = [_place(held, job) for held, job in replacements if job.run_after is None]

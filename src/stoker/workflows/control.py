@@ -52,7 +52,7 @@ def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
     with explained(alias), deciding(alias):
         states = Workflow.objects.using(alias).lock([workflow_id])
         if workflow_id not in states:
-            raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
+            raise not_kept(workflow_id)
         if states[workflow_id] != Workflow.State.RUNNING:
             return False
         Workflow.objects.using(alias).end(workflow_id, Workflow.State.CANCELLED, reason)

@@ -113,8 +113,13 @@ def follow(settings: Settings, ended: Collection[Ended]) -> None:
     steps = {one.job_id: one for one in ended if is_step(one.job_id)}
     if not steps:
         return
-    stopped = Advance(settings).record(steps)
-    if stopped:  # nothing may be withdrawn while a workflow is locked
+    _withdraw_later(settings, Advance(settings).record(steps))
+
+
+def _withdraw_later(settings: Settings, stopped: Sequence[UUID]) -> None:
+    """Cancel these jobs after the commit, because nothing may be withdrawn while a workflow is
+    locked."""
+    if stopped:
         withdraw = partial(end_waiting, settings, stopped[:AT_ONCE], REASON)
         after_commit(settings.database, withdraw)
 
@@ -177,9 +182,7 @@ def record_taken_back(settings: Settings, jobs: Mapping[UUID, UUID], reason: str
         {job_id: Ended(job_id, Job.Status.FAILED, 0) for job_id in ours}
     )
     reassign(alias, ours)
-    if stopped:
-        withdraw = partial(end_waiting, settings, stopped[:AT_ONCE], REASON)
-        after_commit(alias, withdraw)
+    _withdraw_later(settings, stopped)
 
 
 def _endings(alias: str, job_ids: Collection[UUID], reason: str) -> JobColumns:

@@ -13,7 +13,6 @@ from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.gantt import gantt_of
 from stoker.dashboard.graph import MOST_MEMBERS, drawn
 from stoker.dashboard.views import PageContent, PageRefused, page
-from stoker.exceptions import WorkflowNotFound
 from stoker.inspect.steps import SHOWN, timed_steps
 from stoker.models import Step, Workflow
 from stoker.models.step import GROUPS, StepQuerySet
@@ -21,6 +20,7 @@ from stoker.operations import steps as operations_on_steps
 from stoker.operations.details import REVEAL
 from stoker.operations.workflows import calls_of_steps, find
 from stoker.store.engines.sessions import explained
+from stoker.workflows.control import not_kept
 from stoker.workflows.results import WorkflowProgress, count_tasks, progress_of
 
 ON_A_PAGE = 30
@@ -61,7 +61,7 @@ def show_one(visit: DashboardContext, workflow_id: UUID) -> PageContent:
         every = Workflow.objects.using(visit.database).filter(backend=visit.alias)
         row = every.filter(pk=workflow_id).first()
         if row is None:
-            raise WorkflowNotFound(f"There is no workflow {workflow_id} (any more).")
+            raise not_kept(workflow_id)
         read, counts = _steps_to_draw(visit, row)
     found = timed_steps(visit.settings, workflow_id, state, given.get("after", ""), ON_A_PAGE)
     calls = {}
