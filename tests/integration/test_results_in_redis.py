@@ -288,7 +288,7 @@ class TestLimits:
     def test_large_results_are_recorded_in_several_requests(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("stoker.brokers.redis.results.LOAD_BYTES", 2000)
+        monkeypatch.setattr("stoker.brokers.redis.forms.LOAD_BYTES", 2000)
         with results_in_redis():
             add.enqueue_many([(("x" * 700, str(number)), {}) for number in range(5)])
             attempted = run_claimed()

@@ -54,8 +54,19 @@ from .connection import (
     explained,
     weaknesses,
 )
-from .results import decoded, encoded, limits, result_loads
-from .rows import deliveries, delivery, due_after, named, state
+from .forms import (
+    decoded,
+    deliveries,
+    delivery,
+    due_after,
+    encoded,
+    leasing,
+    limits,
+    named,
+    result_loads,
+    state,
+    waiting_values,
+)
 from .wake import RedisWake
 
 KEYS = ("job", "package", "deferred", "leases", "queues", "relayed")
@@ -136,7 +147,7 @@ class RedisBroker(Broker):
     ) -> None:
         for some in loads(messages):
             limits = map(microseconds, (remember_seconds, until))
-            runs = [[*values, len(list(run))] for values, run in groupby(some, _waiting)]
+            runs = [[*values, len(list(run))] for values, run in groupby(some, waiting_values)]
             ids = "".join([one.job_id.hex for one in some])
             packages = [one.package for one in some]
             arguments = [self.channel, *limits, json.dumps(runs), ids, *packages]
@@ -149,7 +160,7 @@ class RedisBroker(Broker):
 
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         lease_id = self._lease_id()
-        arguments = [*_leasing(request, lease_id), len(request.queues), *request.queues]
+        arguments = [*leasing(request, lease_id), len(request.queues), *request.queues]
         answer = self._run("claim", [*arguments, *request.passed_over])
         self._next_due_at = None
         if isinstance(answer, int):
@@ -170,7 +181,7 @@ class RedisBroker(Broker):
 
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         lease_id = self._lease_id()
-        return deliveries(self._run("claim_expired", _leasing(request, lease_id)), lease_id)
+        return deliveries(self._run("claim_expired", leasing(request, lease_id)), lease_id)
 
     def clocks(self) -> dict[str, float]:
         return {self.prefix: int(self._run("now", [])) / MICROSECONDS}
@@ -443,17 +454,6 @@ def _script(name: str) -> tuple[str, str]:
     common, own = (folder / f"{one}.lua" for one in ("common", name))
     source = common.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")
     return source, sha1(source.encode(), usedforsecurity=False).hexdigest()
-
-
-def _leasing(request: ClaimRequest, lease_id: str) -> list[Any]:
-    """Return the arguments that all scripts that lease jobs begin with."""
-    return [request.limit, lease_id, request.holder.hex, microseconds(request.lease_seconds)]
-
-
-def _waiting(message: Message) -> tuple[str, int, int | str]:
-    """Return the values that Redis keeps of a waiting job: queue, rank and due time."""
-    due = "" if message.run_after is None else microseconds(message.run_after)
-    return message.queue, -message.priority, due
 
 
 AT_ONCE = 500

@@ -1,21 +1,26 @@
-"""Results that Redis keeps: one value per job.
+"""The form in which Redis and its Lua scripts take and return jobs, leases and results.
 
-A value is the lease id and ``;``, a header, the names, the package, and the return value.
-``lua/finish.lua`` compares the lease id.
+A result is one value per job: the lease id and ``;``, a header, the names, the package, and the
+return value. ``lua/finish.lua`` compares the lease id.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import struct
+import time
 from collections.abc import Iterator, Sequence
+from itertools import chain, groupby, islice, repeat
+from typing import Any
 from uuid import UUID
 
-from stoker.brokers.contract import LeaseId
+from stoker.brokers.contract import ClaimRequest, Delivery, Lease, LeaseId, Leases, due_in
 from stoker.models import Job
-from stoker.models.job import JobColumns
+from stoker.models.job import JobColumns, Message
 from stoker.setting_values import Retention
-from stoker.store.written import microseconds, moment
+from stoker.store.written import MICROSECONDS, microseconds, moment
+from stoker.values.ids import id_of
 
 MOST_RESULTS = 1_000_000
 """The largest number of results if ``successful_count`` does not set it."""
@@ -27,6 +32,67 @@ HEADER = struct.Struct(">hhdddII")
 and the package."""
 NUL = "\0"
 """Separates the names of task, queue and worker, because no name contains it."""
+
+
+def leasing(request: ClaimRequest, lease_id: str) -> list[Any]:
+    """Return the arguments that all scripts that lease jobs begin with."""
+    return [request.limit, lease_id, request.holder.hex, microseconds(request.lease_seconds)]
+
+
+def waiting_values(message: Message) -> tuple[str, int, int | str]:
+    """Return the values that Redis keeps of a waiting job: queue, rank and due time."""
+    due = "" if message.run_after is None else microseconds(message.run_after)
+    return message.queue, -message.priority, due
+
+
+def named(leases: Sequence[Lease]) -> str:
+    """Return the leases as a single script argument. One argument per lease would cost more time
+    than the script needs."""
+    columns = leases if isinstance(leases, Leases) else Leases.of(leases)
+    ids = iter(columns.job_ids)
+    runs = [(lease_id, len(list(run))) for lease_id, run in groupby(columns.lease_ids)]
+    return "".join([f"{lease_id}:{''.join(islice(ids, count))};" for lease_id, count in runs])
+
+
+def due_after(wait_us: int) -> float:
+    """Return the monotonic time in ``wait_us`` microseconds; infinity for -1, if no job is
+    deferred."""
+    return due_in(None if wait_us < 0 else wait_us / MICROSECONDS, time.monotonic())
+
+
+def deliveries(told: Sequence[bytes], lease_id: str) -> list[Delivery]:
+    """Return the jobs of a claim, as ``lease`` in ``lua/common.lua`` returns them."""
+    if not told:
+        return []
+    ids, runs, packages = told[0].decode(), json.loads(told[1]), told[2:]
+    values = chain.from_iterable(repeat(equal, count) for *equal, count in runs)
+    return [
+        Delivery(
+            id_of(int(ids[at : at + 32], 16)), lease_id, package, queue, -rank, attempt, crashes
+        )
+        for at, package, (queue, rank, attempt, crashes) in zip(
+            range(0, len(ids), 32), packages, values, strict=True
+        )
+    ]
+
+
+def delivery(row: Sequence[Any]) -> Delivery:
+    job_id, package, queue, rank, attempts, crashes, lease_id = row
+    return Delivery(
+        UUID(job_id.decode()),
+        lease_id.decode(),
+        package,
+        queue.decode(),
+        -int(rank),
+        int(attempts),
+        int(crashes),
+    )
+
+
+def state(known: Sequence[Any]) -> str:
+    if known[4]:
+        return "running"
+    return "deferred" if known[7] else "ready"
 
 
 def limits(kept: Retention, *, are_kept: bool) -> tuple[int, int]:
