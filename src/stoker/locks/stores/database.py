@@ -41,29 +41,41 @@ def is_of_a_test_case(alias: str) -> bool:
     )
 
 
-def give_up_after(alias: str, seconds: int) -> None:
-    """Set a time-out for calls on this thread's connection, if the driver supports it.
+class _LocksInDatabase(LockStore):
+    """What stores do alike that use a connection of Django's."""
 
-    Otherwise a host that does not answer would delay the renewals of other locks.
-    """
-    connection = connections[alias]
-    options: dict[str, Any] = connection.settings_dict.get("OPTIONS", {})
-    limits = engine_of(alias).call_limits(seconds)
-    if not limits.keys() - options.keys() or options.get("pool"):  # all threads share a pool
-        return
-    # Replace the settings by a copy, because all threads share them.
-    connection.settings_dict = {**connection.settings_dict, "OPTIONS": {**limits, **options}}
+    _database: str
+
+    @property
+    def is_seen_by_others(self) -> bool:
+        return not is_of_a_test_case(self._database)
+
+    def give_up_after(self, seconds: int) -> None:
+        """Set a time-out for calls on this thread's connection, if the driver supports it.
+
+        Otherwise a host that does not answer would delay the renewals of other locks.
+        """
+        connection = connections[self._database]
+        options: dict[str, Any] = connection.settings_dict.get("OPTIONS", {})
+        limits = engine_of(self._database).call_limits(seconds)
+        if not limits.keys() - options.keys() or options.get("pool"):  # all threads share a pool
+            return
+        # Replace the settings by a copy, because all threads share them.
+        connection.settings_dict = {**connection.settings_dict, "OPTIONS": {**limits, **options}}
+
+    def rest(self) -> None:
+        connections[self._database].close_if_unusable_or_obsolete()
 
 
-class DatabaseLocks(LockStore):
+class DatabaseLocks(_LocksInDatabase):
     """Keep locks in Stoker's table. ``alias``: the database in ``DATABASES``."""
 
     def __init__(self, alias: str) -> None:
-        self._alias = alias
+        self._database = alias
 
     def take(self, claim: LockClaim) -> int | None:
-        refuse_open_transaction(self._alias, claim.key)
-        with explained(self._alias):
+        refuse_open_transaction(self._database, claim.key)
+        with explained(self._database):
             return self._locks.acquire(
                 claim.key, claim.owner, claim.lease_seconds, claim.steal_after_seconds
             )
@@ -75,25 +87,19 @@ class DatabaseLocks(LockStore):
         return self._locks.drop(key, owner)
 
     @property
-    def is_seen_by_others(self) -> bool:
-        return not is_of_a_test_case(self._alias)
-
-    def give_up_after(self, seconds: int) -> None:
-        give_up_after(self._alias, seconds)
-
-    def rest(self) -> None:
-        connections[self._alias].close_if_unusable_or_obsolete()
-
-    @property
     def _locks(self) -> LockQuerySet:
-        return LockKey.objects.using(self._alias)
+        return LockKey.objects.using(self._database)
 
 
-class DatabaseCacheLocks(AnyCacheLocks):
+class DatabaseCacheLocks(_LocksInDatabase, AnyCacheLocks):
     """Keep locks in Django's database cache. The entry is ``owner taken_at_us``, by the hosts'
     clocks."""
 
     drops_only_its_own = True
+
+    def __init__(self, alias: str) -> None:
+        super().__init__(alias)
+        self._database = str(router.db_for_write(self.cache.cache_model_class))
 
     def take(self, claim: LockClaim) -> int | None:
         refuse_open_transaction(self._database, claim.key)
@@ -119,16 +125,6 @@ class DatabaseCacheLocks(AnyCacheLocks):
             "DELETE FROM {table} WHERE cache_key = %s AND value LIKE %s",
             [self._full(key), f"{owner.hex} %"],
         )
-
-    @property
-    def is_seen_by_others(self) -> bool:
-        return not is_of_a_test_case(self._database)
-
-    def give_up_after(self, seconds: int) -> None:
-        give_up_after(self._database, seconds)
-
-    def rest(self) -> None:
-        connections[self._database].close_if_unusable_or_obsolete()
 
     def _look(self, key: str) -> tuple[str, bool]:
         """Return the entry, or "" if there is none, and whether it has expired."""
@@ -184,10 +180,6 @@ class DatabaseCacheLocks(AnyCacheLocks):
     def _worded(self, statement: str) -> str:
         table = connections[self._database].ops.quote_name(self.cache._table)
         return statement.format(table=table)
-
-    @property
-    def _database(self) -> str:
-        return str(router.db_for_write(self.cache.cache_model_class))
 
     def _full(self, key: str) -> str:
         full: str = self.cache.make_and_validate_key(PREFIX + key)
