@@ -12,7 +12,7 @@ from django.test import override_settings
 from stoker import Cron, every, schedules, task
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.exceptions import InvalidSchedule, InvalidTaskOption, ScheduleExists
+from stoker.exceptions import InvalidSchedule, InvalidTaskOption, PackageError, ScheduleExists
 from stoker.jobs.package import WRONG_KEY
 from stoker.models import Edition, Schedule
 from stoker.schedules.declare import Declared, Declaring, find_declared, problems
@@ -241,6 +241,29 @@ def old_cluster_tries(name: str, late_seconds: float = 1.0) -> Schedule:
         key = schedules.get(name).pk
         ticks._within_bounds(key, partial(Firing(settings).fire, key))
     return schedules.get(name)
+
+
+@pytest.mark.parametrize("cause", ["key", "serializer"])
+def test_declared_schedule_that_cannot_be_opened_is_written_again(cause: str) -> None:
+    """This process has neither the key nor the serializer of the row."""
+    when = every(hours=1, args=["hourly"])
+    settings = settings_for("default")
+    with signed_anew(cause):
+        Declaring(settings_for("default"), [Declared("hourly", "code", echo, when)]).sync()
+        schedules.create("by hand", echo, when)
+    before = schedules.get("hourly")
+    declaring = Declaring(settings, [Declared("hourly", "code", echo, when)])
+    with override_settings(SECRET_KEY="old"):
+        declaring.sync()
+        after = schedules.get("hourly")
+        assert list(schedules.scheduled("hourly").args) == ["hourly"]
+        assert (after.pk, after.due_us) == (before.pk, before.due_us)
+        declaring.sync()
+        assert schedules.get("hourly").package == after.package, "it is written once"
+        with pytest.raises(PackageError):
+            schedules.scheduled("by hand")
+        schedules.upsert("by hand", echo, every(hours=2, args=["again"]))
+        assert list(schedules.scheduled("by hand").args) == ["again"]
 
 
 @pytest.mark.parametrize("cause", ["key", "serializer"])

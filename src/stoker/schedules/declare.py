@@ -15,7 +15,7 @@ from typing import Any
 from django.utils.module_loading import autodiscover_modules
 
 from stoker.conf import Settings
-from stoker.exceptions import StokerError
+from stoker.exceptions import PackageError, StokerError
 from stoker.models import Edition, Schedule, Tick
 from stoker.signals import tell
 from stoker.store.written import database_now_us
@@ -26,6 +26,7 @@ from .rows import (
     ITSELF,
     changed_state,
     insert,
+    opened,
     reseal,
     resumed_state,
     values_of,
@@ -156,12 +157,24 @@ class Declaring:
 
     def _change(self, one: Declared, row: Schedule) -> None:
         values = values_of(self._settings, row.pk, one.name, one.task, one.when)
-        if values["definition"] == row.definition and row.source == one.source:
+        is_same = values["definition"] == row.definition and row.source == one.source
+        if is_same and self._can_open(row):
             return
         state = changed_state(row, values, database_now_us(self._settings.database))
-        unchanged = self._schedules.filter(pk=row.pk, definition=row.definition)
+        unchanged = self._schedules.filter(
+            pk=row.pk, definition=row.definition, package=row.package
+        )
         if unchanged.update(source=one.source, **values, **state):
             tell("schedule_declared", name=one.name, words=Schedule(pk=row.pk, **values).words)
+
+    def _can_open(self, row: Schedule) -> bool:
+        """Return whether this process can open the row's package. It cannot after a change of
+        SERIALIZER back to "json", or of SECRET_KEY without SECRET_KEY_FALLBACKS."""
+        try:
+            opened(self._settings, row)
+        except PackageError:
+            return False
+        return True
 
     def _remove(self, rows: Sequence[Schedule]) -> None:
         for row in rows:
