@@ -32,10 +32,6 @@ class Reporter:
     """Distinguishes several reporters of the same name. Two with the same label are refused; empty
     labels are not compared."""
 
-    queue_name: str = ""
-    """Queue of the jobs that it enqueues; "" = no certain one. A queue that the backend does not
-    have is refused."""
-
     def begin(self, role: str) -> None:
         """Called when a process of a cluster starts: ``pusher``, ``monitor``, ``scheduler`` or
         ``worker``, or ``core`` for the first three with ``--single``."""

@@ -49,6 +49,7 @@ OWN = {
 
 OF_ONE_SDK = ("sentry", "rollbar")
 """Reporters that pass further options to an SDK of which a process has only one."""
+PLAIN = (str, int, float, bool, type(None))
 
 
 def load(alias: str, named: NamedReporter) -> Reporter:
@@ -70,7 +71,8 @@ def load(alias: str, named: NamedReporter) -> Reporter:
         raise ConfigurationError(
             f"{where}: {named.name!r} does not take its options: {type(error).__name__}: {error}."
         ) from error
-    queue, queues = reporter.queue_name, settings_for(alias).queues
+    # Only webhooks are sent by jobs.
+    queue, queues = getattr(reporter, "_queue_of_jobs", ""), settings_for(alias).queues
     if queue and queues and queue not in queues:
         raise ConfigurationError(
             f"{where}: {named.name!r} names the queue {queue!r}, but QUEUES has "
@@ -102,7 +104,7 @@ def check_sdk(
         known: name of a reporter -> the first backend that has such options, and the options.
 
     Raises:
-        ConfigurationError: another backend has different ones.
+        ConfigurationError: another backend has different ones, as far as they are plain values.
     """
     where = f'TASKS["{alias}"]["OPTIONS"]["REPORTERS"]'
     if named.name not in OF_ONE_SDK:
@@ -112,12 +114,19 @@ def check_sdk(
     if not given:
         return
     first, before = known.setdefault(named.name, (alias, given))
-    differing = [one for one in {**before, **given} if before.get(one, ...) != given.get(one, ...)]
+    one, other = _plain(before), _plain(given)
+    differing = [name for name in {**one, **other} if one.get(name, ...) != other.get(name, ...)]
     if differing:
         raise ConfigurationError(
             f"{where}: {named.name!r} has another {', '.join(differing)} than in "
             f'TASKS["{first}"]. A process has only one such SDK, so give both the same.'
         )
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that can be compared. Two objects, such as integrations of Sentry, may
+    differ although they are declared alike."""
+    return {name: value for name, value in options.items() if isinstance(value, PLAIN)}
 
 
 def _find(where: str, name: str) -> object:

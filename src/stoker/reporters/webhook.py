@@ -115,7 +115,7 @@ class WebhookReporter(Reporter):
         if isinstance(events, str) or not self._events <= set(EVENTS):
             raise ValueError(f"events: write a list of some of {', '.join(EVENTS)}")
         self.label = receiver_name({"url": url, "name": name})
-        self.queue_name = queue
+        self._queue_of_jobs = queue
         self._shows_arguments = arguments
         self._mailbox = Mailbox("webhook")
         self._lost = 0
@@ -180,7 +180,7 @@ class WebhookReporter(Reporter):
             self._lose(error)
 
     def _enqueue(self, backend: str, event: str, event_id: str, body: str) -> None:
-        queue = self.queue_name or _queue_of(settings_for(backend).queues)
+        queue = self._queue_of_jobs or _queue_of(settings_for(backend).queues)
         sender = send_webhook.using(backend=backend, queue_name=queue)
         sender.enqueue(self.label, event, event_id, body)
 

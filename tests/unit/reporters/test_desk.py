@@ -50,6 +50,10 @@ class Other(Diary):
     """Another reporter."""
 
 
+class Alerts(Reporter):
+    queue_name = "alerts"
+
+
 class NoReporter:
     """A class that is no reporter."""
 
@@ -189,6 +193,39 @@ def test_backends_with_different_options_of_one_sdk_are_refused(
         assert "environment" not in message.msg
         assert "example.com" not in message.msg
     assert all(call.kwargs == called.call_args.kwargs for call in called.call_args_list)
+
+
+def test_options_of_one_sdk_that_differ_only_in_objects_are_accepted() -> None:
+    tasks = {
+        alias: {
+            "BACKEND": "stoker.backend.StokerBackend",
+            "OPTIONS": {
+                "CLUSTER": alias,
+                "REPORTERS": {
+                    "sentry": {
+                        "dsn": "https://a@sentry.example.com/1",
+                        "integrations": [object()],
+                        "before_send": lambda event, _: event,
+                    }
+                },
+            },
+        }
+        for alias in ("default", "other")
+    }
+    with mock.patch("sentry_sdk.init") as called, override_settings(TASKS=tasks):
+        assert check_reporters() == []
+    assert called.call_count == len(tasks)
+
+
+def test_reporters_own_attribute_queue_name_is_not_checked() -> None:
+    """It may be the name of a queue elsewhere."""
+    backend = {
+        "BACKEND": "stoker.backend.StokerBackend",
+        "QUEUES": ["default"],
+        "OPTIONS": {"REPORTERS": {f"{HERE}.Alerts": {}}},
+    }
+    with override_settings(TASKS={"default": backend}):
+        assert check_reporters() == []
 
 
 def test_sentrys_event_processor_is_added_once() -> None:
