@@ -42,6 +42,7 @@ from stoker.models import (
 )
 from stoker.operations import audit
 from stoker.operations.audit import AuditFilter
+from stoker.store.written import DatabaseNow
 from stoker.testing import drain
 from stoker.values.ids import new_job_id
 
@@ -501,13 +502,27 @@ def test_healthy_store_beside_redis_has_no_findings(
 
 @pytest.mark.redis
 def test_jobs_that_stay_in_an_outbox_are_found(redis: Dispatch) -> None:
-    waiting, removed = outgoing("default"), outgoing("removed", seconds_ago=0)
+    waiting, removed = outgoing("default"), outgoing("removed")
     outgoing("default", seconds_ago=0)
+    outgoing("removed", seconds_ago=0)
     found = findings()
     assert found["unrelayed_jobs"].ids == [str(waiting)]
     assert found["stranded_jobs"].ids == [f"{removed} of removed in default"]
     assert list(found) == ["unrelayed_jobs", "stranded_jobs"]
     assert not examine_store().is_healthy
+
+
+@pytest.mark.sqlite
+def test_jobs_of_backends_of_another_project_are_not_stranded() -> None:
+    """Two projects, or two releases during a rolling deploy, may share a database."""
+    outgoing("theirs")
+    Cluster.objects.create(
+        id=uuid.uuid4(), name="theirs", host="elsewhere", pid=7, heartbeat_us=DatabaseNow(),
+        started_at=timezone.now(), info={"alias": "theirs"},
+    )  # fmt: skip
+    assert "stranded_jobs" not in findings()
+    Cluster.objects.update(heartbeat_us=1)
+    assert "stranded_jobs" in findings()
 
 
 @pytest.mark.two_databases

@@ -122,14 +122,19 @@ class Outboxes(Look):
             yield STRANDED, [f"{row.pk} of {row.backend} in {alias}" for row in foreign]
 
     def _rows(self, alias: str) -> tuple[list[Outgoing], list[Outgoing]]:
-        """Return the old rows of this backend, and the rows of unknown backends."""
+        """Return the old rows of this backend, and those of backends that neither TASKS nor a live
+        cluster has. Another project, or a newer release of this one, may have further backends."""
         settings = self.scene.settings
-        long_ago = time.time() - long_seconds_of(settings)
+        long_seconds = long_seconds_of(settings)
+        long_ago = time.time() - long_seconds
+        relaying = Cluster.objects.using(self.alias).alive_within(long_seconds)
+        named = {info.get("alias") for info in relaying.values_list("info", flat=True)}
+        known = named.union(_backends()) - {None}
 
         def read() -> tuple[list[Outgoing], list[Outgoing]]:
             rows = Outgoing.objects.using(alias).only("job_id", "backend").order_by("job_id")
             own = rows.filter(backend=settings.alias, enqueued_at__lt=long_ago)
-            foreign = rows.exclude(backend__in=_backends())
+            foreign = rows.exclude(backend__in=known).filter(enqueued_at__lt=long_ago)
             return list(own[:AT_ONCE]), list(foreign[:AT_ONCE])
 
         return ask_outbox(alias, read, settings) or ([], [])
