@@ -240,8 +240,8 @@ MISSING_INDEX = FindingKind(
 UNREADABLE = FindingKind(
     "unreadable_packages",
     "The packages of these jobs, from a sample of the waiting ones, cannot be opened here. The "
-    "jobs become dead letters when they are claimed. Was a key rotated without "
-    "SECRET_KEY_FALLBACKS?",
+    "jobs become dead letters when they are claimed, unless a cluster with another key is alive. "
+    "Was a key rotated without SECRET_KEY_FALLBACKS?",
 )
 SAMPLED = 200
 """Number of packages to open, per hot table."""

@@ -18,10 +18,11 @@ from stoker.inspect.queue_depths import Pause, pauses
 from stoker.inspect.stats import ClusterState, clusters
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.states import JobState, Progress
-from stoker.models import Job, Workflow
+from stoker.models import Attempt, Job, Workflow
 from stoker.store.written import MICROSECONDS, database_now_us, moment
 from stoker.tasks.arguments import CUT
 from stoker.tasks.registry import find_task, task_of
+from stoker.values.durations import in_words
 
 
 class Kind(TextChoices):
@@ -56,7 +57,8 @@ class Kind(TextChoices):
     RETRY = "retry"
     """It failed and will be retried. Facts: due_at, seconds, attempts, max_attempts, error."""
     PUT_BACK = "put_back"
-    """The job was released without having run. Facts: due_at, seconds."""
+    """The job snoozed, a cluster released it, or a guard with ``on_busy="retry"`` was taken.
+    Facts: due_at, seconds."""
     LOCK = "lock"
     """Another job holds its lock. Facts: key, holders, before, places."""
     LIMIT = "limit"
@@ -221,6 +223,17 @@ class Asked:
     def seconds_until(self, moment_us: int) -> float:
         """Return the seconds until a moment; negative if it is past."""
         return (moment_us - self.now_us) / MICROSECONDS
+
+    def soon(self, due_us: int) -> tuple[str, dict[str, Any]]:
+        """Return when the job is due, in words and as facts."""
+        seconds = self.seconds_until(due_us)
+        words = f"in {in_words(seconds)}, at {when(at(due_us))}" if seconds > 0 else "now"
+        return words, {"due_at": at(due_us), "seconds": max(0.0, seconds)}
+
+    def last_failure(self) -> Attempt | None:
+        """Return the last attempt that did not succeed."""
+        failures = Attempt.objects.using(self.alias).filter(job_id=self.job_id)
+        return failures.order_by("-number").first()
 
     @cached_property
     def now_us(self) -> int:

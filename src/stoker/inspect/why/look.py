@@ -46,7 +46,6 @@ from .waiting import (
     answer_ready,
     answer_retry,
     answer_step,
-    last_failure,
 )
 
 Seat = tuple[ClusterState, WorkerState, RunningJob]
@@ -345,7 +344,7 @@ def _at_broker(asked: Asked) -> Answer | None:
     row = rows_at_broker(asked.settings, [asked.job_id]).get(asked.job_id)
     if asked.job is None:
         asked.take(row)
-    failure = last_failure(asked)
+    failure = asked.last_failure()
     seat = _seat_of(asked)
     if seat is not None:
         return _answer_at_work(asked, seat, 1 if failure is None else failure.number + 1)

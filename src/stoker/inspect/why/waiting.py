@@ -11,7 +11,7 @@ from django.utils import timezone
 from stoker.exceptions import PackageError
 from stoker.inspect.stats import ClusterState
 from stoker.jobs.change import HELD_US
-from stoker.jobs.retries import OTHER_KEY_WAIT
+from stoker.jobs.retries import OTHER_KEY_WAIT, UNKNOWN_TASK_WAIT
 from stoker.jobs.states import JobState
 from stoker.metrics import ended_lately
 from stoker.models import (
@@ -251,8 +251,9 @@ def _unreadable(asked: Asked) -> Answer | None:
     return asked.answer(
         Kind.UNREADABLE,
         f"Its package can't be opened: {asked.package}",
-        "It becomes a dead letter when a cluster claims it. If clusters have the same SECRET_KEY, "
-        "CLUSTER and SERIALIZER as this process, fix the settings first.",
+        "It becomes a dead letter when a cluster claims it, unless a cluster with another key is "
+        "alive. If clusters have the same SECRET_KEY, CLUSTER and SERIALIZER as this process, fix "
+        "the settings first.",
         error=str(asked.package),
     )
 
@@ -404,17 +405,20 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
             seconds=max(0.0, seconds),
             is_held=True,
         )
-    put_back = _last_put_back(asked, row)
+    waits = _waits_of(asked, row)
+    put_back = next((one for one in waits if one.kind == Wait.Kind.PUT_BACK), None)
     if row.attempts and put_back is None:
-        return answer_retry(asked, row.due_us, row.attempts, last_failure(asked))
-    soon, facts = _soon(asked, row.due_us)
+        return answer_retry(asked, row.due_us, row.attempts, asked.last_failure())
+    soon, facts = asked.soon(row.due_us)
     job = asked.job
     if job is not None and job.run_after is not None and at(row.due_us) <= job.run_after:
         sentence = f"It was enqueued to run later: it becomes ready {soon}."
         return asked.answer(Kind.RUN_AFTER, sentence, is_held=False, **facts)
-    if isinstance(asked.package, PackageError):
+    awaited = "" if put_back is None else put_back.name
+    is_unreadable = isinstance(asked.package, PackageError)
+    if is_unreadable and awaited not in (OTHER_KEY_WAIT, UNKNOWN_TASK_WAIT):
         return answer_ready(asked, None)
-    if asked.unknown_task is not None:
+    if asked.unknown_task is not None and awaited != OTHER_KEY_WAIT:
         return asked.answer(
             Kind.UNKNOWN_TASK,
             "The clusters that claimed it did not know its task, nor does this process; it is "
@@ -424,31 +428,26 @@ def answer_deferred(asked: Asked, row: Deferred) -> Answer:
             error=str(asked.unknown_task),
             **facts,
         )
-    return _answer_put_back(asked, row, put_back, soon, facts)
+    needs = Need.objects.using(asked.alias).of_jobs({asked.job_id: row.guards})[asked.job_id]
+    busy = [one.name for one in needs if one.on_busy == "retry"]
+    if put_back is not None:
+        later = {one.name for one in waits[: waits.index(put_back)]}
+        busy = [name for name in busy if name in later]
+    if busy:
+        sentence = f"{' or '.join(busy)} was taken when its turn came; it is checked again {soon}."
+        return asked.answer(Kind.PUT_BACK, sentence, **facts)
+    return _answer_put_back(asked, put_back, soon, facts)
 
 
-def _last_put_back(asked: Asked, row: Deferred) -> Wait | None:
-    """Return the last wait of a job that was snoozed or released since its last failed attempt."""
-    waits = Wait.objects.using(asked.alias).filter(job_id=asked.job_id, kind=Wait.Kind.PUT_BACK)
-    return waits.filter(attempts=row.attempts).order_by("-began_us").first()
-
-
-def _soon(asked: Asked, due_us: int) -> tuple[str, dict[str, Any]]:
-    """Return when a job is due, in words and as facts."""
-    seconds = asked.seconds_until(due_us)
-    soon = f"in {in_words(seconds)}, at {when(at(due_us))}" if seconds > 0 else "now"
-    return soon, {"due_at": at(due_us), "seconds": max(0.0, seconds)}
-
-
-def last_failure(asked: Asked) -> Attempt | None:
-    """Return the last attempt that did not succeed."""
-    failures = Attempt.objects.using(asked.alias).filter(job_id=asked.job_id)
-    return failures.order_by("-number").first()
+def _waits_of(asked: Asked, row: Deferred) -> list[Wait]:
+    """Return the waits since the last failed attempt, the one that began last first."""
+    waits = Wait.objects.using(asked.alias).filter(job_id=asked.job_id, attempts=row.attempts)
+    return list(waits.order_by("-began_us"))
 
 
 def answer_retry(asked: Asked, due_us: int, attempts: int, last: Attempt | None) -> Answer:
     """Answer for a job that waits for a retry, after this number of attempts."""
-    soon, facts = _soon(asked, due_us)
+    soon, facts = asked.soon(due_us)
     error = "" if last is None else f"{last.exception_class}: {last.message.partition(chr(10))[0]}"
     package = asked.package
     most = None
@@ -467,13 +466,8 @@ def answer_retry(asked: Asked, due_us: int, attempts: int, last: Attempt | None)
 
 
 def _answer_put_back(
-    asked: Asked, row: Deferred, put_back: Wait | None, soon: str, facts: dict[str, Any]
+    asked: Asked, put_back: Wait | None, soon: str, facts: dict[str, Any]
 ) -> Answer:
-    needs = Need.objects.using(asked.alias).of_jobs({asked.job_id: row.guards})[asked.job_id]
-    busy = [need.name for need in needs if need.on_busy == "retry"]
-    if busy:
-        sentence = f"{' or '.join(busy)} was taken when its turn came; it is checked again {soon}."
-        return asked.answer(Kind.PUT_BACK, sentence, **facts)
     if put_back is not None and not put_back.name:
         return asked.answer(
             Kind.PUT_BACK,
