@@ -32,8 +32,8 @@ class JsonLines(logging.Formatter):
 
     Each line has ``time`` (UTC), ``level``, ``logger``, ``message``, ``process`` and ``pid``;
     inside a job also ``job_id``, ``task``, ``queue`` and ``attempt``; Stoker's own events have
-    ``event``, errors have ``exception``. Values from ``extra`` are added; if JSON cannot hold one
-    of them, such as a dict whose keys are tuples, all of them are added as text.
+    ``event``, errors have ``exception``. Values from ``extra`` are added; one that JSON cannot
+    hold, such as a dict whose keys are tuples, is added as text.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -58,12 +58,21 @@ class JsonLines(logging.Formatter):
         try:
             line = _as_json({**extra, **told})
         except (TypeError, ValueError, RecursionError):  # a dict's key, or a container in itself
-            line = _as_json({name: _as_text(value) for name, value in extra.items()} | told)
+            line = _as_json({name: _as_storable(value) for name, value in extra.items()} | told)
         return shown_json(line)
 
 
-def _as_json(told: dict[str, Any]) -> str:
+def _as_json(told: Any) -> str:
     return json.dumps(told, default=_as_text, ensure_ascii=False)
+
+
+def _as_storable(value: Any) -> Any:
+    """Return the value, or its text if JSON cannot hold it."""
+    try:
+        _as_json(value)
+    except (TypeError, ValueError, RecursionError):
+        return _as_text(value)
+    return value
 
 
 def _as_text(value: Any) -> str:
