@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
+from stoker.exceptions import PackageError, TaskTimeout
 from stoker.jobs.faults import storable
 from stoker.jobs.received import package_as_sealed
 from stoker.jobs.running import Running, current
@@ -155,10 +156,21 @@ class Capture:
     def _pattern(self, attempt: _GatheredAttempt) -> re.Pattern[str]:
         if attempt.secrets is None:
             attempt.secrets = EVERYTHING  # to open the arguments may write lines, too
-            running = attempt.running
-            package = package_as_sealed(self._settings, running)
-            attempt.secrets = hidden_pattern(running.found.task, package, self._settings.redact)
+            try:
+                attempt.secrets = self._secrets_of(attempt.running)
+            except BaseException:  # a time-out may be raised here, as in the task
+                attempt.secrets = None
+                raise
         return attempt.secrets
+
+    def _secrets_of(self, running: Running) -> re.Pattern[str]:
+        try:
+            package = package_as_sealed(self._settings, running)
+        except PackageError as error:  # unpickling it for the second time may fail
+            if isinstance(error.__cause__, TaskTimeout):
+                raise error.__cause__ from None
+            package = running.package
+        return hidden_pattern(running.found.task, package, self._settings.redact)
 
     def _append(
         self, attempt: _GatheredAttempt, at: float, level: str, source: str, text: str

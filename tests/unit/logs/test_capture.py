@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from types import SimpleNamespace
-from typing import Any, TextIO, cast
+from typing import Any, ClassVar, TextIO, cast
 from uuid import UUID
 
 import pytest
+from django.test import override_settings
 
-from stoker.conf import read_settings
+from stoker.conf import read_settings, settings_for
+from stoker.exceptions import TaskCancelled, TaskTimeout
 from stoker.jobs.running import current
 from stoker.logs import capture as capture_module
 from stoker.logs.capture import CHUNK_CHARACTERS, LINE_CHARACTERS, Capture, Printed
@@ -144,6 +146,54 @@ def test_hidden_argument_that_the_task_removes_is_hidden(capture: Capture) -> No
         key = job.package.args[2].pop("api_key")
         capture.put(1, "INFO", "shop", f"using {key}")
         assert taken(capture) == ["using [withheld]"]
+
+
+class Bomb:
+    """An argument that can be unpickled only the first time."""
+
+    is_lit: ClassVar[BaseException | None] = None
+
+    def __reduce__(self) -> Any:
+        return Bomb.make, ()
+
+    @staticmethod
+    def make() -> Any:
+        if Bomb.is_lit is not None:
+            raise Bomb.is_lit
+        return Bomb()
+
+
+@contextmanager
+def gathered_pickle(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> Iterator[Capture]:
+    """Run a job whose package raises this error if it is opened again."""
+    options = {"SERIALIZER": "pickle"}
+    tasks = {"default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}}
+    with override_settings(TASKS=tasks):
+        settings = settings_for("default")
+        capture = Capture(settings, LogKeeping())
+        with gathered(capture, "1234", "hunter22", Bomb()):
+            monkeypatch.setattr(Bomb, "is_lit", error)
+            yield capture
+
+
+def test_line_of_a_job_whose_package_cannot_be_opened_again_is_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with gathered_pickle(ValueError("the row is gone"), monkeypatch) as capture:
+        capture.put(1, "INFO", "shop", "1234 and order 7")
+        assert taken(capture) == ["[withheld] and order 7"]
+
+
+@pytest.mark.parametrize("error", [TaskTimeout("late"), TaskCancelled("stop")])
+def test_request_to_end_while_the_hidden_arguments_are_read_reaches_the_task(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with gathered_pickle(error, monkeypatch) as capture:
+        with pytest.raises(type(error)):
+            capture.put(1, "INFO", "shop", "one")
+        monkeypatch.undo()
+        capture.put(1, "INFO", "shop", "two of 1234")
+        assert taken(capture) == ["two of [withheld]"]
 
 
 def test_secret_at_the_limit_of_a_line_is_hidden(capture: Capture, job: Any) -> None:
