@@ -143,8 +143,8 @@ def requeue(
         by, because: person and reason, stored in its history.
         args, kwargs: arguments that replace the old ones.
         to_queue, run_after: as for ``using()``; None = the old queue, and at once.
-        current_options: give the new job the options that its task has now, such as
-            ``max_attempts``, ``timeout`` and hooks, instead of those of the failed job.
+        current_options: give the new job the ``max_attempts``, ``max_crashes``, ``timeout`` and
+            hooks that its task has now. Those that ``using()`` gave to the failed job are lost.
 
     Raises:
         DeadLetterNotFound: it does not exist.

@@ -354,6 +354,8 @@ class RequeueLetters(_ChangeSome):
     job with the same arguments and options, at the same place in the queue. It is resolved when
     that job succeeds, and open again if the job fails for good. A dead letter never has two
     jobs: the answer names the job that exists already, or a newer job of the same unique key.
+    With --current-options it gets the max_attempts, max_crashes, timeout and hooks of the task;
+    those that using() gave to this job are lost.
 
     --json writes one object: matched, done, dry_run, others[] {id, fate, job_id or null, because};
     fate is newer, under_way, closed, gone or refused. If requeued by id, also jobs[] {id, job_id}.
@@ -389,8 +391,7 @@ class RequeueLetters(_ChangeSome):
             "--run-after",
             type=moment,
             metavar="WHEN",
-            help="Earliest start: a duration from now, such as 90 or 2h, or an ISO 8601 time. "
-            "Default: at once.",
+            help="Earliest start: a duration such as 2h, or an ISO 8601 time. Default: at once.",
         ),
     )
 
@@ -470,9 +471,8 @@ class PurgeLetters(Subcommand):
         terms = {name: options[name] for name in ("state", "limit", "dry_run")}
         with bar("dead letters"):
             bulk = operations.purge(self.operator(options), options["older_than"], **terms)
-        dry_run = options["dry_run"]
-        line = f"{bulk.matched:,} would be purged" if dry_run else f"{bulk.done:,} purged"
-        plain = {"matched": bulk.matched, "done": bulk.done, "dry_run": dry_run}
+        plain = {"matched": bulk.matched, "done": bulk.done, "dry_run": terms["dry_run"]}
+        line = f"{bulk.matched:,} would be purged" if terms["dry_run"] else f"{bulk.done:,} purged"
         self.answer(options, plain, [line])
         return ExitCode.DONE
 
