@@ -1,6 +1,9 @@
 """A database that is restored from a backup: what `docs/howto/back-up-and-restore.md` promises."""
 
+import shutil
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -24,6 +27,24 @@ def copy_database(source: Path, target: Path) -> None:
     connections.close_all()
     with closing(sqlite3.connect(source)) as one, closing(sqlite3.connect(target)) as other:
         one.backup(other)
+
+
+WRITE_AND_DIE = """
+import os, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("UPDATE stoker_job SET reason = 'of the time after the backup'")
+connection.commit()
+os.kill(os.getpid(), 9)
+"""
+
+
+def leave_wal_behind(database: Path) -> Path:
+    """Let a process write to the database and be killed. Return the file that it leaves."""
+    connections.close_all()
+    subprocess.run([sys.executable, "-c", WRITE_AND_DIE, database], check=False)
+    left = database.with_name(f"{database.name}-wal")
+    assert left.stat().st_size
+    return left
 
 
 def status_of(job_id: str) -> str | None:
@@ -51,7 +72,9 @@ def test_jobs_of_a_restored_database_run_again(tmp_path: Path) -> None:
         assert cluster.stop() == 0
     assert not Attempt.objects.exists()
 
+    leave_wal_behind(live)
     copy_database(backup, live)
+    assert not Job.objects.exclude(reason="").exists()
     Claimed.objects.update(leased_until_us=1)  # as in a backup of yesterday
     assert {str(pk) for pk in Claimed.objects.values_list("pk", flat=True)} == {running, last}
     assert {one.name for one in examine(settings_for()).findings} == {"abandoned_leases"}, (
@@ -76,3 +99,16 @@ def test_jobs_of_a_restored_database_run_again(tmp_path: Path) -> None:
     assert str(DeadLetter.objects.get().job_id) == last
     assert Ledger.objects.filter(job_id=once).count() == 1, "it ran after the backup, and now again"
     assert not examine(settings_for()).findings
+
+
+def test_copied_backup_is_intact_if_the_files_of_killed_processes_are_deleted(
+    tmp_path: Path,
+) -> None:
+    live, backup = Path(connections["default"].settings_dict["NAME"]), tmp_path / "backup.sqlite3"
+    chaos.run_until.enqueue(str(tmp_path / "never"))
+    copy_database(live, backup)
+    left = leave_wal_behind(live)
+    left.unlink()
+    live.with_name(f"{live.name}-shm").unlink(missing_ok=True)
+    shutil.copyfile(backup, live)
+    assert Job.objects.get().reason == ""
