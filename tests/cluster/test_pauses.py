@@ -53,7 +53,9 @@ def test_pause_outlives_a_restart_and_a_new_pusher(tmp_path: Path) -> None:
             pusher.kill()
             pusher.wait()
             assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
-            assert "The queue mail is paused since" in cluster.text()
+            wait_for(
+                lambda: cluster.text().count("The queue mail is paused since") == 2, cluster.tail
+            )
             assert Ready.objects.filter(pk=waits.id).exists()
             cluster.stop()
     assert not Ledger.objects.exists()
