@@ -53,6 +53,7 @@ CHOSEN_ON_MARIADB = (
     "tests/conformance/test_transactions.py",
     "tests/locks/test_database.py",
     "tests/guards/test_unique.py",
+    "tests/integration/test_requeue_together.py",
 )
 """Its locks and its isolation differ from PostgreSQL's."""
 SEED = "STOKER_TEST_SEED"

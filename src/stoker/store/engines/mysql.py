@@ -254,10 +254,11 @@ class MySQL(Engine):
         self, rows: models.QuerySet[Any], keys: Collection[UUID], *names: str, waits: bool = True
     ) -> list[Any]:
         lock = self._lock("UPDATE") + ("" if waits else " SKIP LOCKED")
-        fields = [rows.model._meta.get_field(name) for name in names]
+        meta = rows.model._meta
+        fields = [meta.pk if name == "pk" else meta.get_field(name) for name in names]
         if fields:
-            fields.append(rows.model._meta.pk)  # else Django cannot make objects
-        read = [field.column for field in fields or rows.model._meta.concrete_fields]
+            fields.append(meta.pk)  # else Django cannot make objects
+        read = [field.column for field in fields or meta.concrete_fields]
         text = self._hold_text("hold_by_key", rows, list(dict.fromkeys(read)), lock)
         return list(rows.raw(text, [self._listed(keys)]))
 
