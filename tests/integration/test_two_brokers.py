@@ -1,9 +1,11 @@
 """Two backends with one database, but different brokers: a cluster of one does not know the jobs at
 the broker of the other."""
 
+import socket
 import uuid
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from uuid import UUID
 
 import pytest
@@ -14,11 +16,14 @@ from django.utils import timezone
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.dispatch import Dispatch
+from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import Retention, settings_for
+from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.cancel import sweep_requests
-from stoker.models import Cancellation, Job
+from stoker.models import Cancellation, Cluster, Job
+from stoker.store.written import DatabaseNow
 
 from tests.app.tasks import add
 from tests.integration.fronted import BACKEND, fronted_broker, holder_of
@@ -60,23 +65,63 @@ def test_jobs_are_rescued_from_a_broker_that_the_holder_of_the_upkeep_lease_does
 
 
 def test_request_to_cancel_a_job_at_the_other_broker_is_kept(redis: Dispatch) -> None:
-    job_ids = {UUID(add.enqueue(1, 2).id) for _ in range(2)}
-    (claimed,) = redis.claim(ClaimRequest(1, holder=uuid.uuid4(), lease_seconds=60))
-    job_id, (waiting,) = claimed.job_id, job_ids - {claimed.job_id}
-    Cancellation.objects.ask_all([job_id, waiting, gone := uuid.uuid4()], "no longer needed")
+    job_id = UUID(add.enqueue(1, 2).id)
+    redis.claim(ClaimRequest(1, holder=uuid.uuid4(), lease_seconds=60))
+    stored = UUID(add.using(backend="database").enqueue(1, 2).id)
+    Cancellation.objects.ask_all([job_id, stored, gone := uuid.uuid4()], "no longer needed")
     sweep_requests(settings_for("database"))
-    assert set(Cancellation.objects.reasons_of([job_id, waiting, gone])) == {job_id, waiting}
+    assert set(Cancellation.objects.reasons_of([job_id, stored, gone])) == {job_id}
+    assert Job.objects.get(pk=stored).status == Job.Status.CANCELLED
 
 
-def test_results_are_kept_while_the_other_broker_may_lease_their_jobs(redis: Dispatch) -> None:
+def test_requests_are_finished_while_the_other_broker_is_away(
+    redis: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = UUID(add.enqueue(1, 2).id)
+    stored = UUID(add.using(backend="database").enqueue(1, 2).id)
+    Cancellation.objects.ask_all([job_id, stored], "no longer needed")
+    monkeypatch.setattr(redis.broker, "states", _away)
+    sweep_requests(settings_for("database"))
+    assert set(Cancellation.objects.reasons_of([job_id, stored])) == {job_id}
+
+
+def _away(_job_ids: object) -> None:
+    raise BrokerUnavailable("Redis is away.")
+
+
+def test_board_of_a_cluster_of_the_other_broker_is_left_to_that_broker(
+    redis: Dispatch, tmp_path: Path
+) -> None:
+    """Only a cluster that knows the broker can release its jobs there uncounted."""
+    add.enqueue(1, 2)
+    dead = Cluster.objects.create(
+        id=uuid.uuid4(),
+        name=redis.settings.cluster,
+        host=socket.gethostname(),
+        pid=1,
+        started_at=timezone.now(),
+        heartbeat_us=DatabaseNow(),
+        info={"alias": "default", "board": str(tmp_path / "board")},
+    )
+    (lease,) = redis.claim(ClaimRequest(1, holder=dead.pk, lease_seconds=60))
+    board = Board.create(tmp_path / "board", workers=1, slots=1)
+    board.close()
+    assert upkeep_of("database").rescuing.bury_clusters_of_this_host() == 0
+    assert upkeep_of("default").rescuing.bury_clusters_of_this_host() == 1
+    assert redis.states([lease.job_id])[lease.job_id] == "ready"
+
+
+def test_result_of_a_job_that_the_other_broker_leases_is_kept(redis: Dispatch) -> None:
     """The row says that the job must not run again after its lease has ended."""
+    add.enqueue(1, 2)
+    (leased,) = redis.claim(ClaimRequest(1, holder=uuid.uuid4(), lease_seconds=60))
     job_ids = [
-        UUID(one.id) for one in add.using(backend="database").enqueue_many([((1, 2), {})] * 2)
+        UUID(one.id) for one in add.using(backend="database").enqueue_many([((1, 2), {})] * 3)
     ]
     broker_for(settings_for("database")).withdraw(job_ids)
-    for job_id, days in zip(job_ids, (2, 8), strict=True):
-        ended = {"status": "SUCCESSFUL", "finished_at": timezone.now() - timedelta(days=days)}
-        Job.objects.filter(pk=job_id).update(**ended)
-    plan = Plan(alias="database", overrides=(("keep_results", Retention(60.0, 0, 60.0, 0)),))
-    assert Upkeep(plan, plan.settings, broker_for(plan.settings), lambda: None).prune() == 1
-    assert set(Job.objects.values_list("pk", flat=True)) == {job_ids[0]}
+    Job.objects.filter(pk=job_ids[1]).update(id=leased.job_id)
+    ended = {"status": "SUCCESSFUL", "finished_at": timezone.now() - timedelta(days=2)}
+    Job.objects.update(**ended)
+    plan = Plan(alias="database", overrides=(("keep_results", Retention(60.0, None, 60.0, None)),))
+    assert Upkeep(plan, plan.settings, broker_for(plan.settings), lambda: None).prune() == 2
+    assert set(Job.objects.values_list("pk", flat=True)) == {leased.job_id}

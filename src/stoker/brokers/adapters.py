@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from uuid import UUID
@@ -74,10 +75,20 @@ def _dispatch(settings: Settings) -> Dispatch:
     return Dispatch(settings, OrmBroker(settings), adapter)
 
 
-def dispatches_of(database: str) -> list[Dispatch]:
-    """Return the dispatches of the backends in ``TASKS`` that have this database."""
-    found = [one.settings for one in own_backends().values()]
-    return [broker_for(settings) for settings in found if settings.database == database]
+def brokers_beside(settings: Settings) -> list[Dispatch]:
+    """Return the dispatches of the other backends in ``TASKS`` that have the same database, but
+    another broker, which leases jobs itself. Those whose driver is not installed are left out."""
+    found = []
+    for other in _settings_with(settings.database):
+        with suppress(ConfigurationError):  # `check` reports it
+            if other.broker != settings.broker and broker_for(other).broker is not None:
+                found.append(broker_for(other))
+    return found
+
+
+def shares_database(settings: Settings) -> bool:
+    """Return whether another backend in ``TASKS`` has the same database, but another broker."""
+    return any(one.broker != settings.broker for one in _settings_with(settings.database))
 
 
 def held_by_brokers(database: str, job_ids: Sequence[UUID]) -> set[UUID]:
@@ -88,10 +99,15 @@ def held_by_brokers(database: str, job_ids: Sequence[UUID]) -> set[UUID]:
         BrokerUnavailable: a broker does not answer.
     """
     found: set[UUID] = set()
-    for dispatch in dispatches_of(database):
-        if dispatch.broker is not None:
-            found |= dispatch.broker.states(job_ids).keys()
+    for broker in [broker_for(settings).broker for settings in _settings_with(database)]:
+        if broker is not None:
+            found |= broker.states(job_ids).keys()
     return found
+
+
+def _settings_with(database: str) -> list[Settings]:
+    found: list[Settings] = [one.settings for one in own_backends().values()]
+    return [settings for settings in found if settings.database == database]
 
 
 def adapter_for(settings: Settings) -> Broker | Transport:

@@ -19,7 +19,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from stoker.brokers.adapters import broker_for, dispatches_of
+from stoker.brokers.adapters import broker_for, brokers_beside
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, RowsLocked
@@ -199,12 +199,12 @@ def sweep_requests(settings: Settings, beat: Callable[[], None] = lambda: None) 
 def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
     """Finish these requests, see ``sweep_requests``."""
     alias, broker = settings.database, broker_for(settings)
-    others = _at_other_brokers(settings, reasons)
-    reasons = {job_id: reason for job_id, reason in reasons.items() if job_id not in others}
     outgoing: set[UUID] = set()
     if _forgets_withdrawn(broker):
         outgoing = {row.pk for row in broker.outgoing(list(reasons))}
     places = broker.states(list(reasons))
+    others = _at_other_brokers(settings, reasons.keys() - places.keys())
+    reasons = {job_id: reason for job_id, reason in reasons.items() if job_id not in others}
     waiting = [job_id for job_id in reasons if places.get(job_id, "running") != "running"]
     steps = _full_rows(settings, _steps(alias, waiting))
     jobs = [*Job.objects.using(alias).filter(pk__in=waiting), *steps]
@@ -226,14 +226,17 @@ def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
     return len(gone)
 
 
-def _at_other_brokers(settings: Settings, job_ids: Collection[UUID]) -> set[UUID]:
-    """Return the jobs that are at another broker whose results are in the same database, or on
-    their way there. The clusters of that broker finish the requests."""
+def _at_other_brokers(settings: Settings, job_ids: Collection[UUID]) -> Collection[UUID]:
+    """Return which of these jobs are, or may be, at another broker whose results are in the same
+    database, or on their way there. The clusters of that broker finish the requests."""
     found: set[UUID] = set()
-    for other in dispatches_of(settings.database):
-        if other.broker is not None and other.settings.broker != settings.broker:
-            found |= other.states(list(job_ids)).keys()
+    for other in brokers_beside(settings) if job_ids else ():
+        try:
+            assert other.broker is not None
+            found |= other.broker.states(list(job_ids)).keys()
             found |= {row.pk for row in other.outgoing(job_ids)}
+        except BrokerUnavailable:
+            return job_ids
     return found
 
 

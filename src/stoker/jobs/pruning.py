@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from uuid import UUID
 
 from django.db import models
+from django.db.models import Q
 from django.utils import timezone
 
+from stoker.brokers.adapters import brokers_beside
+from stoker.brokers.contract import Broker
 from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
 from stoker.models import Attempt, Job, LogChunk
@@ -28,14 +32,22 @@ class Pruning:
         self._alias = settings.database
         self._beat = beat
         self._before: datetime | None = None
+        self._others: list[Broker] = []
 
     def prune(self, before: datetime | None = None) -> int:
         """Delete results whose retention has ended, in batches along an index.
 
+        Results of jobs that a broker of another backend still has are kept.
+
         Args:
             before: delete only results of jobs that ended before this time; None = all.
+
+        Raises:
+            BrokerUnavailable: such a broker does not answer.
         """
         self._before = before
+        beside = (one.broker for one in brokers_beside(self._settings))
+        self._others = [broker for broker in beside if broker is not None]
         keep = self._settings.keep_results
         limits = (
             ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),
@@ -70,8 +82,16 @@ class Pruning:
     def _delete(self, jobs: models.QuerySet[Job]) -> int:
         if self._before is not None:
             jobs = jobs.filter(finished_at__lt=self._before)
-        removed = 0
-        while job_ids := list(jobs.order_by("finished_at").values_list("pk", flat=True)[:BATCH]):
+        removed, after = 0, jobs
+        while rows := list(
+            after.order_by("finished_at", "pk").values_list("finished_at", "pk")[:BATCH]
+        ):
+            if self._others:
+                ended_at, last = rows[-1]
+                after = jobs.filter(
+                    Q(finished_at__gt=ended_at) | Q(finished_at=ended_at, pk__gt=last)
+                )
+            job_ids = self._unleased([job_id for _, job_id in rows])
             told_of = told_by_dead_letters(self._alias, job_ids)
             forgotten = [job_id for job_id in job_ids if job_id not in told_of]
             Attempt.objects.using(self._alias).filter(job_id__in=forgotten).delete()
@@ -80,3 +100,10 @@ class Pruning:
             removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
             self._beat()
         return removed
+
+    def _unleased(self, job_ids: list[UUID]) -> list[UUID]:
+        """Return the jobs that no broker of another backend has."""
+        held: set[UUID] = set()
+        for broker in self._others:
+            held |= broker.states(job_ids).keys()
+        return [job_id for job_id in job_ids if job_id not in held]

@@ -205,7 +205,7 @@ MISTAKES = (
         [
             Change(
                 "cluster.scheduler.upkeep:Upkeep.prune",
-                replace("self._broker.broker is not None", "False"),
+                replace("self._broker.broker is None", "True"),
             )
         ],
         "tests/integration/test_made_atomic.py",

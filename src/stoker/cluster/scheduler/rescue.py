@@ -17,6 +17,7 @@ from uuid import UUID, uuid4
 
 from django.db import InterfaceError, OperationalError
 
+from stoker.brokers.adapters import brokers_beside
 from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster.board import Board, board_path, job_lease
@@ -183,8 +184,10 @@ class Rescue:
         return self._bury_all(grave for grave in graves if grave.board is not None)
 
     def _board_of(self, cluster: Cluster) -> Board | None:
-        """Return the board of a cluster on this host if none of its processes is alive."""
-        if cluster.host != self._plan.host:
+        """Return the board of a cluster on this host if none of its processes is alive. The board
+        of a cluster with another broker is left to clusters that can free its jobs there."""
+        others = {one.settings.alias for one in brokers_beside(self._settings)}
+        if cluster.host != self._plan.host or cluster.info.get("alias") in others:
             return None
         return Board.of_the_dead(Path(cluster.info.get("board", "")))
 

@@ -14,7 +14,7 @@ from functools import partial
 
 from django.db import Error, connections
 
-from stoker.brokers.adapters import dispatches_of
+from stoker.brokers.adapters import shares_database
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster.plan import Plan
 from stoker.cluster.reload import code_digest
@@ -44,7 +44,6 @@ from stoker.models import (
     Tally,
 )
 from stoker.models.metrics import FOLDS, PEAKS, SAMPLE_SECONDS, fold_oldest, forget_before
-from stoker.models.outbox import RELAYED_SECONDS
 from stoker.operations.bulk_walk import forget_old, go_on
 from stoker.signals import tell
 from stoker.store.engines import engine_of
@@ -177,17 +176,10 @@ class Upkeep:
         acked them. Only their rows say that they must not run again, so the rows are kept until
         ``rescue`` has run after the end of such leases.
         """
-        limits = []
-        if self._broker.broker is not None:
-            limits.append(self.rescuing.rescued_at - 2 * self._settings.lease_seconds)
-        if any(one.broker is not None for one in self._beside()):
-            limits.append(time.time() - RELAYED_SECONDS)  # whenever their clusters have rescued
-        return self._pruning.prune(moment(max(0.0, min(limits))) if limits else None)
-
-    def _beside(self) -> list[Dispatch]:
-        """Return the dispatches of backends that have this database, but another broker."""
-        found = dispatches_of(self._alias)
-        return [one for one in found if one.settings.broker != self._settings.broker]
+        if self._broker.broker is None:
+            return self._pruning.prune()
+        before = self.rescuing.rescued_at - 2 * self._settings.lease_seconds
+        return self._pruning.prune(moment(max(0.0, before)))
 
     # -- the lease, the vacuum, the error boundary ------------------------------------------------
 
@@ -199,7 +191,7 @@ class Upkeep:
     def _take_lease_of_broker(self) -> bool:
         """Take the lease under which jobs are rescued from this broker if the holder of the upkeep
         lease may be a cluster of another backend, which does not know the broker."""
-        needs_it = self._broker.broker is not None and bool(self._beside())
+        needs_it = self._broker.broker is not None and shares_database(self._settings)
         return needs_it and self._take(self._lock_of_broker)
 
     def _take(self, name: str) -> bool:
