@@ -85,9 +85,7 @@ def test_job_is_kept_from_its_claim_until_it_is_handed_out(stand: Stand) -> None
     first, second, third = stand.claim()
 
     def kept() -> set[uuid.UUID]:
-        if isinstance(stand.broker, Dispatch):
-            return stand.broker.kept([first.lease, second.lease, third.lease])
-        return stand.broker.kept([first.job_id, second.job_id, third.job_id])
+        return stand.broker.kept([first.lease, second.lease, third.lease])
 
     assert kept() == {first.job_id, second.job_id, third.job_id}
     stand.broker.note_handed_out([first.lease, third.lease])

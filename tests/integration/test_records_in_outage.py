@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stoker import Lock
-from stoker.brokers.contract import Lease
+from stoker.brokers.contract import Extension, Lease, Leases, Unrecorded
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
@@ -15,6 +15,7 @@ from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted, Batch
 from stoker.jobs.record import LeftOut, Recorder
 from stoker.models import Attempt, Claimed, Job
+from stoker.models.job import JobColumns
 
 from tests.app.tasks import add, fail
 from tests.integration.fronted import fronted_broker, outside
@@ -97,3 +98,29 @@ def test_only_successes_that_the_broker_records_are_left_out(options: dict[str, 
         assert record(broker, ran[1:2], doubtful=-1) == (set(), set())
         assert broker.states([ran[1].delivery.job_id]) == {}
         assert outside(broker) == 0
+
+
+@pytest.mark.parametrize("is_recorded_there", [True, False])
+def test_only_outcomes_on_the_server_that_is_down_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, *, is_recorded_there: bool
+) -> None:
+    with fronted_broker(**({"RESULTS": "redis"} if is_recorded_there else {})) as broker:
+        assert broker.broker is not None
+        jobs = [add.enqueue(1, 2), add.enqueue(1, 2)]
+        ran = run_all(*jobs)
+        down, finish = ran[0].delivery.lease, broker.broker.finish
+
+        def finish_others(batch: JobColumns, leases: Leases) -> Unrecorded:
+            here = [place for place, lease in enumerate(leases) if lease != down]
+            finished = finish(batch.take(here), leases.take(here))
+            return finished._replace(unanswered=[down], error=BrokerUnavailable("It is down."))
+
+        monkeypatch.setattr(broker.broker, "finish", finish_others)
+        monkeypatch.setattr(
+            broker.broker, "extend_unlocked", lambda *_, **__: Extension(set(), {down})
+        )
+        assert record(broker, ran, doubtful=0) == (set(), {down})
+        jobs[1].refresh()
+        assert jobs[1].return_value == 3
+        jobs[0].refresh()
+        assert not jobs[0].is_finished

@@ -110,7 +110,7 @@ def test_jobs_of_a_claim_change_independently(stand: RedisStand) -> None:
     acked, released, rest = stand.claim()
     assert (acked.attempt, released.attempt, rest.attempt) == (1, 1, 1)
     stand.broker.note_handed_out([rest.lease])
-    assert stand.broker.kept([acked.job_id, released.job_id, rest.job_id]) == {
+    assert stand.broker.kept([acked.lease, released.lease, rest.lease]) == {
         acked.job_id,
         released.job_id,
     }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from stoker.brokers.contract import ClaimRequest, Lease, Return
+from stoker.brokers.contract import ClaimRequest, Lease, PartlyUnavailable, Return
 from stoker.brokers.redis.broker import RedisBroker
 from stoker.brokers.redis.slots import SlottedRedisBroker
 from stoker.conf import Settings
@@ -199,7 +199,13 @@ def test_slots_of_other_nodes_are_served_while_the_first_slots_node_is_stopped(
             assert {one.lease for one in broker.held_by(leasing["holder"])} == set(held)
             broker.enqueue([message(queue=here[0])])
             broker.ping()
+            assert broker.kept(held) == {lease.job_id for lease in held}
+            with pytest.raises(BrokerUnavailable):
+                broker.kept([claimed[gone].lease])
+            assert broker.answers_for(held)
+            assert not broker.answers_for([claimed[gone].lease])
             (found,) = broker.claim(ClaimRequest(9, **leasing))
+            assert broker.is_partial
             assert broker.settle([found.lease]) == set()
             with pytest.raises(BrokerUnavailable):
                 broker.enqueue([message(queue=gone)])
@@ -209,8 +215,9 @@ def test_slots_of_other_nodes_are_served_while_the_first_slots_node_is_stopped(
         assert len(before.claim(ClaimRequest(9, **leasing))) == 2, "the others are relayed"
         with pytest.raises(BrokerUnavailable):
             fresh.relay(relayed)
-        with pytest.raises(BrokerUnavailable):
+        with pytest.raises(PartlyUnavailable) as partly:
             before.settle([claimed[gone].lease, *held])
+        assert partly.value.leases == [claimed[gone].lease]
         assert not {one.lease for one in before.held_by(leasing["holder"])} & set(held)
         assert "slots_unreachable" in [name for name, _ in events]
         before.close()

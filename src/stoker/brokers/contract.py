@@ -22,6 +22,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 from uuid import UUID
 
+from stoker.exceptions import BrokerUnavailable
 from stoker.store.wake import NoWake, Wake
 from stoker.values.ids import id_of
 
@@ -214,6 +215,19 @@ class Unrecorded(NamedTuple):
     returned: set[Lease]
     """Leases of jobs that had been released before. The store may know these jobs, so their
     outcomes have to be recorded there."""
+    unanswered: Collection[Lease] = ()
+    """Leases on one of several servers that did not answer."""
+    error: BrokerUnavailable | None = None
+    """Why they were not ended."""
+
+
+class PartlyUnavailable(BrokerUnavailable):
+    """One of a broker's servers did not answer. Nothing is known of its ``leases``; those of the
+    other servers have ended."""
+
+    def __init__(self, error: BrokerUnavailable, leases: Collection[Lease]) -> None:
+        super().__init__(str(error))
+        self.leases = leases
 
 
 class Broker(ABC):
@@ -257,6 +271,12 @@ class Broker(ABC):
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         """Lease due jobs, by priority, then first in, first out."""
 
+    @property
+    def is_partial(self) -> bool:
+        """Return whether one of several servers did not answer the last ``claim`` or ``held_by`` of
+        this process, so that its jobs are missing. A claim may have leased some of them."""
+        return False
+
     @abstractmethod
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         """Let each lease end ``lease_seconds`` from now. Return the stale leases."""
@@ -270,9 +290,9 @@ class Broker(ABC):
         """Record that these jobs are being sent to workers. From then on ``kept`` does not
         return them."""
 
-    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        """Return the leased jobs in their last attempt that no worker has received. A broker
-        without this information returns an empty set."""
+    def kept(self, leases: Sequence[Lease]) -> set[UUID]:
+        """Return which of these leased jobs are in their last attempt and no worker has received
+        them. A broker without this information returns an empty set."""
         return set()
 
     @abstractmethod
@@ -292,6 +312,9 @@ class Broker(ABC):
 
         Returns:
             The stale leases, for which nothing was changed.
+
+        Raises:
+            PartlyUnavailable: one of several servers did not answer.
         """
 
     def begin_settle(
@@ -379,6 +402,10 @@ class Broker(ABC):
     def ping(self) -> None:
         """Raise BrokerUnavailable if the server does not answer, or refuses all writes."""
         self.info()
+
+    def answers_for(self, leases: Collection[Lease]) -> bool:
+        """Return whether all servers with these leases answer, if a ``ping`` has just worked."""
+        return True
 
     def weaknesses(self) -> list[str]:
         """Return a sentence for each setting of the server that may lose jobs. The sentence says

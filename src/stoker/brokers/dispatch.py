@@ -303,7 +303,12 @@ class Dispatch:
     @property
     def leaves_doubt(self) -> bool:
         """Return whether a lost answer may have leased more jobs than the last claim returned."""
-        return self.store is not None and self.store.leaves_doubt
+        return self.is_partial or (self.store is not None and self.store.leaves_doubt)
+
+    @property
+    def is_partial(self) -> bool:
+        """Return whether jobs of a server are missing in an answer, see ``Broker.is_partial``."""
+        return self.broker is not None and self.broker.is_partial
 
     # -- leases -----------------------------------------------------------------------------------
 
@@ -334,7 +339,7 @@ class Dispatch:
     def kept(self, leases: Sequence[Lease]) -> set[UUID]:
         """Return the jobs in their last attempt that no worker has received: see ``Broker``."""
         parts = self._by_lessor(leases)
-        return {one for place, part in parts for one in place.kept([held.job_id for held in part])}
+        return {one for place, part in parts for one in place.kept(part)}
 
     def settle(
         self,

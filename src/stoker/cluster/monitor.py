@@ -8,16 +8,14 @@ from __future__ import annotations
 import selectors
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from uuid import UUID
 
 from django.db import DatabaseError
 
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import Lease, LeaseId, Leases, Return
-from stoker.brokers.dispatch import Dispatch
+from stoker.brokers.contract import Lease, LeaseId
 from stoker.exceptions import BrokerError, NotMigrated
 from stoker.jobs.failures import tell_failure, tell_stale
 from stoker.jobs.faults import fault_of
@@ -43,6 +41,7 @@ from .callbacks import Callbacks
 from .channel import Closed, Stream
 from .process import Child
 from .refusals import CAUSED_BY_OUTCOME, Aside, Refused, Unanswered
+from .unsettled import Unsettled
 from .wire import (
     Reported,
     as_failed,
@@ -109,6 +108,8 @@ class Monitor:
         self._last_batch = 0
         self._has_all = False
         """Whether all jobs of all workers had been reported when the last report arrived."""
+        self._tell_waiting_at = 0.0
+        """From this monotonic time, outcomes that wait for the broker are logged again."""
         self._careful_until = 0.0
         """Up to this monotonic time, each batch starts with a search for locked rows, because
         waiting for a lock takes a second."""
@@ -315,6 +316,10 @@ class Monitor:
                 tries = not error.is_away and is_large(reported)
                 (doubtful if tries else waiting).append(reported)
         self._hold_up(waiting, pause_seconds)
+        now = time.monotonic()
+        if waiting and now >= self._tell_waiting_at and not self.of_broker.is_waiting:
+            self._tell_waiting_at = now + pause_seconds
+            tell("broker_unreachable", error=str(error), seconds=pause_seconds)
         for one in doubtful:
             self._finish([one], pause_seconds)
         return done
@@ -350,7 +355,7 @@ class Monitor:
         try:
             return self.recorder.record(open_batch(batch), is_again=is_again)
         except LeftOut as error:
-            is_away = self.of_broker.call((self.broker.broker or self.broker).ping) is None
+            is_away = self._is_away(batch, error.leases)
             if is_away or len(batch) > 1 or not is_large(batch[0]):
                 raise Unanswered(error, is_away=is_away) from error
             raise
@@ -359,6 +364,16 @@ class Monitor:
             if is_refused or is_text_refused(error):
                 raise Refused(error) from error
             raise
+
+    def _is_away(self, batch: Sequence[Reported], left_out: Collection[Lease]) -> bool:
+        """Return whether the broker is unreachable, or the one of its servers that has left out a
+        large outcome."""
+        assert self.broker.broker is not None
+        if self.of_broker.call(self.broker.broker.ping) is None:
+            return True
+        leases = zip(batch, open_batch(batch).leases, strict=True)
+        large = [one for reported, one in leases if one in left_out and is_large(reported)]
+        return not self.broker.broker.answers_for(large)
 
     def _is_recorded_as_failure(self, reported: Reported, error: Exception) -> bool:
         """Record a failure instead of an outcome that the store always refuses, or the outcome with
@@ -407,11 +422,12 @@ class Monitor:
         """Tell the pusher that these outcomes are recorded, as soon as their leases are settled.
         Those of leases in the store are already."""
         if len(self.unsettled):
-            sides: tuple[list[int], list[int]] = ([], [])
+            sides: tuple[list[tuple[int, LeaseId]], list[tuple[int, LeaseId]]] = ([], [])
             for report, job in batch:
-                sides[self.broker.is_inside(lease_id_of(job))].append(report[0])
-            self.unsettled.numbers += sides[False]
-            self._tell_pusher(sides[True])
+                lease_id = lease_id_of(job)
+                sides[self.broker.is_inside(lease_id)].append((report[0], lease_id))
+            self.unsettled.note(sides[False])
+            self._tell_pusher([number for number, _ in sides[True]])
         else:
             self._tell_pusher([report[0] for report, _ in batch])
 
@@ -422,61 +438,3 @@ class Monitor:
             self.pusher.send(("recorded", numbers))
         except Closed:
             self._drop_pusher()
-
-
-class Unsettled:
-    """Recorded jobs whose leases are not yet settled with the broker outside the store.
-
-    Those of one call may be on their way to the broker while more are added.
-    """
-
-    def __init__(self, broker: Dispatch) -> None:
-        self._broker = broker
-        self._begun: list[int] = []
-        """Delivery numbers of the call that the broker has not answered yet."""
-        self._end: Callable[[], object] | None = None
-        """Function that waits for the broker's answer to that call."""
-        self._start_anew()
-
-    def _start_anew(self) -> None:
-        self.numbers: list[int] = []
-        """Numbers of recorded deliveries to report to the pusher after the next call."""
-        self._job_ids: list[str] = []
-        self._lease_ids: list[LeaseId] = []
-        self._again: list[Return] = []
-        self._failed: set[UUID] = set()
-
-    def __len__(self) -> int:
-        return len(self._job_ids) + len(self._again)
-
-    @property
-    def has_begun(self) -> bool:
-        """Whether the broker has not answered a call yet."""
-        return self._end is not None
-
-    def put(self, over: Leases, again: Sequence[Return], failed: Collection[UUID]) -> None:
-        """Add jobs to ack and release in the next call."""
-        self._job_ids += over.job_ids
-        self._lease_ids += over.lease_ids
-        self._again += again
-        self._failed |= set(failed)
-
-    def begin(self) -> None:
-        """Send the jobs to the broker. If that fails, they stay here."""
-        over = Leases(self._job_ids, self._lease_ids)
-        self._end = self._broker.begin_settle(over, self._again, self._failed)
-        self._begun = self.numbers
-        self._start_anew()
-
-    def end(self) -> list[int]:
-        """Wait until the broker has settled the jobs, and return the numbers of their deliveries.
-        If that fails, the next call of this method sends them again."""
-        if self._end is not None:
-            self._end()
-        self._end = None
-        return self._begun
-
-    def forget_numbers(self) -> None:
-        """Drop the delivery numbers to report, because the new pusher does not know them."""
-        self.numbers = []
-        self._begun = []

@@ -26,7 +26,7 @@ from uuid import UUID
 
 from django.db import transaction
 
-from stoker.brokers.contract import Lease, Leases, Return
+from stoker.brokers.contract import Lease, Leases, Return, Unrecorded
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
@@ -251,19 +251,11 @@ class Recorder:
         stale: set[Lease] = set()
         errors: dict[Lease, BrokerUnavailable] = {}
         if self._broker.finishes:
-            plain = self._at_once(batch)
-            try:
-                stale, batch = self._finish_at_broker(plain, batch)
-            except BrokerUnavailable as error:
-                errors = dict.fromkeys(plain.leases, error)
-                batch = batch.without(errors)
-        doubtful = self._doubtful(batch)
-        try:
-            stale |= (gone := self._check(doubtful))
-        except BrokerUnavailable as error:
-            gone = set(doubtful.leases)
-            errors |= dict.fromkeys(gone, error)
-        batch = batch.without(gone)
+            stale, errors, batch = self._finish_at_broker(self._at_once(batch), batch)
+        gone, unchecked = self._check_reachable(self._doubtful(batch))
+        stale |= gone
+        errors |= unchecked
+        batch = batch.without(gone | unchecked.keys())
         if len(batch):
             self._record_valid(batch, recorded)
         return stale, errors
@@ -282,16 +274,22 @@ class Recorder:
             self._count(done.where(lambda at: done.leases[at] in ended))  # by atomic tasks
         self._settle_outside(*_leases_of(batch))
 
-    def _finish_at_broker(self, plain: Batch, batch: Batch) -> tuple[set[Lease], Batch]:
-        """Let the broker record what succeeded at once (``plain``). Return the stale leases, and
-        the outcomes that are left to be recorded in the store."""
+    def _finish_at_broker(
+        self, plain: Batch, batch: Batch
+    ) -> tuple[set[Lease], dict[Lease, BrokerUnavailable], Batch]:
+        """Let the broker record what succeeded at once (``plain``). Return the stale leases, lease
+        -> error for outcomes that are left out, and those left to be recorded in the store."""
         if not len(plain):
-            return set(), batch
-        finished = self._broker.finish(plain, plain.leases)
-        left = finished.stale | finished.returned
-        self._tell(plain.without(left), ())
+            return set(), {}, batch
+        try:
+            finished = self._broker.finish(plain, plain.leases)
+        except BrokerUnavailable as error:
+            finished = Unrecorded(set(), set(), plain.leases, error)
+        errors = dict.fromkeys(finished.unanswered, finished.error) if finished.error else {}
+        self._tell(plain.without(finished.stale | finished.returned | errors.keys()), ())
         job_ids = set(plain.without(finished.returned).job_ids)
-        return finished.stale, batch.where(lambda place: batch.job_ids[place] not in job_ids)
+        rest = batch.where(lambda place: batch.job_ids[place] not in job_ids)
+        return finished.stale, errors, rest
 
     def _doubtful(self, batch: Batch) -> Batch:
         """Return the outcomes whose leases end soon."""
@@ -307,6 +305,21 @@ class Recorder:
             return set()
         seconds = self._settings.lease_seconds
         return self._broker.extend(doubtful.leases, lease_seconds=seconds)
+
+    def _check_reachable(
+        self, doubtful: Batch
+    ) -> tuple[set[Lease], dict[Lease, BrokerUnavailable]]:
+        """Extend the leases that end soon. Return the stale leases, and lease -> error for those
+        whose server does not answer."""
+        if not len(doubtful):
+            return set(), {}
+        seconds = self._settings.lease_seconds
+        try:
+            answer = self._broker.extend_unlocked(doubtful.leases, lease_seconds=seconds)
+        except BrokerUnavailable as error:
+            return set(), dict.fromkeys(doubtful.leases, error)
+        failure = BrokerUnavailable("One of the broker's servers does not answer.")
+        return answer.stale, dict.fromkeys(answer.locked, failure)
 
     def _describe(self, batch: Batch) -> None:
         """Fill in the tasks and enqueue times that the workers' reports do not contain."""

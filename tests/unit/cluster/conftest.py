@@ -1,24 +1,33 @@
 """A cluster's parts without its processes: a board in a file and a clock set by hand."""
 
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stoker.brokers.contract import Delivery
+from stoker.cluster import monitor as monitor_module
 from stoker.cluster.board import Board
+from stoker.cluster.channel import Control, Stream, socket_pair
+from stoker.cluster.monitor import Monitor
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import Recall, Roster
+from stoker.cluster.wire import Reported
+from stoker.jobs.outcomes import Attempted, Succeeded
+from stoker.signals import event
 
+from tests.unit.cluster.monitoring import Store, reported
 from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 
 TIMED = (
     "store.engines.sessions", "cluster.board", "cluster.crew",
     "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.leases",
     "cluster.pusher.requests",
-    "cluster.pusher.roster", "cluster.worker.workload",
+    "cluster.pusher.roster", "cluster.unsettled", "cluster.worker.workload",
 )  # fmt: skip
 """Modules of the cluster that read the clock."""
 
@@ -67,3 +76,72 @@ def deliveries() -> Callable[..., list[Delivery]]:
         return [make_delivery(**changes) for _ in range(count)]
 
     return make
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    store = Store()
+    monkeypatch.setattr(monitor_module, "Recorder", lambda *_: store)
+    return store
+
+
+@pytest.fixture
+def ends() -> Iterator[list[socket.socket]]:
+    opened: list[socket.socket] = []
+    yield opened
+    for end in opened:
+        end.close()
+
+
+@pytest.fixture
+def pusher(ends: list[socket.socket]) -> tuple[Stream, Stream]:
+    """Return the monitor's and the pusher's end of the connection."""
+    first, second = socket_pair()
+    ends += [first, second]
+    return Stream(first), Stream(second)
+
+
+@pytest.fixture
+def monitor(
+    store: Store,
+    plan: Plan,
+    board: Board,
+    clock: Clock,
+    pusher: tuple[Stream, Stream],
+    ends: list[socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Monitor:
+    monkeypatch.setattr(monitor_module, "time", clock)
+    monkeypatch.setattr(monitor_module, "set_deadlines", lambda _, **__: None)
+    monkeypatch.setattr(monitor_module, "broker_for", lambda _: SimpleNamespace(
+        ping=store.ping_both, close=lambda: None, begin_settle=store.begin_settle,
+        broker=SimpleNamespace(ping=store.ping_both, answers_for=store.answers_for),
+        store=SimpleNamespace(ping=store.ping),
+        is_inside=store.inside.__contains__,
+    ))  # fmt: skip
+    ours, theirs = socket.socketpair()
+    ends += [ours, theirs]
+    monitor = Monitor(SimpleNamespace(plan=plan, board=board, control=Control(ours)))  # type: ignore[arg-type] # only this of it is used
+    monitor.pusher = pusher[0]
+    return monitor
+
+
+@pytest.fixture
+def batch(deliveries: Callable[[int], list[Delivery]]) -> list[Reported]:
+    return [
+        reported(number, Attempted(delivery, Succeeded(b"value"), "worker", 1.0, 2.0))
+        for number, delivery in enumerate(deliveries(8), 1)
+    ]
+
+
+@pytest.fixture
+def events() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Collect the name and the facts of each event."""
+    heard: list[tuple[str, dict[str, Any]]] = []
+
+    def note(name: str, facts: dict[str, Any], **_: Any) -> None:
+        heard.append((name, facts))
+
+    event.connect(note)
+    yield heard
+    event.disconnect(note)

@@ -174,10 +174,10 @@ class MongodbBroker(Broker):
         with self._asked() as jobs:
             jobs.bulk_write([UpdateMany(one, handed_out) for one in selections(leases)])
 
-    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+    def kept(self, leases: Sequence[Lease]) -> set[UUID]:
         found: set[UUID] = set()
         with self._asked() as jobs:
-            for some in batches(job_ids):
+            for some in batches([lease.job_id for lease in leases]):
                 wanted = {"_id": {"$in": some}, "state": "running", "kept": True}
                 found |= {one["_id"] for one in jobs.find(wanted, {"_id": 1})}
         return found

@@ -286,9 +286,9 @@ class OrmBroker(Broker):
         with explained(self.alias):
             self._leases.note_handed_out(lease_keys(leases))
 
-    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+    def kept(self, leases: Sequence[Lease]) -> set[UUID]:
         with explained(self.alias):
-            return self._leases.kept(job_ids)
+            return self._leases.kept([lease.job_id for lease in leases])
 
     def settle(
         self,

@@ -200,9 +200,9 @@ class RedisBroker(Broker):
     def note_handed_out(self, leases: Sequence[Lease]) -> None:
         self._run("hand_out", [named(leases)])
 
-    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
+    def kept(self, leases: Sequence[Lease]) -> set[UUID]:
         found = set()
-        for some in batches(job_ids):
+        for some in batches([lease.job_id for lease in leases]):
             known = self._run("look", [job_id.hex for job_id in some])
             found |= {job_id for job_id, one in zip(some, known, strict=True) if one and one[6]}
         return found

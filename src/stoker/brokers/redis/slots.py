@@ -29,6 +29,7 @@ from stoker.brokers.contract import (
     Extension,
     Lease,
     Leases,
+    PartlyUnavailable,
     Return,
     Unrecorded,
 )
@@ -75,6 +76,7 @@ class SlottedRedisBroker(Broker):
         self._pauses: dict[str, SlotPause] = defaultdict(SlotPause)
         """Node -> pause before it is asked again."""
         self._next = 0
+        self._is_partial = False
 
     @property
     def slots(self) -> list[RedisBroker]:
@@ -126,11 +128,7 @@ class SlottedRedisBroker(Broker):
         self, calls: Mapping[int, Callable[[RedisBroker], T]]
     ) -> tuple[dict[int, T], BrokerUnavailable | None]:
         """Call these slots. Return the answers of those that can be reached, and an error of one of
-        the others.
-
-        Raises:
-            BrokerUnavailable: none of them can be reached.
-        """
+        the others."""
         answers: dict[int, T] = {}
         failure: BrokerUnavailable | None = None
         for number, act in calls.items():
@@ -138,18 +136,24 @@ class SlottedRedisBroker(Broker):
                 answers[number] = self._ask(number, act)
             except BrokerUnavailable as error:
                 failure = error
-        if failure is not None and not answers:
-            raise failure
         return answers, failure
 
-    def _ask_reachable(self, act: Callable[[RedisBroker], T]) -> list[T]:
-        """Call all slots. Return the answers of those that can be reached.
+    def _ask_reachable(
+        self, calls: Mapping[int, Callable[[RedisBroker], T]]
+    ) -> tuple[dict[int, T], BrokerUnavailable | None]:
+        """Call these slots as ``_ask_all`` does.
 
         Raises:
             BrokerUnavailable: none of them can be reached.
         """
-        answers, _ = self._ask_all(dict.fromkeys(range(len(self.slots)), act))
-        return list(answers.values())
+        answers, failure = self._ask_all(calls)
+        if failure is not None and not answers:
+            raise failure
+        return answers, failure
+
+    def _each(self, act: Callable[[RedisBroker], T]) -> dict[int, Callable[[RedisBroker], T]]:
+        """Return this call for every slot."""
+        return dict.fromkeys(range(len(self.slots)), act)
 
     def _ask_each(self, calls: Mapping[int, Callable[[RedisBroker], T]]) -> list[T]:
         """Call these slots, also those after one that fails.
@@ -179,16 +183,20 @@ class SlottedRedisBroker(Broker):
         _ = self.slots
         if self._guessed is not None:  # the jobs may have been relayed to a slot unknown here
             raise BrokerUnavailable(str(self._guessed)) from self._guessed
-        groups = grouped(messages, lambda one: self._slot_of(one.queue))
-        self._ask_each(
-            {number: partial(self._relay, number, some, until) for number, some in groups.items()}
-        )
+        failure: BrokerUnavailable | None = None
+        for number, some in grouped(messages, lambda one: self._slot_of(one.queue)).items():
+            try:
+                self._relay(number, some, until)
+            except BrokerUnavailable as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
-    def _relay(self, number: int, messages: list[Message], until: float, slot: RedisBroker) -> None:
+    def _relay(self, number: int, messages: list[Message], until: float) -> None:
         fresh = self._not_relayed_elsewhere(messages, number)
-        # The nodes' clocks may differ.
-        ahead = slot.now() - self.first.now() if until and number else 0.0
-        slot.relay(fresh, until=until + ahead if until else 0.0)
+        if until and number:  # the nodes' clocks may differ
+            until += self._ask(number, RedisBroker.now) - self._ask(0, RedisBroker.now)
+        self._ask(number, lambda slot: slot.relay(fresh, until=until))
 
     def _not_relayed_elsewhere(self, messages: list[Message], number: int) -> list[Message]:
         """Leave out jobs that were relayed when there was another number of slots."""
@@ -198,7 +206,8 @@ class SlottedRedisBroker(Broker):
         )
         gone: set[UUID] = set()
         for other, pairs in old.items():
-            gone |= self._slots[other].relayed([one.job_id for _, one in pairs])
+            job_ids = [one.job_id for _, one in pairs]
+            gone |= self._ask(other, partial(RedisBroker.relayed, job_ids=job_ids))
         return [one for one in messages if one.job_id not in gone] if gone else messages
 
     def _old_slots(self, queue: str, number: int) -> set[int]:
@@ -218,9 +227,14 @@ class SlottedRedisBroker(Broker):
         age decide within a queue, but only roughly among queues. A node that does not answer does
         not keep jobs of the others from being claimed, and is no error if another one answers."""
         found, failure, has_answer = self._collect(request, RedisBroker.claim)
+        self._is_partial = failure is not None
         if failure and not has_answer:
             raise failure
         return found
+
+    @property
+    def is_partial(self) -> bool:
+        return self._is_partial
 
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         found, failure, _ = self._collect(request, RedisBroker.claim_expired)
@@ -229,9 +243,8 @@ class SlottedRedisBroker(Broker):
         return found
 
     def clocks(self) -> dict[str, float]:
-        return {
-            name: at for one in self._ask_reachable(RedisBroker.clocks) for name, at in one.items()
-        }
+        answers, _ = self._ask_reachable(self._each(RedisBroker.clocks))
+        return {name: at for one in answers.values() for name, at in one.items()}
 
     def _collect(
         self,
@@ -264,7 +277,7 @@ class SlottedRedisBroker(Broker):
         return set().union(*self._ask_each(calls))
 
     def extend_unlocked(self, leases: Sequence[Lease], *, lease_seconds: float) -> Extension:
-        answers, _ = self._ask_all(self._extending(leases, lease_seconds))
+        answers, _ = self._ask_reachable(self._extending(leases, lease_seconds))
         left = {lease for lease in leases if slot_of_lease(lease) not in answers}
         return Extension(set[Lease]().union(*answers.values()), left)
 
@@ -280,8 +293,10 @@ class SlottedRedisBroker(Broker):
         groups = grouped(leases, slot_of_lease)
         self._ask_each({number: partial(note, leases=some) for number, some in groups.items()})
 
-    def kept(self, job_ids: Sequence[UUID]) -> set[UUID]:
-        return set().union(*self._ask_reachable(lambda slot: slot.kept(job_ids)))
+    def kept(self, leases: Sequence[Lease]) -> set[UUID]:
+        kept, groups = RedisBroker.kept, grouped(leases, slot_of_lease)
+        calls = {number: partial(kept, leases=some) for number, some in groups.items()}
+        return set().union(*self._ask_each(calls))
 
     def settle(
         self,
@@ -298,7 +313,12 @@ class SlottedRedisBroker(Broker):
             return slot.settle(ended.get(number, ()), returned.get(number, ()), failed=failed)
 
         calls = {number: partial(settle, number) for number in {*ended, *returned}}
-        return set().union(*self._ask_each(calls))
+        answers, failure = self._ask_all(calls)
+        if failure is not None:
+            leases = [*over, *(back.lease for back in again)]
+            left = [lease for lease in leases if slot_of_lease(lease) not in answers]
+            raise PartlyUnavailable(failure, left) from failure
+        return set().union(*answers.values())
 
     def finish(self, jobs: JobColumns, leases: Leases) -> Unrecorded:
         """Record successes. If a slot cannot be reached, those of the others are recorded."""
@@ -310,24 +330,29 @@ class SlottedRedisBroker(Broker):
             return slot.finish(jobs.take(some), leases.take(some))
 
         calls = {number: partial(finish, some) for number, some in places.items()}
+        answers, failure = self._ask_reachable(calls)
         stale, returned = set[Lease](), set[Lease]()
-        for unrecorded in self._ask_each(calls):
+        for unrecorded in answers.values():
             stale |= unrecorded.stale
             returned |= unrecorded.returned
-        return Unrecorded(stale, returned)
+        left = [leases[place] for number in places.keys() - answers for place in places[number]]
+        return Unrecorded(stale, returned, left, failure)
 
     def results(self, job_ids: Sequence[UUID]) -> dict[UUID, Job]:
         return {key: job for one in self.slots for key, job in one.results(job_ids).items()}
 
     def expire_holder(self, holder: UUID) -> int:
-        calls = dict.fromkeys(range(len(self.slots)), lambda slot: int(slot.expire_holder(holder)))
-        return sum(self._ask_each(calls))
+        return sum(self._ask_each(self._each(lambda slot: int(slot.expire_holder(holder)))))
 
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
-        """Return the jobs leased by the holder, except those in slots that cannot be reached: their
-        leases cannot be extended, either."""
-        parts = self._ask_reachable(lambda slot: slot.held_by(holder, packages=packages))
-        return [held for part in parts for held in part]
+        """Return the jobs leased by the holder, except those in slots that cannot be reached
+        (``is_partial``). A new pusher stops them: it does not know until when their leases last,
+        and the leases of the others would end while it waited."""
+        parts, failure = self._ask_reachable(
+            self._each(lambda slot: slot.held_by(holder, packages=packages))
+        )
+        self._is_partial = failure is not None
+        return [held for part in parts.values() for held in part]
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -367,12 +392,25 @@ class SlottedRedisBroker(Broker):
         return self.first.open_wake()
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
-        due = self._ask_reachable(lambda slot: slot.next_due_seconds(rated=rated))
-        return min((seconds for seconds in due if seconds is not None), default=None)
+        due, _ = self._ask_reachable(self._each(lambda slot: slot.next_due_seconds(rated=rated)))
+        return min((seconds for seconds in due.values() if seconds is not None), default=None)
 
     def ping(self) -> None:
         """Raise BrokerUnavailable if no slot can be reached."""
-        self._ask_reachable(RedisBroker.ping)
+        self._ask_reachable(self._each(RedisBroker.ping))
+
+    def answers_for(self, leases: Collection[Lease]) -> bool:
+        """Ask the slots of these leases, also during the pause after a failed call: a value that is
+        too large may have been the reason of the failure."""
+        for number in {slot_of_lease(lease) for lease in leases}:
+            self._grow(number + 1)
+            slot = self._slots[number]
+            try:
+                slot.ping()
+            except BrokerUnavailable:
+                return False
+            self._pauses[node_of(slot)].end()
+        return True
 
     def close(self) -> None:
         self.first.close()
