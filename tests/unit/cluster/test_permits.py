@@ -16,7 +16,12 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.claims import RATED_SECONDS, SHORTEST_PAUSE_SECONDS, Claims
+from stoker.cluster.pusher.claims import (
+    PARTLY_HELD_SECONDS,
+    RATED_SECONDS,
+    SHORTEST_PAUSE_SECONDS,
+    Claims,
+)
 from stoker.cluster.pusher.estimates import REMEMBERED, Permits
 from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.pusher.leases import Adoption
@@ -405,6 +410,26 @@ def test_empty_claim_does_not_end_a_drain_while_a_server_may_have_messages(
     assert not claims.found_nothing
     arrivals.is_server_empty = True
     clock.turn(1.0)
+    claim(claims, 0, is_hungry=True)
+    assert claims.found_nothing
+
+
+def test_claim_without_one_of_several_servers_does_not_end_a_drain_and_leaves_a_doubt(
+    claims: Claims, broker: Stand, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compared: list[object] = []
+    monkeypatch.setattr(broker, "held_by", lambda *_, **__: compared.append(None) or [])
+    monkeypatch.setattr(Stand, "is_partial", True)
+    claim(claims, 0, is_hungry=True)
+    assert not claims.found_nothing
+    for _ in range(3):
+        claims.clear_up_doubts()
+    assert len(compared) == 1, "then only after a pause"
+    monkeypatch.setattr(Stand, "is_partial", False)
+    for _ in range(3):
+        clock.turn(PARTLY_HELD_SECONDS)
+        claims.clear_up_doubts()
+    assert len(compared) == 2, "until all servers have answered"
     claim(claims, 0, is_hungry=True)
     assert claims.found_nothing
 

@@ -29,6 +29,8 @@ MUCH_BYTES = CLAIM_BYTES // 4
 RELEASED_AT_ONCE = 500
 LOCKED_SECONDS = 1.0
 """Pause before the next try to release jobs that other transactions had locked."""
+PARTLY_HELD_SECONDS = 5.0
+"""Pause before leases are compared again after one of several servers did not list them."""
 RATED_SECONDS = 60.0
 """How long after the claim of a job with a rate the due time of rate limits is checked often."""
 
@@ -62,6 +64,7 @@ class Claims:
         the broker would lease and release the jobs that do not fit, and after a failed claim."""
         self._are_in_doubt = False
         """Whether the broker may have carried out a claim that failed here."""
+        self._look_at_held = 0.0
         self._rated_until = 0.0
         """Rate limits count as being in use until this time on the lease clock."""
         self._locked: frozenset[UUID] = frozenset()
@@ -72,8 +75,8 @@ class Claims:
         wait."""
         self._look_ahead: Callable[[], float | None] | None = None
         self.found_nothing = False
-        """Whether the last claim, made while nothing was in flight, found nothing, and a message
-        server outside the store has no messages either."""
+        """Whether the last claim, made while nothing was in flight, found nothing on any server,
+        and a message server outside the store has no messages either."""
 
     def claim(
         self, room: int, *, is_hungry: bool, prompt_room: Callable[[], int], turns: int = 1
@@ -107,6 +110,7 @@ class Claims:
         deliveries = answer.value
         arrivals = self._broker.arrivals
         is_all = arrivals is None or arrivals.is_server_empty
+        is_all = is_all and not self._broker.is_partial
         self.found_nothing = is_all and not deliveries and not len(self._flights)
         if deliveries:
             self._flights.add(deliveries, asked_at)
@@ -194,12 +198,14 @@ class Claims:
     def clear_up_doubts(self) -> None:
         """Release leases that this pusher does not know. Otherwise each would block its job until
         it expires, and count as an attempt. Leases of jobs that a worker has started are kept."""
-        if not self._are_in_doubt:
+        if not self._are_in_doubt or time.monotonic() < self._look_at_held:
             return
         asked_at = lease_clock()
         held = self._patience.call(partial(self._held, packages=False))
         if held is not None:
-            self._are_in_doubt = False
+            self._are_in_doubt = self._broker.is_partial
+            if self._are_in_doubt:
+                self._look_at_held = time.monotonic() + PARTLY_HELD_SECONDS
             unknown = self._flights.unknown(held.value)
             begun = self._board.begun() if unknown else set()
             if unbegun := [one for one in unknown if job_lease(one) not in begun]:
