@@ -1,12 +1,13 @@
 """The outbox: jobs of transactions that their broker cannot join."""
 
+import json
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
 from django.test import override_settings
 
 from stoker import chain
@@ -18,6 +19,7 @@ from stoker.jobs import relay as outbox
 from stoker.jobs.relay import RelayRefused, relay_from
 from stoker.jobs.states import JobState
 from stoker.models import Job, Outgoing
+from stoker.store.statements import with_keys
 
 from tests.app.tasks import add
 from tests.integration.work import work_off
@@ -237,3 +239,22 @@ class TestRefusals:
         with pytest.raises(RelayRefused):
             relay()
         assert (waiting(), Outgoing.objects.count()) == (1, 10)
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("number", [3, 500])
+def test_rows_are_found_by_key_though_the_table_was_empty_when_it_was_vacuumed(number: int) -> None:
+    """PostgreSQL believes then that it still is. It compared each row with each key."""
+    messages = [
+        Outgoing(job_id=uuid.uuid4(), backend="default", package=b"x" * 300, enqueued_at=0.0)
+        for _ in range(2000)
+    ]
+    Outgoing.objects.bulk_create(messages)
+    Outgoing.objects.all().delete()
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM (ANALYZE, TRUNCATE false) stoker_outbox")
+    Outgoing.objects.bulk_create(messages)
+    keys = [one.pk for one in messages[:number]]
+    (plan,) = json.loads(with_keys(Outgoing.objects.all(), keys).explain(format="json"))
+    assert plan["Plan"]["Node Type"] in ("Index Scan", "Seq Scan"), "no loop over the keys"
+    assert len(with_keys(Outgoing.objects.all(), keys)) == number
