@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from django.apps import AppConfig
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import checks
 from django.core.signals import setting_changed
@@ -68,7 +68,9 @@ def _tune(connection: Any, **_: Any) -> None:
     if connection.alias in stores:
         engine_for(connection).tune(connection)
     elif router.allow_migrate(connection.alias, "stoker", model_name="outgoing"):
-        engine_for(connection).tune_outbox(connection)
+        engine_for(connection).tune_outbox(
+            connection, apps.get_model("stoker.Outgoing")._meta.db_table
+        )
 
 
 def _tuned_databases() -> set[str]:

@@ -14,7 +14,7 @@ stoker.E008 An option under ``STOKER_API`` is unknown or has a wrong value.
 stoker.E009 A declared schedule is invalid, or two have the same name.
 stoker.E010 A reporter under ``REPORTERS`` cannot be loaded, or not with these options.
 stoker.E011 ``RESULTS`` names a cache or a server that does not exist or cannot keep results.
-stoker.E012 Two aliases in ``DATABASES`` are the SQLite file of the store.
+stoker.E012 Two aliases in ``DATABASES`` that can write are the SQLite file of the store.
 stoker.E013 Two backends with different databases take the same jobs from one broker.
 stoker.W001 Stoker's tables are missing or out of date.
 stoker.W002 ``django_tasks`` is not in ``INSTALLED_APPS``, on a Django that needs it.

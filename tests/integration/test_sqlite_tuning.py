@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 from django.db import OperationalError, connections, transaction
 from django.db.backends.signals import connection_created
 from django.test import override_settings
@@ -20,7 +21,8 @@ from django.test import override_settings
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
-from stoker.models import Job
+from stoker.models import Job, Outgoing
+from stoker.models.outbox import has_outbox
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import Patience, files_of
 from stoker.store.engines.sqlite import write_together
@@ -118,11 +120,21 @@ def test_other_databases_are_not_tuned(opened: Open) -> None:
 
 def test_database_with_an_outbox_is_tuned(opened: Open) -> None:
     connection = opened(is_store=False)
-    with connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE stoker_outgoing (number)")
+    call_command("migrate", "stoker", database=connection.alias, verbosity=0)
     connection.close()
     assert pragma(connection, "journal_mode") == "wal"
     assert connection.transaction_mode == "IMMEDIATE"
+
+
+def test_read_only_alias_of_an_outbox_can_be_read_in_transactions(
+    opened: Open, tmp_path: Path
+) -> None:
+    name = tmp_path / "store.sqlite3"
+    call_command("migrate", "stoker", database=opened().alias, verbosity=0)
+    connection = opened(is_store=False, NAME=f"file:{name}?mode=ro")
+    with transaction.atomic(using=connection.alias):
+        assert not Outgoing.objects.using(connection.alias).exists()
+    assert not has_outbox(connection.alias)
 
 
 def test_database_in_memory_is_not_tuned(opened: Open) -> None:
@@ -271,6 +283,17 @@ def test_cluster_does_not_create_a_file_that_was_deleted(store_of_cluster: Any) 
     with pytest.raises(BrokerUnavailable, match="is gone"):
         engine_of(store_of_cluster.alias).check_connection()
     assert not file.exists()
+
+
+def test_cluster_waits_if_the_file_cannot_be_looked_up(store_of_cluster: Any) -> None:
+    patience = Patience(settings_for(), broker_for(settings_for()))
+    file = remove(store_of_cluster)
+    folder = file.parent.rename(file.parent.with_name("moved"))
+    file.parent.touch()  # stat() of the file raises NotADirectoryError
+    assert patience.call(partial(numbers, store_of_cluster)) is None
+    assert "is gone" in str(patience.last_error)
+    file.parent.unlink()
+    folder.rename(file.parent)
 
 
 @override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": {"SQLITE_TUNING": "maybe"}}})

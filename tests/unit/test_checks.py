@@ -350,6 +350,10 @@ def test_e012_reports_two_aliases_of_one_sqlite_file(
         for name in (f"{tmp_path}/linked.sqlite3", f"file:{file}?mode=rwc"):
             monkeypatch.setitem(named, "NAME", name)
             assert ids(**tasks) == ["stoker.E012"]
+        for query in ("mode=ro", "immutable=1"):
+            monkeypatch.setitem(named, "NAME", f"file:{file}?{query}")
+            assert ids(**tasks) == [], "it cannot write"
+        monkeypatch.setitem(named, "NAME", str(file))
         monkeypatch.setitem(named, "TEST", {"MIRROR": store})
         assert ids(**tasks) == []
         monkeypatch.setitem(named, "TEST", {"MIRROR": None})

@@ -44,9 +44,10 @@ _silent_until: dict[str, float] = {}
 
 
 def may_have_outbox(alias: str) -> bool:
-    """Return whether ``DATABASE_ROUTERS`` allow an outbox in this database. They exclude, for
-    example, a replica, which has the table but cannot be written to."""
-    return bool(router.allow_migrate(alias, "stoker", model_name="outgoing"))
+    """Return whether ``DATABASE_ROUTERS`` allow an outbox in this database, and its connections can
+    write. The routers exclude, for example, a replica, which has the table, too."""
+    is_allowed = router.allow_migrate(alias, "stoker", model_name="outgoing")
+    return bool(is_allowed) and not engine_of(alias).is_read_only
 
 
 def has_outbox(alias: str) -> bool:
@@ -97,8 +98,9 @@ def possible_outboxes(store: str, *, joins_transactions: bool) -> list[str]:
 
 
 def why_ambiguous(store: str) -> str:
-    """Return what is wrong if another alias names the store's SQLite file, or "". A transaction on
-    one connection would wait for the transaction on the other, which waits for it."""
+    """Return what is wrong if another alias that can write names the store's SQLite file, or "". A
+    transaction on one connection would wait for the transaction on the other, which waits for
+    it."""
     file = engine_of(store).file
     for alias in possible_outboxes(store, joins_transactions=True) if file else ():
         is_mirror = connections[alias].settings_dict.get("TEST", {}).get("MIRROR")

@@ -84,13 +84,23 @@ class Sessions:
         if not self.connection.in_atomic_block:
             self.connection.close_if_unusable_or_obsolete()
 
-    def tune_outbox(self, connection: Any) -> None:
-        """Configure a new connection to a database that is not the store, if it has an outbox."""
+    def tune_outbox(self, connection: Any, table: str) -> None:
+        """Configure a new connection to a database that is not the store, if it has an outbox.
+
+        Args:
+            connection: the connection.
+            table: name of the table of an outbox.
+        """
 
     @property
     def file(self) -> Path | None:
         """Return the file of the database. None if it is on a server or in memory."""
         return None
+
+    @property
+    def is_read_only(self) -> bool:
+        """Return whether connections with these settings cannot write."""
+        return False
 
     @property
     def is_private(self) -> bool:

@@ -18,7 +18,7 @@ from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
 from uuid import UUID
 
 from django.db import OperationalError, models, transaction
@@ -49,6 +49,8 @@ LARGEST_WAL_BYTES = 1 << 26
 the largest size that it ever had."""
 WRITER_MODES = ("IMMEDIATE", "EXCLUSIVE")
 """Modes in which a transaction begins as a writer."""
+READ_ONLY = {("mode", "ro"), ("immutable", "1")}
+"""Parameters of a ``file:`` URI that make its connections read-only."""
 SHORTEST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.0004, 0.01
 """Pauses between attempts to become the writer."""
 BUSY = 5
@@ -123,10 +125,14 @@ class SQLite(Engine):
             name = unquote(urlsplit(name).path)
         return Path(name).resolve()
 
-    def tune_outbox(self, connection: Any) -> None:
-        found = connection.connection.execute(
-            "SELECT 1 FROM sqlite_master WHERE name = 'stoker_outgoing'"
-        )
+    @property
+    def is_read_only(self) -> bool:
+        return _is_read_only(self.connection)
+
+    def tune_outbox(self, connection: Any, table: str) -> None:
+        if _is_read_only(connection):
+            return
+        found = connection.connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", [table])
         if found.fetchone() is not None:
             self.tune(connection)
 
@@ -153,7 +159,8 @@ class SQLite(Engine):
         """Close this thread's connection if the file is not the one that was opened.
 
         Raises:
-            BrokerUnavailable: the file does not exist. A new connection would create it.
+            BrokerUnavailable: the file does not exist, and a new connection would create it, or it
+                cannot be looked up.
         """
         connection = self.connection
         if connection.in_atomic_block or not hasattr(connection, "stoker_file"):
@@ -269,11 +276,17 @@ class SQLite(Engine):
         return self.fetch("listed_end", {"leases": given})
 
 
+def _is_read_only(connection: Any) -> bool:
+    name = urlsplit(str(connection.settings_dict["NAME"]))
+    return name.scheme == "file" and not READ_ONLY.isdisjoint(parse_qsl(name.query))
+
+
 def _number_of(file: Path) -> tuple[int, int] | None:
-    """Return the numbers of the device and of the file; None if the file does not exist."""
+    """Return the numbers of the device and of the file; None if the file does not exist or cannot
+    be looked up, for example because its volume was unmounted."""
     try:
         found = file.stat()
-    except FileNotFoundError:
+    except OSError:
         return None
     return (found.st_dev, found.st_ino)
 
