@@ -14,7 +14,7 @@ from stoker import chain
 from stoker.brokers import outage
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, PackageTooLarge
 from stoker.jobs import relay as outbox
 from stoker.jobs.relay import RelayRefused, relay_from
 from stoker.jobs.states import JobState
@@ -165,6 +165,43 @@ class TestBrokerAway:
         assert (away, Outgoing.objects.count()) == ([0, 1, 1], 1)
         away.clear()
         assert (relay(), waiting(), Outgoing.objects.count()) == (1, 1, 0)
+
+
+class TestTooLarge:
+    """The database of the queue does not accept some packages that the outbox has accepted."""
+
+    @pytest.fixture(autouse=True)
+    def limited(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Refuse jobs of high priority."""
+        broker = broker_for(settings_for())
+        real = broker.relay
+
+        def take(messages: Any, **options: Any) -> None:
+            if any(one.priority for one in messages):
+                raise PackageTooLarge("It is too large.")
+            real(messages, **options)
+
+        monkeypatch.setattr(broker, "relay", take)
+        monkeypatch.setattr(broker, "relay_batch", 50)
+
+    @pytest.mark.usefixtures("nobody_relays")
+    def test_jobs_behind_packages_that_are_too_large_are_relayed(self) -> None:
+        with transaction.atomic():
+            add.using(priority=9).enqueue_many([((1, 2), {})] * (outbox.MANY_REFUSALS + 2))
+            add.enqueue_many([((1, 2), {})] * 60)
+        with pytest.raises(RelayRefused, match="too large"):
+            relay()
+        assert waiting() == 60
+        assert Outgoing.objects.count() == outbox.MANY_REFUSALS + 2
+        with pytest.raises(RelayRefused, match="too large"):
+            relay()  # nothing but the refused rows is left
+
+    def test_package_that_is_too_large_does_not_pause_the_relay(self) -> None:
+        with transaction.atomic():
+            add.using(priority=9).enqueue(1, 2)
+        with transaction.atomic():
+            add.enqueue(1, 2)
+        assert (waiting(), Outgoing.objects.count()) == (1, 1)
 
 
 class TestRefusals:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache, partial
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -84,14 +85,15 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
     try:
         for start in range(0, len(job_ids), at_once):
             these = job_ids[start : start + at_once]
-            told |= relay.relay(partial(Outgoing.objects.using(alias).lock_these, these)).told
+            with suppress(PackageError):  # a scheduler relays the others, and logs this one
+                told |= relay.relay(partial(Outgoing.objects.using(alias).lock_these, these)).told
     except (StokerError, DatabaseError, InterfaceError) as error:
         broker.relay_pause.begin(error, asked_at)
     return told
 
 
 class RelayRefused(BrokerUnavailable):
-    """The broker and the database answered, but some jobs of an outbox could not be relayed. All
+    """The broker and the databases answered, but some jobs of an outbox could not be relayed. All
     others were."""
 
 
@@ -122,7 +124,8 @@ def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
 
 class _Sweep:
     """Relays all rows of one outbox, oldest first. Rows that cannot be relayed, for example because
-    their queue is missing at the broker, are skipped, so that they do not block later ones."""
+    their queue is missing at the broker, or because their package is too large for the store, are
+    skipped, so that they do not block later ones."""
 
     def __init__(self, settings: Settings, alias: str, beat: Callable[[], None]) -> None:
         self._backend = settings.alias
@@ -132,9 +135,9 @@ class _Sweep:
         self._beat = beat
         self._after: UUID | None = None
         self._page: Sequence[Outgoing] = ()
-        self.refusal: BrokerUnavailable | None = None
+        self.refusal: BrokerUnavailable | PackageError | None = None
         self.refusals = 0
-        """Number of rows that were refused one by one."""
+        """Number of rows that were refused one by one, not because of their package."""
         self._refused: Counter[str] = Counter()
         """Queue -> number of refused rows since one was accepted."""
 
@@ -144,7 +147,7 @@ class _Sweep:
         while True:
             try:
                 relayed = self._relay.relay(self._lock).jobs
-            except BrokerUnavailable as error:
+            except (BrokerUnavailable, PackageError) as error:
                 if not self._page:
                     raise
                 relayed = self._one_by_one(error)
@@ -159,7 +162,7 @@ class _Sweep:
         self._page = self._outgoing.lock_first(self._backend, at_once, self._after)
         return self._page
 
-    def _one_by_one(self, error: BrokerUnavailable) -> int:
+    def _one_by_one(self, error: BrokerUnavailable | PackageError) -> int:
         """Relay the rows of a page separately. Of a queue of which many rows in a row were refused,
         try only one."""
         count, tried = 0, set[str]()
@@ -171,6 +174,8 @@ class _Sweep:
             try:
                 count += self._relay.relay(partial(self._outgoing.lock_these, [row.pk])).jobs
                 self._refused[row.queue] = 0
+            except PackageError as refused:  # says nothing about other jobs of the queue
+                error = refused
             except BrokerUnavailable:
                 self.refusals += 1
                 self._refused[row.queue] += 1
