@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.app.tasks import version_of_changing
 from tests.cluster.clusters import ROOT, SOURCE, ProcessCluster
@@ -77,3 +78,35 @@ class Project:
     def version(self, cluster: ProcessCluster) -> int:
         """Return the version that a worker has loaded."""
         return int(value_of(version_of_changing.enqueue(), cluster))
+
+
+class Releases:
+    """Two releases of a project, each with an environment, and a link to the present one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.projects = [Project(folder / str(number)) for number in (1, 2)]
+        for number, project in enumerate(self.projects, 1):
+            project.write(number)
+            (project.folder / ".venv").symlink_to(sys.prefix)
+        self.current = folder / "current"
+        self.switch(self.projects[0].folder)
+
+    def switch(self, folder: Path) -> None:
+        """Let the link lead to this folder."""
+        new = self.current.with_name("new")
+        new.symlink_to(folder)
+        new.replace(self.current)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of a cluster that is started in the link, with a relative interpreter."""
+        return {
+            "command": [
+                *("sh", "-c", 'cd "$0" && exec "$@"', str(self.current)),
+                *(".venv/bin/python", "manage.py"),
+            ],
+            "environment": {
+                **self.projects[0].environment,
+                "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, ROOT))),
+            },
+        }

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import uuid
 from pathlib import Path
@@ -26,7 +25,6 @@ from tests.app.tasks import add, fail_once, write_ledger
 from tests.cluster.clusters import (
     DJANGO,
     ROOT,
-    SOURCE,
     WAIT_SECONDS,
     environment_of_commands,
     run_command,
@@ -35,7 +33,7 @@ from tests.cluster.clusters import (
     wait_for,
 )
 from tests.cluster.ends import value_of
-from tests.cluster.projects import Project
+from tests.cluster.projects import Project, Releases
 from tests.story.ledgers import assert_all_recorded_once, unfinished
 
 # Tests in which the database plays no part run on SQLite only: @pytest.mark.sqlite.
@@ -169,39 +167,53 @@ def test_sighup_keeps_the_old_code_if_the_new_code_does_not_start(tmp_path: Path
         assert cluster.stop() == 0
 
 
+NOTE_BLOCKED_SIGNALS = """
+import os
+import signal
+
+if "STOKER_TRIAL" not in os.environ:
+    with open({note!r}, "w") as note:
+        note.write(" ".join(sorted(s.name for s in signal.pthread_sigmask(signal.SIG_BLOCK, []))))
+"""
+
+
 @pytest.mark.sqlite
 def test_sighup_loads_the_release_that_the_link_leads_to(tmp_path: Path) -> None:
-    releases = [Project(tmp_path / str(number)) for number in (1, 2)]
-    releases[1].write(2)
-    current = tmp_path / "current"
-
-    def switch(folder: Path) -> None:
-        new = tmp_path / "new"
-        new.symlink_to(folder)
-        new.replace(current)
-
-    switch(releases[0].folder)
-    options = {
-        "command": [
-            *("sh", "-c", 'cd "$0" && exec "$@"', str(current)),
-            *(sys.executable, "manage.py"),
-        ],
-        "environment": {
-            **releases[0].environment,
-            "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, ROOT))),
-        },
-    }
-    with running_cluster(tmp_path, "--workers", "1", **options) as cluster:
-        assert releases[0].version(cluster) == 1
-        switch(releases[1].folder)
+    releases = Releases(tmp_path)
+    first, second = releases.projects
+    blocked = tmp_path / "blocked"
+    with (second.folder / "project_settings.py").open("a") as settings:
+        settings.write(NOTE_BLOCKED_SIGNALS.format(note=str(blocked)))
+    with running_cluster(tmp_path, "--workers", "1", **releases.options) as cluster:
+        assert first.version(cluster) == 1
+        releases.switch(second.folder)
         cluster.signal(signal.SIGHUP)
         wait_for(lambda: cluster.text().count("started on") == 2, cluster.tail)
-        assert releases[1].version(cluster) == 2
-        assert Path(cluster.sentinel.cwd()) == releases[1].folder.resolve()
-        switch(tmp_path / "gone")
+        assert second.version(cluster) == 2
+        assert Path(cluster.sentinel.cwd()) == second.folder.resolve()
+        assert cluster.sentinel.cmdline()[0] == str(releases.current / ".venv/bin/python")
+        assert blocked.read_text() == "SIGHUP", "an older version unblocks no other signal"
+        releases.switch(tmp_path / "gone")
         cluster.signal(signal.SIGHUP)
         wait_for(lambda: "The new code could not be tried" in cluster.text(), cluster.tail)
-        assert releases[1].version(cluster) == 2
+        assert second.version(cluster) == 2
+        assert cluster.stop() == 0
+
+
+@pytest.mark.sqlite
+def test_reload_stays_in_the_old_directory_if_the_link_disappears(tmp_path: Path) -> None:
+    releases, may_end = Releases(tmp_path), tmp_path / "may end"
+    options = {**releases.options, "SHUTDOWN_SECONDS": 2 * WAIT_SECONDS}
+    with running_cluster(tmp_path, "--workers", "1", **options) as cluster:
+        run_until.enqueue(str(may_end))
+        wait_for(Ledger.objects.exists, cluster.tail)
+        cluster.signal(signal.SIGHUP)
+        wait_for(lambda: "Reloading the code" in cluster.text(), cluster.tail)
+        releases.current.unlink()
+        may_end.touch()
+        wait_for(lambda: cluster.text().count("started on") == 2, cluster.tail)
+        assert "so the cluster starts again in the old one" in cluster.text()
+        assert releases.projects[0].version(cluster) == 1
         assert cluster.stop() == 0
 
 

@@ -141,3 +141,15 @@ def test_reloader_without_watching_reports_no_change(project: Path) -> None:
 
 def test_command_line_is_that_of_this_process() -> None:
     assert command_line() == [sys.executable, *sys.orig_argv[1:]]
+
+
+def test_command_line_names_an_interpreter_of_the_working_directory_by_its_link(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "release").mkdir()
+    (tmp_path / "current").symlink_to(tmp_path / "release")
+    monkeypatch.chdir(tmp_path / "release")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "release/.venv/bin/python"))
+    assert command_line(tmp_path / "current")[0] == str(tmp_path / "current/.venv/bin/python")
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python")
+    assert command_line(tmp_path / "current")[0] == "/usr/bin/python"

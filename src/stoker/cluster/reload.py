@@ -17,7 +17,7 @@ import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -43,6 +43,7 @@ class Reloader:
     def __init__(self, *, watches_files: bool) -> None:
         self.why = ""
         self.directory = working_directory()
+        self._command = command_line(self.directory)
         self._files = WatchedFiles() if watches_files else None
         self._trial: Trial | None = None
         self._look_at = 0.0
@@ -51,7 +52,7 @@ class Reloader:
         """Request a restart with the present code. It happens only if that code starts."""
         self.close()
         self.why = why
-        self._trial = start_trial(self.directory)
+        self._trial = start_trial(self._command, self.directory)
 
     def has_changed(self) -> bool:
         """Return whether there is new code that starts. Polled."""
@@ -70,12 +71,40 @@ class Reloader:
             return
         changed = self._files.changed()
         while changed is not None:
-            trial = start_trial(self.directory)
+            trial = start_trial(self._command, self.directory)
             has_passed = trial is not None and trial.wait()
             changed = self._files.changed()
             while changed is None and not has_passed:
                 time.sleep(LOOK_SECONDS / 4)
                 changed = self._files.changed()
+
+    def start_again(self) -> NoReturn:
+        """Replace this process by a new one with the same id and arguments.
+
+        SIGHUP is blocked until the new process handles it, because it would end the process. As
+        process 1 of a container it would lose SIGTERM and SIGINT, so they are blocked, too; other
+        processes leave them alone, because an older version of Stoker does not unblock them.
+
+        If the working directory is a link to a release, this enters the new one. If the link is
+        gone by now, the process stays in the old one.
+
+        Raises:
+            OSError: Python cannot be started.
+        """
+        blocked = {signal.SIGHUP}
+        if os.getpid() == 1:
+            blocked |= {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+        command = self._command
+        try:
+            os.chdir(self.directory)
+        except OSError as error:
+            tell("reload_in_old_directory", directory=self.directory, error=error)
+            command = command_line()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.execv(command[0], command)  # noqa: S606 - no shell is wanted
 
     def close(self) -> None:
         """End the running trial."""
@@ -105,10 +134,10 @@ def working_directory() -> Path:
     return Path.cwd()
 
 
-def start_trial(directory: Path) -> Trial | None:
+def start_trial(command: Sequence[str], directory: Path) -> Trial | None:
     """Start to try the code. If the process cannot be started, log why and return None."""
     try:
-        return Trial(directory)
+        return Trial(command, directory)
     except OSError as error:  # the directory or Python was removed, or memory is used up
         tell("reload_not_tried", error=error)
         return None
@@ -118,18 +147,19 @@ class Trial:
     """A process that starts like this one, and exits before it would run jobs.
 
     Args:
+        command: see ``command_line``.
         directory: its working directory.
 
     Raises:
         OSError: it cannot be started.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, command: Sequence[str], directory: Path) -> None:
         self._until = time.monotonic() + TRIAL_SECONDS
         self._output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the trial
         try:
             self._process = subprocess.Popen(
-                command_line(),
+                command,
                 cwd=directory,
                 env={**os.environ, TRIAL: "1"},
                 stdin=subprocess.DEVNULL,
@@ -262,28 +292,17 @@ def is_trial() -> bool:
     return TRIAL in os.environ
 
 
-def command_line() -> list[str]:
+def command_line(directory: Path | None = None) -> list[str]:
     """Return the command that started this process: ``manage.py``, ``django-admin`` or ``-m
-    django``."""
-    return [sys.executable, *sys.orig_argv[1:]]
-
-
-def start_again(directory: Path) -> NoReturn:
-    """Replace this process by a new one with the same id and arguments.
-
-    Signals are blocked until it handles them: SIGHUP would end it, and SIGTERM would be lost if it
-    is process 1 of a container.
+    django``.
 
     Args:
-        directory: the working directory. If it is a link to a release, this enters the new one.
-
-    Raises:
-        OSError: The directory is gone.
+        directory: another path of the working directory, which may lead to another release later.
+            If Python's executable is in the working directory, it is returned below this path.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGTERM, signal.SIGINT})
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.chdir(directory)
-    arguments = command_line()
-    os.execv(arguments[0], arguments)  # noqa: S606 - no shell is wanted
+    executable = sys.executable
+    if directory is not None:
+        # Python adds a relative path, as in ".venv/bin/python", to the directory without links.
+        with suppress(OSError, ValueError):
+            executable = str(directory / Path(executable).relative_to(Path.cwd()))
+    return [executable, *sys.orig_argv[1:]]

@@ -15,7 +15,7 @@ from django.utils.module_loading import autodiscover_modules
 
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import start_method
-from stoker.cluster.reload import is_trial, start_again
+from stoker.cluster.reload import is_trial
 from stoker.conf import Settings
 from stoker.exceptions import (
     BrokerUnavailable,
@@ -308,7 +308,7 @@ class RunCommand(Subcommand):
         multiprocessing.current_process().name = "sentinel"  # as its log lines are signed
         if sentinel.run():
             sentinel.reloader.settle()
-            start_again(sentinel.reloader.directory)
+            sentinel.reloader.start_again()
 
 
 def plan_of(options: dict[str, Any]) -> Plan:

@@ -44,6 +44,13 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.ERROR,
         "The new code could not be tried, so the old code keeps running: {error}",
     ),
+    "reload_in_old_directory": (
+        logging.ERROR,
+        (
+            "The directory {directory} is gone, so the cluster starts again in the old one, and "
+            "stays there until you restart it: {error}"
+        ),
+    ),
     "shutdown_deadline": (
         logging.WARNING,
         (
