@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from django.test import override_settings
@@ -12,7 +12,15 @@ from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.jobs.execute import Executor
 from stoker.jobs.failures import Failure
-from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Crashed, Outcome, Snoozed, TimedOut
+from stoker.jobs.outcomes import (
+    CLUSTER_GONE,
+    Attempted,
+    Crashed,
+    Failed,
+    Outcome,
+    Snoozed,
+    TimedOut,
+)
 from stoker.jobs.record import finish
 from stoker.jobs.states import JobState
 from stoker.models import Claimed, DeadLetter, Deferred, Job
@@ -110,6 +118,59 @@ def test_failure_of_a_pickled_job_unpickles_nothing(told: list[Failure]) -> None
     assert failure.task == "tests.app.tasks.echo"
     assert failure.package is not None
     assert failure.package.args == ()
+
+
+class CountsOpenings:
+    """An argument that counts how often it is unpickled, and refuses to after some times."""
+
+    times: ClassVar[int] = 0
+    most: ClassVar[int] = 0
+
+    def __reduce__(self) -> Any:
+        return CountsOpenings.make, ()
+
+    @staticmethod
+    def make() -> Any:
+        CountsOpenings.times += 1
+        if CountsOpenings.times > CountsOpenings.most:
+            raise LookupError("It cannot be unpickled again.")
+        return CountsOpenings()
+
+
+def fail_with_counter(monkeypatch: pytest.MonkeyPatch, most: int) -> Outcome:
+    """Run a job that fails, and whose argument can be unpickled a number of times."""
+    monkeypatch.setattr(CountsOpenings, "times", 0)
+    monkeypatch.setattr(CountsOpenings, "most", most)
+    entry = {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": {"SERIALIZER": "pickle"}}
+    with override_settings(TASKS={"default": entry}):
+        reported.fail.enqueue(CountsOpenings(), "x")  # type: ignore[arg-type] # prints it only
+        return Executor(settings_for(), worker_id="me").run(claim()).outcome
+
+
+def test_failed_attempt_is_recorded_if_its_package_cannot_be_opened_again(
+    told: list[Failure], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcome = fail_with_counter(monkeypatch, most=1)
+    assert isinstance(outcome, Failed)
+    assert outcome.fault.exception_class == "builtins.ValueError"
+    (failure,) = told
+    assert failure.package is not None
+    assert failure.package.args[1] == "x", "it is as the task has left it"
+
+
+def test_failed_attempt_opens_its_package_for_the_signal_only_if_it_has_receivers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fail_with_counter(monkeypatch, most=9)
+    silent = CountsOpenings.times
+    attempt_failed.connect(ignore)
+    fail_with_counter(monkeypatch, most=9)
+    attempt_failed.disconnect(ignore)
+    assert CountsOpenings.times == silent + 1
+
+
+def ignore(**_: Any) -> None:
+    """Receive a signal."""
 
 
 def test_unreadable_package_does_not_prevent_recording(told: list[Failure]) -> None:

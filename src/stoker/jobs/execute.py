@@ -315,9 +315,16 @@ class Executor:
     def _result(self, running: Running) -> Result[Any]:
         """Return the result object of the attempt for signals and the task's context."""
         if running.result is None:
-            # Opened again, because the task may have changed its arguments.
-            running.result = self._show(running, self._sealer.open(running.delivery.package))
+            running.result = self._show(running, self._as_sealed(running))
         return running.result
+
+    def _as_sealed(self, running: Running) -> Package:
+        """Open the package again, because the task may have changed its arguments. If this fails,
+        return the package as it is now."""
+        try:
+            return package_as_sealed(self.settings, running)
+        except PackageError:  # unpickling runs the project's code
+            return running.package
 
     def _show(self, running: Running, package: Package) -> Result[Any]:
         return running_result(self.settings, running, package, self.worker_id)
@@ -463,7 +470,8 @@ class Executor:
         if running.result is None and isinstance(outcome, outcomes.Succeeded):
             return attempted
         if isinstance(outcome, outcomes.Failed | outcomes.Retried):
-            tell_failure(self.settings, attempted, package_as_sealed(self.settings, running))
+            as_sealed = partial(self._as_sealed, running)
+            tell_failure(self.settings, attempted, package, as_sealed=as_sealed)
         result = self._result(running)
         set_end(result, outcome, value, moment(finished_at))
         self._signals.send_end(result, outcome)

@@ -12,7 +12,7 @@ did not succeed. Each failed attempt is reported once, by the process that has t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -75,6 +75,7 @@ def tell_failure(
     attempted: Attempted,
     package: Package | None = None,
     *,
+    as_sealed: Callable[[], Package] | None = None,
     has_lost_lease: bool = False,
 ) -> None:
     """Log a failed attempt, and send ``attempt_failed`` if the signal has receivers.
@@ -83,6 +84,8 @@ def tell_failure(
         settings: the backend's.
         attempted: the attempt.
         package: its package, if it is open already.
+        as_sealed: opens the package again for receivers, because the task may have changed its
+            arguments.
         has_lost_lease: whether nothing but the end of its lease shows that the attempt is over.
     """
     outcome = attempted.outcome
@@ -92,6 +95,8 @@ def tell_failure(
     _log(attempted, outcome, package, has_lost_lease)
     if not attempt_failed.receivers:
         return
+    if as_sealed is not None:
+        package = as_sealed()
     failure = _failure_of(settings, attempted, package, outcome)
     sender = type(task_backends[settings.alias])
     call_project(
