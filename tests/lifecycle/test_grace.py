@@ -79,6 +79,35 @@ def test_grace_period_begins_anew_after_a_worker_has_found_the_task() -> None:
     assert set(waits.values_list("name", "attempts")) == {("", 0), (UNKNOWN_TASK_WAIT, 0)}
 
 
+def test_waits_for_another_cluster_are_counted_after_a_worker_has_found_the_task() -> None:
+    result = tasks.snooze_until.enqueue(time.time() + WEEK_SECONDS)
+    waits = Wait.objects.filter(job_id=result.id)
+    for _ in range(2):
+        assert isinstance(meet_unknown(), Snoozed)
+    began_us = waits.get().began_us
+    assert isinstance(run(), Snoozed)
+    wait = waits.get()
+    assert (wait.name, wait.times, wait.began_us) == ("", 3, began_us)
+
+
+def test_waits_for_other_clusters_are_added_to_waits_without_a_name() -> None:
+    result = tasks.snooze_until.enqueue(time.time() + WEEK_SECONDS)
+    waits = Wait.objects.filter(job_id=result.id)
+    add_cluster("another key")
+    errors = (UnknownTask("there is no such task"), BadSignature("another key"))
+    for begin in (meet_unknown, run):  # without and with a wait without a name
+        begin()
+        for error in errors * 2:
+            assert isinstance(meet_unknown(error), Snoozed)
+        before = list(waits.all())
+        waits.filter(name=OTHER_KEY_WAIT).update(began_us=1)
+        assert isinstance(run(), Snoozed)
+        wait = waits.get()
+        assert (wait.name, wait.began_us) == ("", 1)
+        assert wait.times == sum(one.times for one in before) + 1
+        assert wait.total_us > sum(one.total_us for one in before)
+
+
 def test_release_by_another_cluster_does_not_begin_the_grace_period_anew() -> None:
     tasks.nothing.enqueue()
     assert isinstance(meet_unknown(), Snoozed)

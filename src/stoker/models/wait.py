@@ -36,12 +36,29 @@ class WaitQuerySet(models.QuerySet["Wait"]):
     def unname(self, job_ids: Collection[UUID], names: Collection[str]) -> None:
         """Count waits of these jobs for these clusters as waits without a name, in the open
         transaction. The caller has locked the jobs' rows in their hot tables."""
-        rows = list(self.filter(job_id__in=job_ids, kind=WaitKind.PUT_BACK, name__in=names))
-        if rows:
-            self.filter(pk__in=[row.pk for row in rows]).delete()
-            self.add(
-                NewWait(row.job_id, row.attempts, row.kind, "", row.began_us, row.total_us)
-                for row in rows
+        put_back = self.filter(job_id__in=job_ids, kind=WaitKind.PUT_BACK)
+        named = list(put_back.filter(name__in=names))
+        if not named:
+            return
+        kept = {(row.job_id, row.attempts): row for row in put_back.filter(name="")}
+        renamed: list[int] = []
+        added: list[int] = []
+        changed: dict[int, Wait] = {}
+        for row in named:
+            one = kept.setdefault((row.job_id, row.attempts), row)
+            if one is row:
+                renamed.append(row.pk)
+                continue
+            one.began_us = min(one.began_us, row.began_us)
+            one.total_us += row.total_us
+            one.times += row.times
+            changed[one.pk] = one
+            added.append(row.pk)
+        self.filter(pk__in=added).delete()
+        self.filter(pk__in=renamed).update(name="")
+        for one in changed.values():
+            self.filter(pk=one.pk).update(
+                began_us=one.began_us, total_us=one.total_us, times=one.times
             )
 
 
