@@ -66,10 +66,12 @@ class Reporter:
         """
 
     def on_cancel(self, failure: Failure) -> None:
-        """Called in the process that recorded the end, nearly always the monitor's, for a job that
-        a worker had and that was cancelled, if ``on_end`` did not say so: the task ignored the
-        cancellation and its worker was killed, or the attempt ended in a way after which it would
-        have been retried.
+        """Called for a cancellation that ``on_end`` could not report: the task ignored it and its
+        worker was killed, or the attempt ended in a way after which it would have been retried.
+
+        Override ``on_end`` as well for all other cancellations of jobs that a worker had: its
+        outcome is ``cancelled``. Called in the process that recorded the end, nearly always the
+        monitor's.
 
         Args:
             failure: its ``reason`` is ``cancelled``, and the message of its ``fault`` is the reason
