@@ -9,7 +9,7 @@ from uuid import UUID
 
 import pytest
 
-from stoker.brokers.contract import ClaimRequest, Delivery
+from stoker.brokers.contract import ClaimRequest, Delivery, Lease, PartlyUnavailable, Return
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.memory import MemoryBroker
 from stoker.cluster import board as place
@@ -17,6 +17,7 @@ from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.claims import (
+    LOCKED_SECONDS,
     PARTLY_HELD_SECONDS,
     RATED_SECONDS,
     SHORTEST_PAUSE_SECONDS,
@@ -432,6 +433,38 @@ def test_claim_without_one_of_several_servers_does_not_end_a_drain_and_leaves_a_
     assert len(compared) == 2, "until all servers have answered"
     claim(claims, 0, is_hungry=True)
     assert claims.found_nothing
+
+
+def test_release_to_a_server_that_is_down_holds_up_neither_others_nor_claims(
+    claims: Claims,
+    broker: Stand,
+    clock: Clock,
+    flights: Flights,
+    deliveries: Callable[[int], list[Delivery]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    down, *others = deliveries(3)
+    released: list[list[Lease]] = []
+    is_down = [True]
+
+    def settle(over: object = (), again: Sequence[Return] = (), **_: object) -> set[Lease]:
+        released.append([one.lease for one in again])
+        if is_down[0] and down.lease in released[-1]:
+            raise PartlyUnavailable(BrokerUnavailable("It is down."), [down.lease])
+        return set()
+
+    monkeypatch.setattr(broker, "settle", settle)
+    flights.release_leases([down, *others], clock.now)
+    for _ in range(3):
+        claims.release()
+        claim(claims, 0, is_hungry=True)
+    assert released == [[down.lease, *(one.lease for one in others)]]
+    assert broker.limits, "claims go on"
+    assert [one.delivery for one in flights.to_release()] == [down]
+    is_down[0] = False
+    clock.turn(LOCKED_SECONDS)
+    claims.release()
+    assert (released[1:], flights.to_release()) == ([[down.lease]], [])
 
 
 def test_no_more_rated_jobs_are_claimed_than_can_start(

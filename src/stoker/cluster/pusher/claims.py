@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -11,7 +11,14 @@ from uuid import UUID
 
 from django.db import Error
 
-from stoker.brokers.contract import CLAIM_BYTES, ClaimRequest, Delivery, Lease, Return
+from stoker.brokers.contract import (
+    CLAIM_BYTES,
+    ClaimRequest,
+    Delivery,
+    Lease,
+    PartlyUnavailable,
+    Return,
+)
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, job_lease, lease_clock
@@ -28,7 +35,8 @@ MUCH_BYTES = CLAIM_BYTES // 4
 """After a claim with this many bytes of packages, the next one waits until workers need jobs."""
 RELEASED_AT_ONCE = 500
 LOCKED_SECONDS = 1.0
-"""Pause before the next try to release jobs that other transactions had locked."""
+"""Pause before the next try to release jobs that other transactions had locked, or whose server
+did not answer."""
 PARTLY_HELD_SECONDS = 5.0
 """Pause before leases are compared again after one of several servers did not list them."""
 RATED_SECONDS = 60.0
@@ -68,7 +76,8 @@ class Claims:
         self._rated_until = 0.0
         """Rate limits count as being in use until this time on the lease clock."""
         self._locked: frozenset[UUID] = frozenset()
-        """Jobs that cannot be released now, because other transactions have locked their rows."""
+        """Jobs that cannot be released now, because other transactions have locked their rows, or
+        one of several servers does not answer."""
         self._look_at_locked = 0.0
         self._had_no_slot = False
         """Whether the last claim had no slots for jobs with a rate limit, although such jobs may
@@ -171,13 +180,33 @@ class Claims:
             )
             for flight in flights
         ]
-        if calls.call(lambda: self._broker.settle(again=returns)) is not None:
-            self._flights.forget_released(flights)
+        answer = calls.call(lambda: self._settle(returns))
+        if answer is not None:
+            left = answer.value
+            self._flights.forget_released(
+                [one for one in flights if one.delivery.lease not in left]
+            )
+            self._put_off({lease.job_id for lease in left})
             self._announce()
         elif calls.has_met_a_lock:
             job_ids = [flight.delivery.job_id for flight in flights]
             with suppress(BrokerError, Error):  # the next call notices that the store is away
-                self._locked |= locked_jobs(self._settings.database, job_ids)
+                self._put_off(locked_jobs(self._settings.database, job_ids))
+            self._look_at_locked = time.monotonic() + LOCKED_SECONDS
+
+    def _settle(self, returns: Sequence[Return]) -> Collection[Lease]:
+        """Release jobs. Return the leases on one of several servers that does not answer. It is no
+        failure of the broker, so that claims from the others go on."""
+        try:
+            self._broker.settle(again=returns)
+        except PartlyUnavailable as error:
+            return error.leases
+        return ()
+
+    def _put_off(self, job_ids: Collection[UUID]) -> None:
+        """Leave these jobs alone for a moment, and release others."""
+        if job_ids:
+            self._locked |= set(job_ids)
             self._look_at_locked = time.monotonic() + LOCKED_SECONDS
 
     def note_handed_out(self, leases: Sequence[Lease]) -> bool:
