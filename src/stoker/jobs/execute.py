@@ -315,16 +315,8 @@ class Executor:
     def _result(self, running: Running) -> Result[Any]:
         """Return the result object of the attempt for signals and the task's context."""
         if running.result is None:
-            running.result = self._show(running, self._as_sealed(running))
+            running.result = self._show(running, package_as_sealed(self.settings, running))
         return running.result
-
-    def _as_sealed(self, running: Running) -> Package:
-        """Open the package again, because the task may have changed its arguments. If this fails,
-        return the package as it is now."""
-        try:
-            return package_as_sealed(self.settings, running)
-        except PackageError:  # unpickling runs the project's code
-            return running.package
 
     def _show(self, running: Running, package: Package) -> Result[Any]:
         return running_result(self.settings, running, package, self.worker_id)
@@ -470,7 +462,7 @@ class Executor:
         if running.result is None and isinstance(outcome, outcomes.Succeeded):
             return attempted
         if isinstance(outcome, outcomes.Failed | outcomes.Retried):
-            as_sealed = partial(self._as_sealed, running)
+            as_sealed = partial(package_as_sealed, self.settings, running)
             tell_failure(self.settings, attempted, package, as_sealed=as_sealed)
         result = self._result(running)
         set_end(result, outcome, value, moment(finished_at))

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from stoker.compat import TaskError, TaskResultStatus
 from stoker.conf import Settings
-from stoker.exceptions import ResultNotKept, WorkflowNotFound
+from stoker.exceptions import PackageError, ResultNotKept, TaskTimeout, WorkflowNotFound
 from stoker.models import Attempt, Job, Step
 from stoker.models.step import GROUPS, StepQuerySet
 from stoker.workflows.hooks import About, about_of
@@ -43,11 +43,20 @@ def with_received(settings: Settings, package: Package) -> Package:
 def package_as_sealed(settings: Settings, running: Running) -> Package:
     """Return the package of a running job with the arguments that it was enqueued with.
 
-    The task may have changed lists and dicts of ``running.package``.
+    The task may have changed lists and dicts of ``running.package``. If the package cannot be
+    opened again, because unpickling runs the project's code, that package is returned.
 
     The value that a step receives is not in the package. It is returned as it is now.
+
+    Raises:
+        TaskTimeout: the attempt's time ended meanwhile.
     """
-    package = sealer_for(settings).open(running.delivery.package)
+    try:
+        package = sealer_for(settings).open(running.delivery.package)
+    except PackageError as error:
+        if isinstance(error.__cause__, TaskTimeout):
+            raise error.__cause__ from None
+        return running.package
     options = package.options
     if not options.receives:
         return package

@@ -17,7 +17,6 @@ from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
-from stoker.exceptions import PackageError, TaskTimeout
 from stoker.jobs.faults import storable
 from stoker.jobs.received import package_as_sealed
 from stoker.jobs.running import Running, current
@@ -164,12 +163,7 @@ class Capture:
         return attempt.secrets
 
     def _secrets_of(self, running: Running) -> re.Pattern[str]:
-        try:
-            package = package_as_sealed(self._settings, running)
-        except PackageError as error:  # unpickling it for the second time may fail
-            if isinstance(error.__cause__, TaskTimeout):
-                raise error.__cause__ from None
-            package = running.package
+        package = package_as_sealed(self._settings, running)
         return hidden_pattern(running.found.task, package, self._settings.redact)
 
     def _append(
