@@ -42,7 +42,6 @@ SLICES = {
     "brokers/redis/forms.py": "the form of jobs, leases and results: with the broker 640 lines",
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
     "cluster/monitor.py": "a process of its own, or with `--single` a thread of the core",
-    "cluster/refusals.py": "outcomes that are not recorded: with the monitor 510 lines",
     "cluster/unsettled.py": "settlements with a broker: with the monitor 540 lines",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
     "cluster/scheduler/upkeep.py": "the steps of upkeep: with the scheduler 530 lines",

@@ -11,12 +11,13 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from django.db import DatabaseError
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Lease, LeaseId
-from stoker.exceptions import BrokerError, NotMigrated
+from stoker.exceptions import BrokerError, NotMigrated, PackageError
 from stoker.jobs.failures import tell_failure, tell_stale
 from stoker.jobs.faults import fault_of
 from stoker.jobs.outcomes import Failed, Tallies
@@ -40,7 +41,6 @@ from .board import lease_clock_ns
 from .callbacks import Callbacks
 from .channel import Closed, Stream
 from .process import Child
-from .refusals import CAUSED_BY_OUTCOME, Aside, Refused, Unanswered
 from .unsettled import Unsettled
 from .wire import (
     Reported,
@@ -71,6 +71,35 @@ LONGEST_LOCKED_PAUSE = 5.0
 """The longest pause before an outcome whose rows are locked is retried."""
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 60.0
+
+
+class Aside(NamedTuple):
+    """An outcome that could not be recorded and will be retried."""
+
+    due: float
+    pause_seconds: float
+    reported: Reported
+    is_held_up: bool = False
+    """Whether the outcome is not itself the reason: other transactions have locked its rows, or a
+    broker outside the store does not answer."""
+
+
+class Refused(Exception):
+    """The store refuses this batch, and would refuse it again."""
+
+
+CAUSED_BY_OUTCOME = (Refused, PackageError, ValueError, TypeError, OverflowError)
+"""Errors by which the store, its driver or the codec refuse a value, whenever it is written."""
+
+
+class Unanswered(Exception):
+    """A broker outside the store has not recorded a part of a batch (``left_out``). If ``is_away``,
+    it is unreachable, and otherwise it answers but refuses."""
+
+    def __init__(self, left_out: LeftOut, *, is_away: bool) -> None:
+        super().__init__(str(left_out))
+        self.left_out = left_out
+        self.is_away = is_away
 
 
 def main(child: Child) -> None:
@@ -338,7 +367,8 @@ class Monitor:
             except Exception as error:  # noqa: BLE001 - one bad outcome must not hold up the others
                 return error
             if answer is not None:
-                tell_stale(answer.value)
+                if answer.value:
+                    tell_stale(answer.value)
                 return None
             failure, has_met_a_lock = self.patience.last_error, self.patience.has_met_a_lock
             self.patience.sleep(self._beat)
