@@ -318,6 +318,8 @@ def test_driver_does_not_repeat_an_enqueue_in_a_redis_cluster() -> None:
         _make_cluster(server.port)
         with Redis(port=server.port) as client:
             client.config_set("cluster-announce-port", line.port)
+            if client.info("server")["redis_version"].startswith("6."):
+                pytest.skip("Redis 6 does not tell clients of another port before it restarts")
         broker = at(f"redis+cluster://127.0.0.1:{line.port}")
         broker.enqueue([message()])
         with Redis(port=server.port) as client:

@@ -379,7 +379,8 @@ def _limit_of(timeout: Any) -> float:
 def too_late(job: str, state: str, timeout: float | timedelta | None) -> ResultTimeout:
     """Return the error of a wait that has timed out, with the job's state."""
     return ResultTimeout(
-        f"{job} had not ended after {as_seconds(timeout or 0):g} s: it is {state}."
+        f"{job} had not ended after {as_seconds(timeout or 0):g} s: it is {state}. "
+        "`manage.py stoker why` with its id says what it waits for."
     )
 
 

@@ -54,7 +54,8 @@ def _find(path: str, load: Callable[[str], ModuleType]) -> Any:
     if found is _MISSING:
         raise UnknownTask(
             f"There is no task {path!r}: {module.__name__} has no {'.'.join(names)!r}. "
-            "Was it renamed or removed, or does this worker run older code?"
+            "Was it renamed or removed, or does this worker run older code? Then restart the "
+            "cluster."
         )
     raise UnknownTask(
         f"{path!r} is not a task but a {type(found).__name__}. Put @task on the function."
@@ -73,7 +74,8 @@ def task_of(package: Any) -> Any:
     if app and not apps.is_installed(app):
         raise UnknownTask(
             f"There is no task {package.task!r} here: it needs the app {app!r}, which is not in "
-            "INSTALLED_APPS. Was the app removed, or does this worker run older code?"
+            "INSTALLED_APPS. Was the app removed, or does this worker run older code? Then restart "
+            "the cluster."
         )
     return task.under(package.task) if via else task
 
