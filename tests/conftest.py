@@ -6,7 +6,7 @@ import os
 import random
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from django.test import TransactionTestCase
@@ -200,3 +200,18 @@ def _started_or_skipped(server: AnyServer) -> Iterator[AnyServer]:
         except NotInstalledError as missing:
             pytest.skip(f"private {server.name}: {missing}")
         yield server
+
+
+@pytest.fixture
+def events() -> Iterator[list[tuple[str, dict[str, Any]]]]:
+    """Collect the name and the facts of each event."""
+    from stoker.signals import event  # Django is not set up when this module is imported
+
+    heard: list[tuple[str, dict[str, Any]]] = []
+
+    def note(name: str, facts: dict[str, Any], **_: Any) -> None:
+        heard.append((name, facts))
+
+    event.connect(note)
+    yield heard
+    event.disconnect(note)

@@ -2,11 +2,8 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
-
-from stoker.signals import event
 
 from tests.app import frail
 
@@ -34,16 +31,3 @@ def not_installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], None]
         monkeypatch.setitem(sys.modules, driver, None)
 
     return hide
-
-
-@pytest.fixture
-def events() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Collect the name and the facts of each event."""
-    heard: list[tuple[str, dict[str, Any]]] = []
-
-    def note(name: str, facts: dict[str, Any], **_: Any) -> None:
-        heard.append((name, facts))
-
-    event.connect(note)
-    yield heard
-    event.disconnect(note)

@@ -1,6 +1,5 @@
 """Declared schedules: added, changed and removed with the code, by the newest edition only."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -18,7 +17,6 @@ from stoker.models import Edition, Schedule
 from stoker.schedules.declare import Declared, Declaring, find_declared, problems
 from stoker.schedules.fire import Firing
 from stoker.schedules.ticking import Ticks
-from stoker.signals import event
 from stoker.store.written import DatabaseNow, microseconds
 from stoker.tasks.schedules import Scheduled, scheduled_tasks
 
@@ -27,18 +25,6 @@ from tests.app.tasks import add, echo, nothing
 pytestmark = pytest.mark.django_db(transaction=True)
 
 HOURLY = every(hours=1)
-
-
-@pytest.fixture
-def events() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    found: list[tuple[str, dict[str, Any]]] = []
-
-    def hear(name: str, facts: dict[str, Any], **_: Any) -> None:
-        found.append((name, facts))
-
-    event.connect(hear)
-    yield found
-    event.disconnect(hear)
 
 
 def edition(**declared: Scheduled) -> Declaring:

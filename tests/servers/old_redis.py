@@ -3,32 +3,12 @@
 import socket
 import threading
 from contextlib import suppress
-from types import TracebackType
-from typing import Self
+
+from tests.servers.silent import SilentServer
 
 
-class OldServer:
+class OldServer(SilentServer):
     """A context manager. Scripts return 1."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-
-    def __enter__(self) -> Self:
-        """Begin to accept."""
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Accept no more."""
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
     def _accept(self) -> None:
         with suppress(OSError):

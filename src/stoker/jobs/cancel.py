@@ -227,8 +227,9 @@ def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
 
 
 def _at_other_brokers(settings: Settings, job_ids: Collection[UUID]) -> Collection[UUID]:
-    """Return which of these jobs are, or may be, at another broker whose results are in the same
-    database, or on their way there. The clusters of that broker finish the requests."""
+    """Return the jobs that another broker has, or that wait in an outbox for it, if its results are
+    in the same database. Clusters of that broker finish the requests. If it does not answer, return
+    all jobs."""
     found: set[UUID] = set()
     for other in brokers_beside(settings) if job_ids else ():
         try:

@@ -18,7 +18,6 @@ from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import Recall, Roster
 from stoker.cluster.wire import Reported
 from stoker.jobs.outcomes import Attempted, Succeeded
-from stoker.signals import event
 
 from tests.unit.cluster.monitoring import Store, reported
 from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
@@ -132,16 +131,3 @@ def batch(deliveries: Callable[[int], list[Delivery]]) -> list[Reported]:
         reported(number, Attempted(delivery, Succeeded(b"value"), "worker", 1.0, 2.0))
         for number, delivery in enumerate(deliveries(8), 1)
     ]
-
-
-@pytest.fixture
-def events() -> Iterator[list[tuple[str, dict[str, Any]]]]:
-    """Collect the name and the facts of each event."""
-    heard: list[tuple[str, dict[str, Any]]] = []
-
-    def note(name: str, facts: dict[str, Any], **_: Any) -> None:
-        heard.append((name, facts))
-
-    event.connect(note)
-    yield heard
-    event.disconnect(note)

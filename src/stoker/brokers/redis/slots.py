@@ -80,8 +80,9 @@ class SlottedRedisBroker(Broker):
 
     @property
     def slots(self) -> list[RedisBroker]:
-        """Every slot that may have jobs, as known from the first slot. While that one cannot be
-        reached, these are the slots known before, or at least those of our own number."""
+        """All slots that may have jobs. The first slot records them. While it cannot be reached,
+        these are the slots that were known before, or those that this backend is configured with.
+        """
         if time.monotonic() >= self._known_until:
             known_seconds = LAYOUT_SECONDS
             try:

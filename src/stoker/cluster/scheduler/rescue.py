@@ -86,7 +86,7 @@ class WatchedClocks:
 
 
 def database_clock(settings: Settings) -> WatchedClocks:
-    """Return the clock by which leases in the store end."""
+    """Return a watch on the database's clock, which decides when leases in the store end."""
 
     def read() -> dict[str, float]:
         return {settings.database: database_now_us(settings.database) / MICROSECONDS}
@@ -95,7 +95,7 @@ def database_clock(settings: Settings) -> WatchedClocks:
 
 
 def broker_clock(settings: Settings, broker: Broker | None) -> WatchedClocks:
-    """Return the clocks by which leases at the broker outside the store end, if there is one."""
+    """Return a watch on the broker's clocks, which decide when leases at the broker end."""
     return WatchedClocks("broker", broker.clocks if broker else dict, settings.lease_seconds)
 
 
