@@ -109,13 +109,13 @@ def test_scheduler_fires_other_schedules_if_one_fails() -> None:
 def test_row_changed_meanwhile_rolls_the_batch_back(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = put(2)
     later = max(due("s0"), due("s1"))
-    insert = Firing._prepared
+    call_of = Firing._call_of
 
     def changed(firing: Firing, row: Schedule, moment_us: int) -> object:
         Schedule.objects.filter(pk=row.pk).update(due_us=moment_us + 1)
-        return insert(firing, row, moment_us)
+        return call_of(firing, row, moment_us)
 
-    monkeypatch.setattr(Firing, "_prepared", changed)
+    monkeypatch.setattr(Firing, "_call_of", changed)
     with pytest.raises(Overtaken):
         fire_together(ids, later)
     assert enqueued() == []

@@ -33,6 +33,7 @@ from stoker.signals import call_project, post_tick, tell
 from stoker.store.transactions import after_commit
 from stoker.store.written import DatabaseNow, database_now_us
 from stoker.tasks.registry import task_of
+from stoker.tasks.task import Task
 from stoker.values.cron import zone_named
 from stoker.values.text import stored_text
 from stoker.values.ticks import Course, Missed, as_moment, plan
@@ -231,7 +232,7 @@ class Firing:
         """Fire the due ticks of many schedules in one transaction.
 
         Skip schedules whose ticks need more than an enqueue: several ticks at once, a previous job
-        that has not ended, an earlier problem.
+        that has not ended, an earlier problem, a task with its own ``enqueue``.
 
         Args:
             now_us: replaces the database's clock, for tests.
@@ -248,10 +249,11 @@ class Firing:
             last = [row.last_job_id for row in ours if row.last_job_id is not None]
             alive = Job.objects.using(self._alias).unended(last)
             simple = [row for row in held if row.last_job_id not in alive]
-            due = [one for row in simple if (one := _DueTick.of(row, now)) is not None]
-            results = enqueue_prepared(
-                self._settings, [self._prepared(one.row, one.moment_us) for one in due]
-            )
+            found = [one for row in simple if (one := _DueTick.of(row, now)) is not None]
+            calls = [(one, self._call_of(one.row, one.moment_us)) for one in found]
+            calls = [(one, call) for one, call in calls if type(call[0]).enqueue is Task.enqueue]
+            due = [one for one, _ in calls]
+            results = enqueue_prepared(self._settings, [self._prepared(call) for _, call in calls])
             jobs = [(one, UUID(result.id)) for one, result in zip(due, results, strict=True)]
             ticks = [(one.row, tick) for one, job_id in jobs for tick in one.ticks(job_id, now)]
             insert_ticks(self._ticks, [tick for _, tick in ticks])
@@ -367,8 +369,8 @@ class Firing:
             result: Result[Any] = task.enqueue(*args, **kwargs)
         return result
 
-    def _prepared(self, row: Schedule, moment_us: int) -> Prepared:
-        task, args, kwargs, mark = self._call_of(row, moment_us)
+    def _prepared(self, call: _Call) -> Prepared:
+        task, args, kwargs, mark = call
         with mark:
             return Prepared(self._settings, task, args, kwargs)
 

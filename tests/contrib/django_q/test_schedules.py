@@ -2,22 +2,27 @@
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from uuid import uuid4
 from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError
+from django.db.models import F
 from django.test import override_settings
 from django.utils import timezone
 
+from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.models import Schedule, Task
 from stoker.contrib.django_q.tasks import result, schedule
 from stoker.exceptions import InvalidSchedule
+from stoker.jobs.package import sealer_for
 from stoker.models import Job
 from stoker.models import Schedule as OwnSchedule
 from stoker.schedules.fire import Firing
+from stoker.schedules.ticking import Ticks
 from stoker.testing import drain
 from stoker.values.ticks import as_us
 
@@ -143,6 +148,27 @@ def test_arguments_given_as_text_are_parsed(
     fire()
     drain()
     assert functions.done == [given]
+
+
+@pytest.mark.django_db(databases="__all__", transaction=True)
+def test_schedules_that_are_due_together_keep_their_options_and_show_their_progress() -> None:
+    options = {"timeout": 7, "ack_failure": True}
+    schedule(f"{HERE}.note", name="once", q_options=options)
+    past = timezone.now() - timedelta(hours=1)
+    daily = schedule(f"{HERE}.note", schedule_type="D", next_run=past, repeats=2, q_options=options)
+    settings = settings_for(conf.alias())
+    rows = OwnSchedule.objects.using(settings.database)
+    rows.update(due_us=F("moment_us") - 1_000_000)  # SQLite's clock counts in milliseconds
+    broker = broker_for(settings)
+    Ticks(settings, broker, uuid4(), lambda: None, lambda _: False).run_once()
+    jobs = Job.objects.using(settings.database)
+    found = [sealer_for(settings).open(bytes(job.package)).options for job in jobs]
+    assert [(one.timeout_seconds, one.max_attempts) for one in found] == [(7, 1), (7, 1)]
+    (kept,) = Schedule._base_manager.using(settings.database)
+    assert (kept.pk, kept.repeats, kept.next_run) == (
+        daily.pk, 1, past.replace(microsecond=0) + timedelta(days=1)
+    )  # fmt: skip
+    assert kept.task in {job.pk.hex for job in jobs}
 
 
 def test_options_among_the_keyword_arguments_do_not_reach_the_function() -> None:
