@@ -19,8 +19,9 @@ from stoker.guards.sweep import forget_needs, sweep_keys
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.sealing import carrying
 from stoker.models import Attempt, DeadLetter, Job, Need, Ready, Requeue
+from stoker.tasks.arguments import HIDDEN
 
-from tests.app import frail, tasks
+from tests.app import frail, payments, tasks
 from tests.integration.letters import at_once, dead
 from tests.integration.work import work_off, work_off_when_due
 
@@ -112,6 +113,32 @@ def test_requeue_accepts_other_arguments_queue_and_run_after() -> None:
     result = frail.charge.get_result(str(answer.job_id))
     assert (result.args, result.kwargs) == (["order 2"], {"note": "again"})
     assert (result.task.queue_name, result.state) == ("slow", "DEFERRED")
+
+
+def test_requeue_with_hidden_values_keeps_the_secrets() -> None:
+    secrets = {"password": payments.PASSWORD, "more": payments.MORE}
+    letter = dead(payments.pay, -7, payments.IBAN, **secrets)
+    shown = {"password": HIDDEN, "more": {"shop": {"api_token": HIDDEN, "currency": "CHF"}}}
+    answer = dead_letters.requeue(letter.id, args=[7, HIDDEN], kwargs=shown)
+    result = payments.pay.get_result(str(answer.job_id))
+    assert result.args == [7, payments.IBAN]
+    more = {"shop": {"api_token": payments.TOKEN, "currency": "CHF"}}
+    assert result.kwargs == {"password": payments.PASSWORD, "more": more}
+
+
+@pytest.mark.parametrize(
+    ("is_readable", "kwargs"), [(True, {"more": HIDDEN}), (False, {"password": HIDDEN})]
+)
+def test_requeue_with_a_hidden_value_that_is_not_known_is_refused(
+    is_readable: bool, kwargs: dict[str, Any]
+) -> None:
+    letter = dead(payments.pay, -7, payments.IBAN, password=payments.PASSWORD)
+    if not is_readable:
+        DeadLetter.objects.update(package=b"damaged")
+    answer = dead_letters.requeue(letter.id, args=[7, "DE"], kwargs=kwargs)
+    assert answer.fate is Fate.REFUSED
+    assert answer.because == "write a value instead of [withheld]"
+    assert not Ready.objects.exists()
 
 
 def test_requeued_job_keeps_its_options() -> None:

@@ -39,6 +39,7 @@ from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import with_keys
 from stoker.store.transactions import TRIES, after_commit, is_conflict, pause_before_retry
+from stoker.tasks.arguments import restored
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import LINKED, following_job_id
 from stoker.values.text import stored_text
@@ -244,8 +245,7 @@ class _Requeue:
     def _newcomer(self, seen: DeadLetter) -> Newcomer:
         old, is_readable = self._opened(seen)
         sealing = Sealing(self._settings, self._task(seen, old), self.commitment)
-        args = old.args if self._wish.args is None else tuple(self._wish.args)
-        kwargs = old.kwargs if self._wish.kwargs is None else dict(self._wish.kwargs)
+        args, kwargs = self._call(old)
         (fresh,) = sealing.seal([(args, kwargs)], old.options)
         is_same_call = self._wish.args is None and self._wish.kwargs is None
         claim = fresh.claim
@@ -286,6 +286,19 @@ class _Requeue:
             if self._wish.args is None and self._wish.kwargs is None:
                 raise UnreadablePackage(f"{error} Give its arguments to requeue it.") from error
             return Package(seen.job_id, seen.task, (), {}, seen.queue, seen.priority, 0.0), False
+
+    def _call(self, old: Package) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of the new job. Hidden values that an operator did not see stay as
+        they are.
+
+        Raises:
+            ValueError: there is no old value to put in the place of a hidden one.
+        """
+        args, kwargs = self._wish.args, self._wish.kwargs
+        return (
+            old.args if args is None else restored(tuple(args), old.args),
+            old.kwargs if kwargs is None else restored(dict(kwargs), old.kwargs),
+        )
 
     def _task(self, seen: DeadLetter, old: Package) -> Any:
         task = task_of(old) if old.task else find_task(seen.task)
