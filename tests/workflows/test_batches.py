@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import uuid
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from django.db import connection
 
 from stoker import Snooze, chain, current_workflow, dead_letters, get_workflow, group, task
 from stoker.brokers.adapters import broker_for
@@ -224,3 +226,22 @@ def test_steps_added_by_a_member_of_a_failed_group_never_run() -> None:
         finish(settings, broker, [one])
     drain()
     assert sorted(DONE) == ["a", "bad"]
+
+
+@task(max_attempts=1)
+def add_many(count: int) -> None:
+    pairs = (chain(note.si("a").undo(note.si("undo")), note.si("b")) for _ in range(count))
+    current_workflow().add(group(pairs, at_once=1))
+
+
+@pytest.mark.sqlite
+def test_more_steps_are_added_than_a_statement_may_have_parameters() -> None:
+    workflow = chain(add_many.si(1001)).enqueue()
+    raw = connection.connection
+    before = raw.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 1010)
+    try:
+        run_in_one_batch()
+    finally:
+        raw.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, before)
+    progress = workflow.progress()
+    assert (progress.total, progress.enqueued) == (1 + 3 * 1001, 1)

@@ -309,12 +309,7 @@ class Advance:
         if not ids:
             return State.SUCCESSFUL
         self._steps.become(ids, State.PENDING)
-        level, count = ids, 0
-        while level:
-            rows = self._steps.filter(pk__in=level, kind=Step.Kind.TASK)
-            count += rows.count()
-            level = list(self._steps.filter(parent_id__in=level).values_list("pk", flat=True))
-        self._workflows.grow(step.workflow_id, count)
+        self._workflows.grow(step.workflow_id, self._steps.count_tasks(ids))
         if not may_start:
             return State.CANCELLED
         self._late += self._start([self._steps.get(pk=ids[0])])
