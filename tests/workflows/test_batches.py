@@ -12,7 +12,7 @@ from django.db import connection
 
 from stoker import Snooze, chain, current_workflow, dead_letters, get_workflow, group, task
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import ClaimRequest
+from stoker.brokers.contract import ClaimRequest, Return
 from stoker.conf import settings_for
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.execute import Executor
@@ -102,6 +102,30 @@ def test_steps_added_before_a_snooze_never_run() -> None:
     drain(include_deferred=True)
     assert DONE == ["run", "run", "added"]
     assert get_workflow(workflow.id).progress().total == 2
+
+
+@task
+def add_in_first_run(name: str) -> None:
+    if name not in DONE:
+        current_workflow().add(note.si(f"after {name}"))
+    DONE.append(name)
+
+
+@pytest.mark.parametrize(
+    ("adding", "expected"),
+    [(add_one, ["a", "a", "after a", "end"]), (add_in_first_run, ["a", "a", "end"])],
+)
+def test_steps_added_by_an_interrupted_run_never_run(adding: Any, expected: list[str]) -> None:
+    """A run that does not count has the same attempt number as the next one."""
+    workflow = chain(adding.si("a"), note.si("end")).enqueue()
+    settings = settings_for()
+    broker, executor = broker_for(settings), Executor(settings, worker_id="test")
+    (claimed,) = broker.claim(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
+    executor.run(claimed)
+    broker.settle(again=[Return(claimed.lease, attempts=claimed.attempt - 1)])
+    drain()
+    assert expected == DONE
+    assert get_workflow(workflow.id).progress().total == len(expected) - 1
 
 
 @pytest.mark.parametrize("overtaken", ["steps_to_retry", "_enqueue_again"])

@@ -31,11 +31,10 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
 from stoker.exceptions import BrokerUnavailable, LeaseLost, PackageError
-from stoker.models import Attempt, Cancellation, DeadLetter, Job, Step
+from stoker.models import Attempt, Cancellation, DeadLetter, Job
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key, with_keys
-from stoker.values.ids import is_step
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
 
@@ -441,10 +440,7 @@ class Recorder:
         failed = [
             (one.attempted, one.outcome) for one in verdicts if isinstance(one.outcome, Failed)
         ]
-        entries = bury(self._settings, failed)
-        if steps := [one.lease.job_id for one in snoozed if is_step(one.lease.job_id)]:
-            Step.objects.using(self._alias).disown(steps)
-        return entries
+        return bury(self._settings, failed)
 
     def _tell(self, batch: Batch, entries: Sequence[DeadLetter]) -> None:
         """Send signals and log events. They are not repeated if settling the leases fails."""
@@ -488,7 +484,7 @@ def as_ended(verdict: Verdict) -> Ended:
     job_id, attempt = verdict.lease.job_id, verdict.attempted.delivery.attempt
     match verdict.outcome:
         case outcomes.Succeeded(value):
-            return Ended(job_id, Job.Status.SUCCESSFUL, attempt, value)
+            return Ended(job_id, Job.Status.SUCCESSFUL, attempt, value, lease=verdict.lease)
         case outcomes.Cancelled(reason):
             return Ended(job_id, Job.Status.CANCELLED, attempt, None, "", reason)
         case Failed(fault):

@@ -26,9 +26,9 @@ from stoker.store.written import Written
 
 AT_ONCE = 1000
 COLUMNS = (
-    "id", "workflow_id", "parent_id", "job_id", "sealed", "position", "kind", "role", "label",
-    "state", "is_optional", "is_wanted", "fails_fast", "size", "at_once", "has_more", "has_undo",
-    "has_error", "has_added", "added_in",
+    "id", "workflow_id", "parent_id", "job_id", "cause", "sealed", "position", "kind", "role",
+    "label", "state", "is_optional", "is_wanted", "fails_fast", "size", "at_once", "has_more",
+    "has_undo", "has_error", "has_added", "added_in",
 )  # fmt: skip
 """Columns that are written for a new step. The others are NULL until it has ended."""
 
@@ -57,8 +57,8 @@ class StepQuerySet(models.QuerySet["Step"]):
         values = []
         for step in steps:
             row = [getattr(step, name) for name in COLUMNS]
-            row[:4] = [None if one is None else written.id(one) for one in row[:4]]
-            row[4] = written.data(row[4])
+            row[:5] = [None if one is None else written.id(one) for one in row[:5]]
+            row[5] = written.data(row[5])
             values.append(row)
         engine_of(self.db).insert_rows("stoker_step", COLUMNS, values)
 
@@ -66,15 +66,6 @@ class StepQuerySet(models.QuerySet["Step"]):
         """Record how the steps ended. The caller has locked the workflow."""
         if ends:
             engine_of(self.db).end_steps(ends)
-
-    def disown(self, job_ids: Collection[UUID]) -> None:
-        """Make sure that steps that these jobs have added so far never run.
-
-        The attempt that added them does not count, and a later attempt will reuse its number.
-        """
-        adding = self.of_jobs(job_ids).filter(has_added=True)
-        if ids := list(adding.values_list("pk", flat=True)):
-            self.filter(parent_id__in=ids, state=Step.State.HELD).update(added_in=None)
 
     def count_tasks(self, ids: Sequence[UUID]) -> int:
         """Count the tasks among these steps and below them, with two queries for each thousand
@@ -151,7 +142,8 @@ class Step(models.Model):
     value = models.BinaryField(null=True)
     """Return value of its job, if another step receives it."""
     cause = models.UUIDField(null=True)
-    """The job that caused the failure."""
+    """The job that caused the failure. For a HELD step that a task has added: the id of the
+    task's run, see ``run_id_of``."""
     is_optional = models.BooleanField(default=False)
     """Whether the parent continues if this step fails."""
     is_wanted = models.BooleanField(default=False)

@@ -18,7 +18,7 @@ from stoker.models.step import ENDED, GROUPS, OPEN, UNDER_WAY, StepEnd, StepStat
 from stoker.store.statements import update_by_key
 
 from . import deliver as stored
-from .deliver import Ended
+from .deliver import Ended, run_id_of
 
 WINDOW = 1000
 """Default maximum of running members of a group. The others wait in the store, so the cost for the
@@ -280,19 +280,19 @@ class Advance:
             value = one.value if step.is_wanted and one.has_succeeded else None
             cause = None if one.has_succeeded else step.job_id
             if step.has_added and one.has_succeeded:
-                state = self._adopt(step, one.attempt, step.workflow_id in cancelled)
+                state = self._adopt(step, one, step.workflow_id in cancelled)
             ends.append(StepEnd(step.pk, state.value, value, cause))
             if state != State.STARTED:
                 wave.append(Over(step, state, cause))
         self._steps.end(ends)
         return wave
 
-    def _adopt(self, step: Step, attempt: int, is_cancelled: bool) -> StepState:
-        """Add to the workflow the steps that the job created in its successful attempt. Return the
-        new state of the job's step.
+    def _adopt(self, step: Step, ended: Ended, is_cancelled: bool) -> StepState:
+        """Add to the workflow the steps that the job created in its successful run. Return the new
+        state of the job's step.
 
-        Steps from other attempts never start. If the workflow or a group above was stopped
-        meanwhile, the added steps wait for a retry.
+        Steps from other runs never start, also if such a run did not count as an attempt. If the
+        workflow or a group above was stopped meanwhile, the added steps wait for a retry.
         """
         is_part = step.role == Role.STEP and step.parent_id is not None
         above = self._steps.filter(pk__in=[step.parent_id]).first() if is_part else None
@@ -304,11 +304,13 @@ class Advance:
             stays = will_be_undone or above.state == State.SUCCESSFUL
         if stays:
             return State.SUCCESSFUL
-        added = self._steps.below([step.pk]).filter(state=State.HELD, added_in=attempt)
+        added = self._steps.below([step.pk]).filter(state=State.HELD, added_in=ended.attempt)
+        if ended.lease is not None:
+            added = added.filter(cause=run_id_of(ended.lease))
         ids = list(added.order_by("position").values_list("pk", flat=True))
         if not ids:
             return State.SUCCESSFUL
-        self._steps.become(ids, State.PENDING)
+        update_by_key(self._steps, ids, state=State.PENDING, cause=None)
         self._workflows.grow(step.workflow_id, self._steps.count_tasks(ids))
         if not may_start:
             return State.CANCELLED

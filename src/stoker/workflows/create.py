@@ -48,6 +48,8 @@ class StepPlace:
     """Whether another step receives its result."""
     state: str = Step.State.PENDING
     added_in: int | None = None
+    """For a step that a task adds: the attempt, and the id of the run."""
+    run_id: UUID | None = None
 
     def inside(self, own_id: UUID, position: int, words: str) -> StepPlace:
         """Return the position of a child of this node."""
@@ -194,6 +196,7 @@ class Maker:
             has_undo=node.undo_step is not None,
             has_error=node.error_step is not None,
             added_in=place.added_in,
+            cause=place.run_id,
         )
 
     def _store(self, row: Step) -> None:

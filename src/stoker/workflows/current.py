@@ -16,6 +16,7 @@ from stoker.models import Step
 from stoker.tasks.signatures import as_node
 
 from .create import Maker, StepPlace, reads
+from .deliver import run_id_of
 from .results import WorkflowResult, get_workflow
 
 
@@ -52,8 +53,9 @@ class CurrentWorkflow:
         steps = Step.objects.using(settings.database)
         given = [as_node(node) for node in nodes]
         attempt = self._running.attempt
+        run_id = run_id_of(self._running.delivery.lease)
         with transaction.atomic(using=settings.database):
-            before = steps.below([self._step.pk]).filter(added_in=attempt).count()
+            before = steps.below([self._step.pk]).filter(cause=run_id).count()
             maker = Maker(settings, self._step.workflow_id)
             for number, node in enumerate(given):
                 following = given[number + 1 : number + 2]
@@ -66,6 +68,7 @@ class CurrentWorkflow:
                     is_wanted=self._step.is_wanted or any(map(reads, following)) or not following,
                     state=Step.State.HELD,
                     added_in=attempt,
+                    run_id=run_id,
                 )
                 maker.add(node, place)
             maker.flush()

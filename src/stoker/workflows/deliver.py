@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from uuid import UUID
+from uuid import UUID, uuid5
 
+from stoker.brokers.contract import Lease
 from stoker.models import Job
 from stoker.models.job import Message
 from stoker.models.need import NewNeed
@@ -25,10 +26,17 @@ class Ended:
     exception_class: str = ""
     message: str = ""
     """The error's message, or the reason of the cancellation."""
+    lease: Lease | None = None
+    """The lease under which the job ran; None = it did not run, or this is not known."""
 
     @property
     def has_succeeded(self) -> bool:
         return self.status == Job.Status.SUCCESSFUL
+
+
+def run_id_of(lease: Lease) -> UUID:
+    """Return the id of the run of a job under this lease. Runs that do not count have one, too."""
+    return uuid5(lease.job_id, str(lease.lease_id))
 
 
 def write(message: Message, delay_seconds: float | None = None) -> bytes:

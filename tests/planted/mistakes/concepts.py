@@ -66,17 +66,14 @@ MISTAKES = (
         "tests/workflows/test_flow.py",
     ),
     Mistake(
-        "steps that a failed attempt has added are part of the workflow",
+        "steps that an interrupted run has added are part of the workflow",
         [
             Change(
                 "workflows.advance:Advance._adopt",
-                drop_keyword(
-                    "self._steps.below([step.pk]).filter(state=State.HELD, added_in=attempt)",
-                    "added_in",
-                ),
+                drop_keyword("added.filter(cause=run_id_of(ended.lease))", "cause"),
             )
         ],
-        "tests/workflows/test_flow.py",
+        "tests/workflows/test_batches.py",
         "added",
     ),
     Mistake(
