@@ -6,6 +6,7 @@ import os
 import pickle
 import uuid
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -33,11 +34,13 @@ from stoker.contrib.django_q.importing import (
 from stoker.contrib.django_q.models import Schedule, Task
 from stoker.contrib.django_q.tasks import result
 from stoker.models import Job, Outgoing
+from stoker.schedules.fire import Firing
 from stoker.testing import drain
 
 from tests.conformance.server_stands import redis_url
 
 MODELS = {"task": OldTask, "schedule": OldSchedule, "ormq": OldPackage}
+FUTURE = datetime(2040, 1, 31, 12, 30, tzinfo=UTC)
 MOMENTS = ("started", "stopped", "next_run", "lock")
 
 pytestmark = [
@@ -128,6 +131,35 @@ def test_all_rows_are_copied_once() -> None:
     assert jobs
     assert not Job.objects.using(conf.database()).exists()
     assert Schedule.objects.count() == 3
+
+
+@pytest.mark.parametrize("is_id_taken", [False, True])
+def test_overdue_schedules_are_due_at_once(*, is_id_taken: bool) -> None:
+    OldSchedule.objects.all().delete()
+    past = datetime(2020, 1, 31, 2, tzinfo=UTC)
+    kinds = {Schedule.CRON: "0 2 * * *", Schedule.DAILY: None, Schedule.ONCE: None}
+    for number, (kind, cron) in enumerate(kinds.items(), 1):
+        OldSchedule.objects.create(
+            id=number, name=kind, schedule_type=kind, cron=cron, func="math.floor", next_run=past
+        )
+        if is_id_taken:
+            Schedule.objects.create(id=number, func="math.ceil", next_run=FUTURE)
+    import_all()
+    rows = Schedule.objects.filter(name__in=kinds)
+    assert {row.name: row.next_run for row in rows} == dict.fromkeys(kinds, past)
+    firing = Firing(settings_for(conf.alias()))
+    assert [firing.fire(row.own_id) is not None for row in rows] == [True, True, True]
+    assert Job.objects.using(conf.database()).filter(task="math.floor").count() == 3
+
+
+def test_cron_schedule_that_has_missed_nothing_is_due_at_its_next_moment() -> None:
+    now = timezone.now()
+    OldSchedule.objects.create(
+        id=9, name="leap", schedule_type=Schedule.CRON, cron="0 0 29 2 *", func="a.b", next_run=now
+    )
+    import_all()
+    (row,) = Schedule.objects.filter(name="leap")
+    assert row.next_run > now
 
 
 @pytest.mark.usefixtures("lock_expired")

@@ -41,6 +41,7 @@ from stoker.values.progress import come_so_far
 from . import conf
 from .calls import call_task
 from .models import Imported, Schedule, Task
+from .models.schedule import keep_missed
 from .spec import packed, spec_of
 from .tasks import varied
 
@@ -276,7 +277,10 @@ def _copy_schedule(row: Mapping[str, Any]) -> None:
     if not Schedule.objects.filter(pk=row["id"]).exists():
         given["id"] = row["id"]  # the project's foreign keys refer to it
     given["cluster"] = _cluster(given.get("cluster"))
-    Schedule(**given).save()
+    copied = Schedule(**given)
+    copied.save()
+    if copied.schedule_type == Schedule.CRON and given.get("next_run") is not None:
+        keep_missed(copied, given["next_run"])
 
 
 def _copy_package(row: Mapping[str, Any], name: str) -> None:

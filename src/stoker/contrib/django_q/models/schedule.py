@@ -220,7 +220,7 @@ def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
     name = name_of(row)
     if known is not None and known.name != name:
         schedules.find(backend=alias).filter(pk=known.pk).update(name=name)
-    next_us = as_us(_aware(row.next_run).replace(microsecond=0))
+    next_us = _as_whole_us(row.next_run)
     is_kept = known is not None and (keeps_moment or known.moment_us == next_us)
     when = _when(row, known if is_kept else None)
     task = call_task.under(row.func).using(backend=alias)
@@ -228,11 +228,25 @@ def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
     if row.own_id != own.pk:
         row.own_id = own.pk
         Schedule._base_manager.using(conf.database()).filter(pk=row.pk).update(own_id=own.pk)
-    if is_kept or row.schedule_type == Schedule.CRON or own.is_paused:
-        return
-    if own.moment_us != next_us and next_us <= database_now_us(conf.database()):
-        # The tick is already due and must not be skipped.
-        schedules.find(backend=alias).filter(pk=own.pk).update(moment_us=next_us, due_us=next_us)
+    if not is_kept and row.schedule_type != Schedule.CRON:
+        _keep_overdue(own, row.next_run)
+
+
+def keep_missed(row: Schedule, next_run: datetime) -> None:
+    """Let a new cron schedule fire at once if it has missed moments since ``next_run``."""
+    own = _find(row)
+    first = moment_after(row, _aware(next_run) - timedelta(seconds=1))
+    if own is not None and first is not None:
+        _keep_overdue(own, first)
+
+
+def _keep_overdue(own: OwnSchedule, moment: datetime) -> None:
+    """Set the next moment of Stoker's schedule to this one if it is in the past: the tick is
+    already due and must not be skipped."""
+    moment_us = _as_whole_us(moment)
+    if not own.is_paused and moment_us <= database_now_us(conf.database()):
+        rows = schedules.find(backend=conf.alias()).filter(pk=own.pk)
+        rows.update(moment_us=moment_us, due_us=moment_us)
 
 
 def remove(instance: Schedule, **_: Any) -> None:
@@ -407,6 +421,11 @@ def _show(row: Schedule, own: OwnSchedule) -> None:
 
 def _last_task(own: OwnSchedule) -> str | None:
     return None if own.last_job_id is None else own.last_job_id.hex
+
+
+def _as_whole_us(moment: datetime) -> int:
+    """Return the moment without its fraction of a second, in microseconds since 1970."""
+    return as_us(_aware(moment).replace(microsecond=0))
 
 
 def _aware(moment: datetime) -> datetime:
