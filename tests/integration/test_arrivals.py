@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -619,6 +620,16 @@ class TestPoller:
         wait_for(poller.is_due, lambda: "the poller did not wake the pusher")
         poller.close()
         wait_for(lambda: transport.released, lambda: "the message was not given back")
+
+    def test_long_request_that_failed_is_followed_by_the_next_one_without_a_pause(
+        self, transport: MemoryTransport, events: list[tuple[str, dict[str, Any]]]
+    ) -> None:
+        """Such a request may have failed for one queue only, and served the others meanwhile."""
+        error = BrokerUnavailable("The server refuses one queue.")
+        with closing(Poller(transport)) as poller:
+            poller.note_failure(error, time.monotonic() - 60)
+            poller.note_failure(error, time.monotonic() + 60)
+        assert [told["seconds"] > 0 for _, told in events] == [False, True]
 
     def test_claim_sends_no_request_while_the_poller_waits(
         self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch

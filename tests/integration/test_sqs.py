@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 from botocore.config import Config
-from botocore.exceptions import ReadTimeoutError
+from botocore.exceptions import ClientError, ReadTimeoutError
 from django.test import override_settings
 
 from stoker import queues
@@ -198,14 +198,14 @@ class TestQueues:
         assert stand.transport.counts() == {"default": 0}
 
     def test_missing_queue_raises_with_advice(self, stand: SqsStand) -> None:
-        with pytest.raises(BrokerUnavailable, match="remove create=false"):
+        with pytest.raises(BrokerUnavailable, match=r"-nobody-made-it: .* remove create=false"):
             beside(stand, create="false").send([message(queue="nobody-made-it")])
 
     def test_failed_receive_of_one_queue_keeps_messages_of_others(
         self, stand: SqsStand, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The received messages are hidden from others: dropping them would delay their jobs."""
-        stand.put(queue="a")
+        stand.put(25, queue="a")
         stand.put(queue="b")
         receive = stand.transport._queues.receive
 
@@ -213,10 +213,35 @@ class TestQueues:
             return receive(name, *args, **options) if name.endswith("-a") else _fails()
 
         monkeypatch.setattr(stand.transport._queues, "receive", receive_of_a)
-        (parcel,) = stand.transport.receive(["a", "b"], 20)
-        assert parcel.message.queue == "a"
+        parcels = stand.transport.receive(["a", "b"], 100)
+        assert [parcel.message.queue for parcel in parcels] == ["a"] * 25
         with pytest.raises(BrokerUnavailable):
-            stand.transport.receive(["a", "b"], 20)
+            stand.transport.receive(["a", "b"], 100)
+
+    def test_refused_queue_is_reported_and_left_out_of_counts(
+        self, stand: SqsStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stand.put(queue="a")
+        stand.put(queue="b")
+        names = set(stand.transport._queues.names())
+        client, _ = stand.transport._queues._asked().__enter__()
+        describe = client.get_queue_attributes
+        refused = {name for name in names if name.endswith("-b")}
+
+        def get_queue_attributes(QueueUrl: str, **options: Any) -> Any:  # noqa: N803
+            if QueueUrl.rpartition("/")[2] in refused:
+                code = {"Code": "AccessDenied", "Message": "You may not look at it."}
+                raise ClientError({"Error": code}, "GetQueueAttributes")
+            return describe(QueueUrl=QueueUrl, **options)
+
+        monkeypatch.setattr(client, "get_queue_attributes", get_queue_attributes)
+        assert stand.transport.counts() == {"a": 1}
+        (sentence,) = stand.transport.weaknesses()
+        assert "You may not look at it." in sentence
+        assert all(name in sentence for name in refused)
+        refused |= names
+        with pytest.raises(BrokerUnavailable, match="You may not look at it"):
+            stand.transport.counts()
 
     def test_queue_with_a_name_that_sqs_does_not_allow_is_shown_and_cleared(
         self, stand: SqsStand
@@ -288,6 +313,46 @@ class TestPolls:
         with pytest.raises(RuntimeError, match="unexpected"):
             polls.wait(["a"], 600)
         assert polls.wait(["a"], 600) == [parcel]
+
+    def test_failed_poll_does_not_end_the_wait_for_other_queues(self) -> None:
+        parcel = Parcel(message(), None)
+        answers: list[list[Parcel]] = [[], [], [parcel]]
+        failed: list[threading.Thread] = []
+        has_failed = threading.Event()
+        released: list[Parcel] = []
+
+        def receive(name: str, *_: Any) -> Any:
+            if name == "refused":
+                failed.append(threading.current_thread())
+                has_failed.set()
+                _fails()
+            has_failed.wait()
+            failed[0].join()
+            return answers.pop(0)
+
+        polls = Polls(receive, released.extend, 10)
+        assert polls.wait(["refused", "a"], 600) == [parcel]
+        assert len(failed) == 1, "a failed queue is polled once in each wait"
+        assert released == []
+
+    def test_wait_without_messages_raises_the_error_of_a_failed_poll(self) -> None:
+        def receive(name: str, *_: Any) -> Any:
+            if name == "refused":
+                _fails()
+            is_over.wait()
+            return []
+
+        def raises() -> bool:
+            """A busy machine may start the threads too late."""
+            try:
+                return bool(polls.wait(["refused", "a"], 0.1))
+            except BrokerUnavailable:
+                return True
+
+        is_over = threading.Event()
+        polls = Polls(receive, lambda _: None, 10)
+        wait_for(raises)
+        is_over.set()
 
     def test_poll_that_could_not_start_is_made_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         parcel = Parcel(message(), None)

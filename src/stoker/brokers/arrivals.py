@@ -201,10 +201,11 @@ class Arrivals:
         """Ask the server. If it has no message, or does not answer, let the poller ask from now on.
         So a silent server delays one claim, and not all of them."""
         received: list[Parcel] = []
+        asked_at = time.monotonic()
         try:
             received = self.transport.receive(wanted.queues, wanted.limit)
         except BrokerUnavailable as error:
-            poller.note_failure(error)
+            poller.note_failure(error, asked_at)
         if not received:
             poller.start(wanted)
         return received
@@ -333,8 +334,8 @@ def _in_ascii(message: Message, *fields: str) -> Message:
 BUFFER_SECONDS = 1.0
 """How long the poller keeps received messages for the next claim."""
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
-"""First and longest pause of the poller after a request that failed. The pause doubles with each
-failure."""
+"""First and longest time between a request of the poller that failed and the next one. It doubles
+with each failure."""
 
 
 class PollRequest(NamedTuple):
@@ -398,19 +399,26 @@ class Poller(PipeWake):
         with self._changed:
             return self._down_since is None and not self._buffer
 
-    def note_failure(self, error: Exception) -> None:
-        """Report that a request failed, and choose the pause before the next one."""
+    def note_failure(self, error: Exception, asked_at: float) -> None:
+        """Report that a request failed, and choose the time of the next one. The time that the
+        request took is a part of the pause: after a request that waited for the messages of some
+        queues and failed for others, the former queues must not be left without a request.
+
+        Args:
+            asked_at: when the request began, in monotonic seconds.
+        """
         is_expected = isinstance(error, BrokerUnavailable)
         with self._changed:
             now = time.monotonic()
             self._down_since = self._down_since or now
             longer = max(FIRST_PAUSE_SECONDS, 2 * self._pause_seconds)
             self._pause_seconds = min(LONGEST_PAUSE_SECONDS, longer)
-            self._try_at = now + self._pause_seconds
+            self._try_at = max(now, asked_at + self._pause_seconds)
+            seconds = self._try_at - now
         tell(
             "broker_unreachable",
             error=str(error) if is_expected else f"{type(error).__name__}: {error}.",
-            seconds=self._pause_seconds,
+            seconds=seconds,
             traceback="" if is_expected else "".join(format_exception(error)),
         )
 
@@ -433,10 +441,11 @@ class Poller(PipeWake):
     def _run(self) -> None:
         try:
             while wanted := self._next_request():
+                asked_at = time.monotonic()
                 try:
                     self._poll(wanted)
                 except Exception as error:  # noqa: BLE001 - without the thread no message arrives
-                    self.note_failure(error)
+                    self.note_failure(error, asked_at)
         finally:
             self._transport.close()
 

@@ -137,7 +137,7 @@ MISTAKES = (
         [
             Change(
                 "brokers.arrivals:Poller._run",
-                replace("self.note_failure(error)", "return"),
+                replace("self.note_failure(error, asked_at)", "return"),
             )
         ],
         "tests/integration/test_arrivals.py",

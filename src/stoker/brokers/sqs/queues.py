@@ -167,6 +167,10 @@ ADVICE = {
 }
 
 
+class QueueRefused(BrokerUnavailable):
+    """SQS refused a request to one queue. Requests to other queues may succeed."""
+
+
 class Queues:
     """Requests to the SQS queues of one prefix. Clients are created again after a fork."""
 
@@ -195,7 +199,8 @@ class Queues:
         with self._asked(name) as (client, url):
             answer = client.send_message_batch(QueueUrl=url, Entries=list(entries))
             if failed := answer.get("Failed"):
-                raise self._explain(failed[0].get("Code", ""), failed[0].get("Message", ""))
+                code, said = failed[0].get("Code", ""), failed[0].get("Message", "")
+                raise BrokerUnavailable(self._explain(code, said, name))
 
     def receive(
         self, name: str, count: int, *, hidden_seconds: int, wait_seconds: int = 0
@@ -335,9 +340,10 @@ class Queues:
             said = error.response.get("Error", {})
             if _code(error) in MISSING and name:
                 self._urls.pop(name, None)
-            raise self._explain(_code(error), said.get("Message", str(error))) from error
+            told = self._explain(_code(error), said.get("Message", str(error)), name)
+            raise (QueueRefused if name else BrokerUnavailable)(told) from error
         except BotoCoreError as error:
-            raise self._explain(type(error).__name__, str(error)) from error
+            raise BrokerUnavailable(self._explain(type(error).__name__, str(error))) from error
 
     def _connected(self, wait_seconds: int | None) -> Any:
         with self._lock, MAKING:
@@ -381,7 +387,7 @@ class Queues:
             attributes["FifoQueue"] = "true"
         return str(client.create_queue(QueueName=name, Attributes=attributes)["QueueUrl"])
 
-    def _explain(self, code: str, sentence: str) -> BrokerUnavailable:
+    def _explain(self, code: str, sentence: str, name: str = "") -> str:
         advice = ADVICE.get(code, "")
         if code in MISSING and not self.address.create:
             advice = "Create it, or remove create=false from BROKER."
@@ -389,8 +395,9 @@ class Queues:
             advice = "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the host a role."
         elif code == NoRegionError.__name__:
             advice = "Write it in BROKER: sqs://REGION/PREFIX."
-        told = f"{self.shown} could not process the request: {sentence.rstrip('.')}. {advice}"
-        return BrokerUnavailable(told.rstrip())
+        request = f"the request to {name}" if name else "the request"
+        said = sentence.rstrip(".")
+        return f"{self.shown} could not process {request}: {said}. {advice}".rstrip()
 
 
 def _code(error: ClientError) -> str:

@@ -27,7 +27,7 @@ from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
 from stoker.models.need import Need, NewNeed
 
-from .queues import AT_ONCE, CONNECTIONS, LONGEST_WAIT_SECONDS, Queues
+from .queues import AT_ONCE, CONNECTIONS, LONGEST_WAIT_SECONDS, QueueRefused, Queues
 
 LONGEST_DELAY_SECONDS = 900
 BATCH_BYTES = 1 << 18
@@ -120,8 +120,8 @@ class SqsTransport(Transport):
     def receive(
         self, queues: Sequence[str], limit: int, *, wait_seconds: float = 0.0
     ) -> list[Parcel]:
-        """Receive with several requests in parallel, and double their number in each round. If some
-        requests fail, return the messages of the others."""
+        """Receive with several requests in parallel, and double their number in each round. If the
+        requests for some queues fail, return the messages of the others."""
         left = self._served(queues)
         if left:  # begin with another queue each time, because only some are asked at once
             self._turn = (self._turn + 1) % len(left)
@@ -129,6 +129,7 @@ class SqsTransport(Transport):
         if wait_seconds:
             return self._polls.wait(left, wait_seconds) if limit > 0 else []
         parcels: list[Parcel] = []
+        failures: list[BaseException] = []
         width = 1
         until = time.monotonic() + self.settings.database_seconds
         while left and (wanted := limit - len(parcels)) > 0 and time.monotonic() < until:
@@ -143,12 +144,10 @@ class SqsTransport(Transport):
                 parcels += found
                 if not found and name in left:
                     left.remove(name)
-            failures = [error for answer in answers if (error := answer.exception())]
-            if failures and not parcels:
-                raise failures[0]
-            if failures:
-                break
+            failures += [error for answer in answers if (error := answer.exception())]
             width *= 2
+        if failures and not parcels:
+            raise failures[0]
         return parcels
 
     def _receive(self, name: str, count: int, wait_seconds: float = 0.0) -> list[Parcel]:
@@ -206,10 +205,16 @@ class SqsTransport(Transport):
 
     def counts(self) -> dict[str, int]:
         """Return SQS's approximate counts. Messages that a cluster has received but not deleted are
-        included."""
-        counts = {}
+        included. Leave out queues that SQS refuses to describe, unless it refuses all of them."""
+        counts: dict[str, int] = {}
+        refusal: QueueRefused | None = None
         for name in self._queues.names():
-            counts[self._queue_of(name)] = self._queues.count(name, "", "NotVisible")
+            try:
+                counts[self._queue_of(name)] = self._queues.count(name, "", "NotVisible")
+            except QueueRefused as error:
+                refusal = error
+        if refusal is not None and not counts:
+            raise refusal
         return counts
 
     def count(self, queue: str) -> int:
@@ -244,9 +249,13 @@ class SqsTransport(Transport):
         return {"broker": self._queues.shown, "server": "Amazon SQS"}
 
     def weaknesses(self) -> list[str]:
-        return [
-            sentence for name in self._queues.names() for sentence in self._queues.weaknesses(name)
-        ]
+        found: list[str] = []
+        for name in self._queues.names():
+            try:
+                found += self._queues.weaknesses(name)
+            except QueueRefused as error:
+                found.append(str(error))
+        return found
 
     def close(self) -> None:
         self._queues.close()
@@ -300,20 +309,27 @@ class Polls:
         self._turn = threading.Condition()
         self._under_way: set[str] = set()
         self._brought: list[Parcel] = []
-        self._failures: list[Exception] = []
+        self._failures: dict[str, Exception] = {}
+        """Errors by queue. A queue that failed is not polled again during the same wait."""
         self._is_waiting = False
 
     def wait(self, names: Sequence[str], seconds: float) -> list[Parcel]:
         """Return the messages of the first poll that receives any, or nothing after ``seconds``.
-        If a poll fails, raise its error.
+
+        Raises:
+            Exception: polls of some queues failed and no other queue had messages by the end of the
+                wait, or polls of all queues failed.
         """
         until = time.monotonic() + seconds
         with self._turn:
             self._is_waiting = True
             self._failures.clear()
             try:
-                while not (self._brought or self._failures) and time.monotonic() < until:
-                    for name in set(names) - self._under_way:
+                while not self._brought and time.monotonic() < until:
+                    working = set(names) - self._failures.keys()
+                    if names and not working:
+                        break
+                    for name in working - self._under_way:
                         arguments = (name, seconds)
                         threading.Thread(target=self._poll, args=arguments, daemon=True).start()
                         self._under_way.add(name)
@@ -322,20 +338,20 @@ class Polls:
                 self._is_waiting = False
             brought, self._brought = self._brought, []
             if self._failures and not brought:
-                raise self._failures[0]
+                raise next(iter(self._failures.values()))
             return brought
 
     def _poll(self, name: str, seconds: float) -> None:
         parcels: list[Parcel] = []
-        failures: list[Exception] = []
+        failures: dict[str, Exception] = {}
         try:
             parcels = self._receive(name, self._at_once, seconds)
         except Exception as error:  # noqa: BLE001 - raised again by wait()
-            failures.append(error)
+            failures[name] = error
         with self._turn:
             self._under_way.discard(name)
             if self._is_waiting:
-                self._failures += failures
+                self._failures |= failures
                 self._brought += parcels
                 parcels = []
                 self._turn.notify()
