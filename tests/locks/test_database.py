@@ -199,6 +199,20 @@ def test_dropped_lock_is_not_renewed(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
 
 
 @pytest.mark.django_db
+def test_released_lock_is_free_after_the_clock_was_set_back(
+    ids: tuple[uuid.UUID, uuid.UUID],
+) -> None:
+    ours, theirs = ids
+    fence = LockKey.objects.acquire("x", ours, 60)
+    assert fence is not None
+    assert LockKey.objects.drop("x", ours)
+    LockKey.objects.update(leased_until_us=2**62, taken_at_us=2**62)
+    assert LockKey.objects.acquire("x", theirs, 60) == fence + 1
+    LockKey.objects.update(leased_until_us=2**62)
+    assert LockKey.objects.acquire("x", ours, 60) is None, "it has an owner"
+
+
+@pytest.mark.django_db
 def test_unused_locks_are_deleted_and_fences_keep_growing(ids: tuple[uuid.UUID, uuid.UUID]) -> None:
     ours, theirs = ids
     fences = [LockKey.objects.acquire(name, ours, 60) for name in ("x", "y")]

@@ -25,7 +25,8 @@ class LockQuerySet(models.QuerySet["LockKey"]):
         Returns:
             The fencing number of the new holder; None if another holder has the lock.
         """
-        open_to_us = Q(leased_until_us__lte=DatabaseNow())
+        # A released lock is free even if the database's clock was set back after the release.
+        open_to_us = Q(owner=NOBODY) | Q(leased_until_us__lte=DatabaseNow())
         if steal_after_seconds is not None:
             open_to_us |= Q(taken_at_us__lte=DatabaseNow() - microseconds(steal_after_seconds))
         # Read first: a process that waits for the lock must not block writers, as an UPDATE does on
