@@ -21,6 +21,7 @@ from stoker.locks.stores.database import DatabaseCacheLocks
 from stoker.models import LockKey
 from stoker.models.lock import NOBODY
 
+from tests.integration.test_deadlines import end_session
 from tests.locks.places import Place
 
 on_the_database = pytest.mark.parametrize("place", ["database", "database cache"], indirect=True)
@@ -49,6 +50,18 @@ def test_lock_inside_manual_transaction_is_refused(place: Place, name: str) -> N
     finally:
         connection.rollback()
         connection.set_autocommit(True)
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@on_the_database
+def test_lock_is_released_although_the_server_has_closed_the_connection(
+    place: Place, name: str
+) -> None:
+    with place.lock(name):
+        end_session()
+    with place.lock(name):
+        pass
 
 
 @pytest.mark.sqlite

@@ -215,7 +215,7 @@ MISTAKES = (
         "another owner drops a lock",
         [
             Change(
-                "locks.stores.database:DatabaseCacheLocks.drop",
+                "locks.stores.database:DatabaseCacheLocks._drop",
                 replace(
                     "'DELETE FROM {table} WHERE cache_key = %s AND value LIKE %s'",
                     "'DELETE FROM {table} WHERE cache_key = %s AND value <> %s'",

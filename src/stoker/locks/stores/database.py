@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from django.conf import settings
-from django.db import IntegrityError, connections, router, transaction
+from django.db import (
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    connections,
+    router,
+    transaction,
+)
 from django.db.transaction import TransactionManagementError
 
 from stoker.models import LockKey
@@ -66,6 +74,22 @@ class _LocksInDatabase(LockStore):
     def rest(self) -> None:
         connections[self._database].close_if_unusable_or_obsolete()
 
+    def drop(self, key: str, owner: UUID) -> bool:
+        connection = connections[self._database]
+        try:
+            return self._drop(key, owner)
+        except (OperationalError, InterfaceError):
+            # The server may have closed the connection while the holder worked. The renewals have
+            # another one, so the lock would stay taken.
+            if connection.in_atomic_block or not connection.get_autocommit():
+                raise
+            self.rest()
+            return self._drop(key, owner)
+
+    @abstractmethod
+    def _drop(self, key: str, owner: UUID) -> bool:
+        """Free the lock as ``drop`` does, on the present connection."""
+
 
 class DatabaseLocks(_LocksInDatabase):
     """Keep locks in Stoker's table. ``alias``: the database in ``DATABASES``."""
@@ -83,7 +107,7 @@ class DatabaseLocks(_LocksInDatabase):
     def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
         return self._locks.renew(key, owner, lease_seconds)
 
-    def drop(self, key: str, owner: UUID) -> bool:
+    def _drop(self, key: str, owner: UUID) -> bool:
         return self._locks.drop(key, owner)
 
     @property
@@ -120,7 +144,7 @@ class DatabaseCacheLocks(_LocksInDatabase, AnyCacheLocks):
             [_moment(whole(lease_seconds)), self._full(key), f"{owner.hex} %", _moment()],
         )
 
-    def drop(self, key: str, owner: UUID) -> bool:
+    def _drop(self, key: str, owner: UUID) -> bool:
         return self._change(
             "DELETE FROM {table} WHERE cache_key = %s AND value LIKE %s",
             [self._full(key), f"{owner.hex} %"],
