@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from django.db import transaction
+from django.db.models import F
 
 from stoker import Limit, set_limit, task
 from stoker.brokers.adapters import broker_for
@@ -15,6 +16,8 @@ from stoker.exceptions import ConfigurationError
 from stoker.inspect import guards
 from stoker.models import GuardKey
 from stoker.models.guard_key import GuardKeyQuerySet
+
+from tests.guards.sessions import PATIENCE_SECONDS, session, wait_until_waiting
 
 pytestmark = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
 
@@ -163,3 +166,18 @@ def test_broker_without_guards_refuses_set_limit(settings: Any) -> None:
 def test_bad_arguments_are_refused(key: object, n: object, sentence: str) -> None:
     with pytest.raises((TypeError, ValueError), match=sentence):
         set_limit(key, n)  # type: ignore[arg-type] # on purpose
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+def test_limit_of_a_busy_key_is_set_under_repeatable_read() -> None:
+    """A claim changes the key while ``set_limit`` waits for it."""
+    set_limit("tenant:7", 1)
+    with session() as other:
+        other.read_repeatably()
+        with transaction.atomic():
+            GuardKey.objects.update(fence=F("fence") + 1)
+            answer = other.start(lambda: set_limit("tenant:7", 5))
+            wait_until_waiting()
+        answer.result(PATIENCE_SECONDS)
+    assert GuardKey.objects.get().places_set == 5

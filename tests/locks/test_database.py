@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 
 import pytest
 from django.db import connection, transaction
@@ -14,15 +15,16 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import settings_for
 from stoker.exceptions import LockBusy, NotMigrated
-from stoker.locks.lock import key_of, lock
+from stoker.locks.lock import key_of, lock, store_for
 from stoker.locks.stores import database as database_cache
 from stoker.locks.stores.contract import LockClaim
 from stoker.locks.stores.database import DatabaseCacheLocks
 from stoker.models import LockKey
 from stoker.models.lock import NOBODY
 
+from tests.guards.sessions import PATIENCE_SECONDS, session, wait_until_waiting
 from tests.integration.test_deadlines import end_session
-from tests.locks.places import Place
+from tests.locks.places import TABLE, Place
 
 on_the_database = pytest.mark.parametrize("place", ["database", "database cache"], indirect=True)
 
@@ -62,6 +64,31 @@ def test_lock_is_released_although_the_server_has_closed_the_connection(
         end_session()
     with place.lock(name):
         pass
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@on_the_database
+@pytest.mark.parametrize("verb", ["take", "renew", "drop"])
+def test_contended_lock_works_under_repeatable_read(place: Place, name: str, verb: str) -> None:
+    """Otherwise the server refuses a statement that waited for a row which another transaction has
+    changed."""
+    store, key, owner = store_for(place.cache, "default"), key_of(name), uuid.uuid4()
+    assert store.take(LockClaim(key, owner, 60))
+    calls: dict[str, Callable[[], object]] = {
+        "take": lambda: store.take(LockClaim(key, uuid.uuid4(), 60, steal_after_seconds=0)),
+        "renew": lambda: store.renew(key, owner, 60),
+        "drop": lambda: store.drop(key, owner),
+    }
+    table, column = ("stoker_lock", "fence") if place.cache is None else (TABLE, "expires")
+    with session() as other:
+        other.read_repeatably()
+        with transaction.atomic():
+            with connection.cursor() as cursor:
+                cursor.execute(f"UPDATE {table} SET {column} = {column}")
+            answer = other.start(calls[verb])
+            wait_until_waiting()
+        assert answer.result(PATIENCE_SECONDS)
 
 
 @pytest.mark.sqlite

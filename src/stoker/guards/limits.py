@@ -11,6 +11,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import ConfigurationError
 from stoker.models import GuardKey, Need
+from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
 from stoker.store.transactions import after_commit
 from stoker.store.turns import call_next
@@ -62,7 +63,8 @@ def override_limit(settings: Settings, key_id: UUID, name: str, n: int | None) -
     """
     alias = settings.database
     keys = GuardKey.objects.using(alias)
-    with explained(alias), transaction.atomic(using=alias):
+    deciding = engine_of(alias).deciding_at_once
+    with explained(alias), deciding(), transaction.atomic(using=alias):
         row = None
         while row is None:  # upkeep may delete an unused key before it is locked
             fence = database_now_us(alias)

@@ -79,8 +79,8 @@ class _LocksInDatabase(LockStore):
         try:
             return self._drop(key, owner)
         except (OperationalError, InterfaceError):
-            # The server may have closed the connection while the holder worked. The renewals have
-            # another one, so the lock would stay taken.
+            # The server may have closed the connection while the holder worked, or it refuses to
+            # change a row that was renewed at the same time. The lock would stay taken.
             if connection.in_atomic_block or not connection.get_autocommit():
                 raise
             self.rest()
@@ -99,13 +99,14 @@ class DatabaseLocks(_LocksInDatabase):
 
     def take(self, claim: LockClaim) -> int | None:
         refuse_open_transaction(self._database, claim.key)
-        with explained(self._database):
+        with explained(self._database), engine_of(self._database).deciding_at_once():
             return self._locks.acquire(
                 claim.key, claim.owner, claim.lease_seconds, claim.steal_after_seconds
             )
 
     def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
-        return self._locks.renew(key, owner, lease_seconds)
+        with engine_of(self._database).deciding_at_once():
+            return self._locks.renew(key, owner, lease_seconds)
 
     def _drop(self, key: str, owner: UUID) -> bool:
         return self._locks.drop(key, owner)
@@ -127,22 +128,26 @@ class DatabaseCacheLocks(_LocksInDatabase, AnyCacheLocks):
 
     def take(self, claim: LockClaim) -> int | None:
         refuse_open_transaction(self._database, claim.key)
-        value = f"{claim.owner.hex} {time_us()}"
-        held, has_ended = self._look(claim.key)
-        if not held:
-            is_taken = self._insert(claim, value)
-        elif has_ended or _is_too_old(held, claim.steal_after_seconds):
-            is_taken = self._replace(claim, value, held)
-        else:
-            is_taken = False
+        with engine_of(self._database).deciding_at_once():
+            is_taken = self._take(claim)
         return self.next_fence(claim.key) if is_taken else None
 
     def renew(self, key: str, owner: UUID, lease_seconds: float) -> bool:
-        return self._change(
-            "UPDATE {table} SET expires = %s"
-            " WHERE cache_key = %s AND value LIKE %s AND expires >= %s",
-            [_moment(whole(lease_seconds)), self._full(key), f"{owner.hex} %", _moment()],
-        )
+        with engine_of(self._database).deciding_at_once():
+            return self._change(
+                "UPDATE {table} SET expires = %s"
+                " WHERE cache_key = %s AND value LIKE %s AND expires >= %s",
+                [_moment(whole(lease_seconds)), self._full(key), f"{owner.hex} %", _moment()],
+            )
+
+    def _take(self, claim: LockClaim) -> bool:
+        value = f"{claim.owner.hex} {time_us()}"
+        held, has_ended = self._look(claim.key)
+        if not held:
+            return self._insert(claim, value)
+        if has_ended or _is_too_old(held, claim.steal_after_seconds):
+            return self._replace(claim, value, held)
+        return False
 
     def _drop(self, key: str, owner: UUID) -> bool:
         return self._change(

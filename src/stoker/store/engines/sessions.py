@@ -171,8 +171,9 @@ class Sessions:
         return transaction.atomic(using=self.alias)
 
     def deciding_at_once(self) -> AbstractContextManager[None]:
-        """Let a single statement read committed. Open a transaction only if the session's isolation
-        level is stricter: processes of a cluster save its round trips."""
+        """Let the statements of the block see the commits of other transactions. Open a transaction
+        only if the session's isolation level is stricter: processes of a cluster save its round
+        trips."""
         connection = self.connection
         is_enough = connection.in_atomic_block or not self.has_isolation_levels
         if is_enough or self.sees_later_commits(connection):
