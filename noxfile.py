@@ -306,6 +306,8 @@ def _run_pytest(session: nox.Session, part: Part, *, is_quick: bool = False) -> 
         # Empty is as good as unset: else every process compiles the tests and us once more.
         "PYTHONDONTWRITEBYTECODE": "",
     }
+    if not is_quick:
+        environment["STOKER_TEST_EXAMPLES"] = os.environ.get("STOKER_TEST_EXAMPLES", "40")
     if data := os.environ.get("STOKER_TEST_COVERAGE"):  # scripts/coverage
         environment |= {
             "COVERAGE_PROCESS_START": str(Path("pyproject.toml").resolve()),

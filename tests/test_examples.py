@@ -193,6 +193,7 @@ def test_demo_imports_feeds_added_later_and_shows_the_dashboard(play: Callable[.
         assert demo.ended() == 0, demo.told
 
 
+@pytest.mark.slow
 def test_importers_own_tests_pass(tmp_path: Path) -> None:
     """The tests of the task, the page and the parts of the demo, run by `manage.py test`."""
     told = manage(tmp_path, "test", "examples.feeds")

@@ -111,7 +111,7 @@ RULE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(len(hostile.VALUES), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1, pytest.param(len(hostile.VALUES), marks=pytest.mark.slow)])
 def test_hostile_fields_of_forms_never_answer_5xx(
     anna: Visitor, pages: dict[str, set[str]], seed: int, count: int
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from urllib.parse import parse_qs, urlsplit
 
+import pytest
 from playwright.sync_api import expect
 
 from tests.browser.window import NARROW, Window
@@ -17,6 +18,7 @@ def period_of(window: Window) -> tuple[str, str]:
     return query["since"][0], query["until"][0]
 
 
+@pytest.mark.slow
 def test_dragging_over_a_chart_lists_the_jobs_of_that_time(alice: Window) -> None:
     page = alice.page
     alice.go("/stoker/queues/one/?name=mail&last=week")

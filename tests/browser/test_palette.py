@@ -79,6 +79,7 @@ def test_palette_opens_by_touch_and_finds_what_the_user_may_see(window: Window) 
     queues.resume("mail")
 
 
+@pytest.mark.slow
 def test_palette_has_no_key_if_keys_are_turned_off(alice: Window) -> None:
     page = alice.page
     alice.go("/stoker/queues/")
@@ -92,6 +93,7 @@ def test_palette_has_no_key_if_keys_are_turned_off(alice: Window) -> None:
     page.evaluate("localStorage.removeItem('stoker-keys')")
 
 
+@pytest.mark.slow
 def test_palette_opens_without_what_was_found_before(alice: Window) -> None:
     page = alice.page
     alice.go("/stoker/queues/")

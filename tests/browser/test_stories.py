@@ -23,6 +23,7 @@ def shop_tasks():  # type: ignore[no-untyped-def] # on the path only where these
     return tasks
 
 
+@pytest.mark.slow
 def test_failures_of_one_kind_are_requeued_with_another_argument(
     alice: Window, cluster: ProcessCluster
 ) -> None:
@@ -170,6 +171,7 @@ def test_rows_that_leave_a_list_keep_their_places(alice: Window, cluster: Proces
     queues.resume("parcels")
 
 
+@pytest.mark.slow
 def test_job_page_is_updated_by_polling_without_asgi(
     db: None,
     browser: object,

@@ -200,6 +200,7 @@ def test_sighup_loads_the_release_that_the_link_leads_to(tmp_path: Path) -> None
         assert cluster.stop() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.sqlite
 def test_reload_stays_in_the_old_directory_if_the_link_disappears(tmp_path: Path) -> None:
     releases, may_end = Releases(tmp_path), tmp_path / "may end"

@@ -306,7 +306,7 @@ def test_orm_agrees_with_the_model(
 
 @pytest.mark.postgres
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("examples", [8, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_orm_with_watermarks_agrees_with_the_model(
     examples: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

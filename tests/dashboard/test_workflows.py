@@ -275,6 +275,7 @@ def test_retry_of_a_large_workflow_leads_to_its_progress(
 # -- large workflows ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.sqlite
 def test_page_of_a_group_of_10_000_members_is_small(who_may: Callable[..., Client]) -> None:
     flow = chord((double.si(number) for number in range(MEMBERS)), total.s()).enqueue(name="large")
@@ -306,6 +307,7 @@ def test_page_of_a_group_of_10_000_members_is_small(who_may: Callable[..., Clien
     assert text.getvalue().count('"parent_id"') == 1000
 
 
+@pytest.mark.slow
 @pytest.mark.sqlite
 def test_page_of_10_000_chained_steps_is_read_by_levels(who_may: Callable[..., Client]) -> None:
     members = (chain(*(note.si(f"s{m} {n}") for n in range(100))) for m in range(MEMBERS // 100))

@@ -9,8 +9,11 @@ from stoker.conf import settings_for
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark each story as slow, so that only `make test-all` runs it, unless it is marked quick."""
-    if item.get_closest_marker("quick") is None:
+    """Mark each story as slow, so that only `make test-all` runs it, unless it is marked quick on
+    this database."""
+    quick = item.get_closest_marker("quick")
+    ours = os.environ.get("DJANGO_SETTINGS_MODULE", "").rpartition(".")[2]
+    if quick is None or (quick.args and ours not in quick.args):
         item.add_marker(pytest.mark.slow)
 
 

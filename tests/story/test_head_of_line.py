@@ -13,7 +13,7 @@ from tests.cluster.ends import end_of
 from tests.story.beats import spans
 
 pytestmark = [
-    pytest.mark.quick,
+    pytest.mark.quick("postgres"),
     pytest.mark.postgres,
     pytest.mark.mariadb,
     pytest.mark.sqlite,

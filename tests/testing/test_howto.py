@@ -67,6 +67,7 @@ def run(project: Path, *command: str) -> str:
     return ran.stdout + ran.stderr
 
 
+@pytest.mark.slow
 def test_test_cases_of_the_page_pass(project: Path) -> None:
     printed = run(project, "django", "test", "shop")
     found = re.search(r"Ran (\d+) tests", printed)
@@ -80,6 +81,7 @@ def test_pytest_tests_of_the_page_pass(project: Path) -> None:
     assert "2 passed" in printed
 
 
+@pytest.mark.slow
 def test_failure_message_is_as_shown(project: Path) -> None:
     (project / "shop" / "tests_shown.py").write_text("""
 from django.test import TestCase

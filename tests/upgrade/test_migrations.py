@@ -43,7 +43,14 @@ def test_squashed_migration_makes_the_schema_of_those_it_replaces() -> None:
     assert applied_migrations() == sorted([SQUASHED, *REPLACED])
 
 
-@pytest.mark.parametrize("last", ["0014_screens", "0018_bulk_operations", "0021_waits"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        "0014_screens",
+        pytest.param("0018_bulk_operations", marks=pytest.mark.slow),
+        pytest.param("0021_waits", marks=pytest.mark.slow),
+    ],
+)
 def test_store_with_old_migrations_becomes_like_a_new_one(last: str) -> None:
     migrate()
     applied, new = applied_migrations(), schema()
@@ -66,8 +73,13 @@ def test_models_need_no_further_migration(stored: str) -> None:
 
 
 @pytest.mark.sqlite
-@pytest.mark.parametrize("stored", ["", "0014_screens", "0018_bulk_operations"])
-@pytest.mark.parametrize("named", ["0001_initial", "0018_bulk_operations", SQUASHED])
+@pytest.mark.parametrize(
+    "stored", ["", "0014_screens", pytest.param("0018_bulk_operations", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize(
+    "named",
+    ["0001_initial", pytest.param("0018_bulk_operations", marks=pytest.mark.slow), SQUASHED],
+)
 def test_migration_of_a_project_may_depend_on_old_and_new_names(
     stored: str, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
