@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from django.db import connection, transaction
+from django.db import DataError, connection, transaction
 from django.test import override_settings
 
 from stoker import chain
@@ -19,7 +19,7 @@ from stoker.jobs import relay as outbox
 from stoker.jobs.relay import RelayRefused, relay_from
 from stoker.jobs.states import JobState
 from stoker.models import Job, Outgoing
-from stoker.store.statements import with_keys
+from stoker.store.statements import insert_with_packages, with_keys
 
 from tests.app.tasks import add
 from tests.integration.work import work_off
@@ -295,3 +295,49 @@ def test_rows_are_found_by_key_though_the_table_was_empty_when_it_was_vacuumed(n
     (plan,) = json.loads(with_keys(Outgoing.objects.all(), keys).explain(format="json"))
     assert plan["Plan"]["Node Type"] in ("Index Scan", "Seq Scan"), "no loop over the keys"
     assert len(with_keys(Outgoing.objects.all(), keys)) == number
+
+
+def test_rows_keep_their_values_when_they_are_inserted_together() -> None:
+    now = 1_700_000_000.123456
+    rows = [
+        Outgoing(
+            job_id=uuid.UUID(int=number),
+            backend="default",
+            task="shop.tasks.grüße'\\{",
+            queue="mail",
+            priority=number - 1,
+            package=bytes(range(256)) * number,
+            enqueued_at=now,
+            run_after=None if number % 2 else now + number,
+            needs=[] if number else [["a", "lock", None, 'x"{,}\\']],
+            stays_in_store=number == 1,
+            claim=None if number else ["key", True, 1.5],
+        )
+        for number in range(3)
+    ]
+    insert_with_packages(Outgoing.objects, rows)
+    names = [field.attname for field in Outgoing._meta.concrete_fields]
+    for row, found in zip(rows, Outgoing.objects.order_by("job_id"), strict=True):
+        for name in names:
+            value = getattr(found, name)
+            # psycopg 2 returns a memoryview
+            value = bytes(value) if name == "package" else value
+            assert value == getattr(row, name), name
+
+
+def test_text_that_is_too_long_for_its_column_is_not_cut() -> None:
+    rows = [
+        Outgoing(
+            job_id=uuid.UUID(int=number),
+            backend="x" * 101,
+            task="shop.tasks.pay",
+            queue="mail",
+            package=b"",
+            enqueued_at=0.0,
+        )
+        for number in range(2)
+    ]
+    if connection.vendor == "sqlite":
+        pytest.skip("SQLite ignores the length of a column")
+    with pytest.raises(DataError):
+        insert_with_packages(Outgoing.objects, rows)

@@ -60,7 +60,7 @@ def insert_with_packages(rows: models.QuerySet[Any], new: Sequence[Any], **optio
         if len(row.package) >= LARGE_BYTES:
             engine_of(rows.db).refuse_too_large(row.package)
     for part in parts_of(new, INSERTED_AT_ONCE, INSERT_BYTES):
-        rows.bulk_create(part, **options)
+        engine_of(rows.db).insert_models(rows, part, **options)
 
 
 def delete_returning_guards(

@@ -15,6 +15,7 @@ from django.db.backends.signals import connection_created
 
 from stoker.conf import Settings
 from stoker.store import prepared, wake
+from stoker.store.copy import insert_arrays
 from stoker.store.prepared import send_past_cursor
 from stoker.store.transactions import is_locked_out
 from stoker.store.written import (
@@ -235,6 +236,9 @@ class PostgreSQL(Engine):
         self, name: str, keys: Collection[UUID], index: str = "", *before: Any
     ) -> list[tuple[Any, ...]]:
         return self.fetch(name, {"keys": list(keys)}, wanted=WANTED, join="JOIN", index="")
+
+    def insert_models(self, new: models.QuerySet[Any], rows: Sequence[Any], **options: Any) -> None:
+        insert_arrays(new, rows, **options)
 
     # -- jobs -------------------------------------------------------------------------------------
 

@@ -188,9 +188,6 @@ class Rows(Sessions):
             keys: the ids in the table.
             index: the index for the look-up.
             before: parameters before the table.
-
-        Returns:
-            The rows found.
         """
         raise NotImplementedError  # each engine has its own
 
@@ -239,8 +236,7 @@ class Rows(Sessions):
         """Insert rows.
 
         Args:
-            table: name of the table.
-            names: names of the columns.
+            names: columns of the table.
             values: values of each row, converted by ``Written``.
             then: end of the statement, see ``on_conflict``.
         """
@@ -252,6 +248,10 @@ class Rows(Sessions):
                 cursor.execute(text, values[0])
             else:
                 cursor.executemany(text, values)
+
+    def insert_models(self, new: models.QuerySet[Any], rows: Sequence[Any], **options: Any) -> None:
+        """Insert objects of one model, see ``bulk_create``."""
+        new.bulk_create(rows, **options)
 
     def insert_into(self, table: str, names: Sequence[str]) -> str:
         """Return the INSERT statement for one row. The text is cached, because building it takes
