@@ -147,9 +147,10 @@ def roll_back(connection: Any) -> None:
     connection.in_atomic_block = connection.closed_in_transaction = False
     connection.savepoint_ids, connection.atomic_blocks, connection.run_on_commit = [], [], []
     raw = connection.connection
-    try:
+    with suppress(Exception):  # fails after an interrupted query; closing rolls back, too
         connection.rollback()
-        connection.close()
+    try:
+        connection.close()  # a pooled connection returns to its pool
     except Exception:  # noqa: BLE001 - the connection is discarded, whatever the driver reports
         connection.connection = None
         with suppress(Exception):

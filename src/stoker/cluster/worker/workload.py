@@ -380,11 +380,11 @@ class WorkerAftercare(Aftercare):
     def after_sync(self, besides: str | None) -> None:
         if self._is_forked:
             leave_forked_child()
-        left_open = roll_back_open_transactions(besides)
         if isinstance(sys.exception(), TaskTimeout | TaskCancelled):
+            # first, because a session with an interrupted query seems to be in a transaction
             close_connections(besides)
             close_idle_connections()
-        if left_open:
+        if left_open := roll_back_open_transactions(besides):
             raise TransactionLeftOpen(_sentence(left_open))
 
     def before_async(self) -> int:

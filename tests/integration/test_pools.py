@@ -1,0 +1,77 @@
+"""Stoker returns each connection to Django's connection pool."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from django.db import connection
+
+from stoker.cluster.worker.workload import WorkerAftercare
+from stoker.exceptions import TaskTimeout
+from stoker.store.transactions import roll_back
+
+pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
+
+
+class Pool:
+    """A pool with one connection, which has the methods of psycopg_pool that Django calls."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    def open(self) -> None:
+        """Do nothing: this pool needs no opening."""
+
+    def getconn(self) -> Any:
+        assert self.taken == 0, "the pool has no free connection"
+        parameters = connection.get_connection_params()
+        raw = connection.Database.connect(**parameters)
+        raw.autocommit = True
+        raw._pool = self
+        self.taken += 1
+        return raw
+
+    def putconn(self, raw: Any) -> None:
+        raw._pool = None
+        raw.close()
+        self.taken -= 1
+
+
+@pytest.fixture
+def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """Let the thread's connection be one of a pool."""
+    made = Pool()
+    connection.close()
+    monkeypatch.setitem(connection.settings_dict["OPTIONS"], "pool", True)
+    monkeypatch.setitem(connection._connection_pools, connection.alias, made)
+    yield made
+    connection.close()
+
+
+def leave_a_query_running() -> None:
+    """Leave the connection as a query does that an exception has interrupted."""
+    connection.ensure_connection()
+    connection.connection.pgconn.send_query(b"SELECT 1")
+
+
+def test_connection_with_an_interrupted_query_returns_to_its_pool(pool: Pool) -> None:
+    leave_a_query_running()
+    roll_back(connection)
+    assert pool.taken == 0
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+
+
+def test_time_out_during_a_query_is_not_reported_as_an_open_transaction(
+    events: list[tuple[str, dict[str, Any]]],
+) -> None:
+    def interrupt() -> None:
+        leave_a_query_running()
+        raise TaskTimeout
+
+    try:
+        interrupt()
+    except TaskTimeout:
+        WorkerAftercare().after_sync(None)
+    assert connection.connection is None
+    assert "transaction_left_open" not in [name for name, _ in events]
