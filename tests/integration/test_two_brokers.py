@@ -13,6 +13,7 @@ from django.conf import settings
 from django.test import override_settings
 from django.utils import timezone
 
+from stoker import chain
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.dispatch import Dispatch
@@ -21,12 +22,15 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.conf import Retention, settings_for
 from stoker.exceptions import BrokerUnavailable
+from stoker.inspect.doctor.examination import examine
 from stoker.jobs.cancel import sweep_requests
-from stoker.models import Cancellation, Cluster, Job
+from stoker.models import Cancellation, Cluster, Job, Ready, Step, Workflow
 from stoker.store.written import DatabaseNow
+from stoker.workflows.sweep import WorkflowSweep
 
 from tests.app.tasks import add
 from tests.integration.fronted import BACKEND, fronted_broker, holder_of
+from tests.workflows.tasks import note
 
 pytestmark = [pytest.mark.redis, pytest.mark.django_db(transaction=True)]
 
@@ -125,3 +129,37 @@ def test_result_of_a_job_that_the_other_broker_leases_is_kept(redis: Dispatch) -
     plan = Plan(alias="database", overrides=(("keep_results", Retention(60.0, None, 60.0, None)),))
     assert Upkeep(plan, plan.settings, broker_for(plan.settings), lambda: None).prune() == 2
     assert set(Job.objects.values_list("pk", flat=True)) == {leased.job_id}
+
+
+def test_workflow_goes_on_while_its_jobs_wait_at_the_other_broker(redis: Dispatch) -> None:
+    workflow = chain(note.si("a"), note.si("b")).enqueue()
+    upkeep_of("database").run()
+    workflow.refresh()
+    assert workflow.status == "RUNNING"
+    found = {one.name for one in examine(settings_for("database")).findings}
+    assert "steps_left_behind" not in found
+
+
+def test_workflow_of_the_other_backend_continues_after_its_job_was_deleted(
+    redis: Dispatch,
+) -> None:
+    first = note.using(backend="database")
+    workflow = chain(first.si("a").optional(), first.si("b")).enqueue()
+    Ready.objects.all().delete()
+    Job.objects.all().delete()
+    upkeep_of("default").run()
+    workflow.refresh()
+    assert (workflow.progress().cancelled, workflow.progress().enqueued) == (1, 1)
+    assert Ready.objects.count() == 1, "the next step waits where its backend looks for it"
+
+
+def test_workflows_are_kept_as_long_as_their_own_backend_says(redis: Dispatch) -> None:
+    kept = note.using(backend="database")
+    workflows = [chain(one.si("a")).enqueue() for one in (note, kept)]
+    ended_at = timezone.now() - timedelta(days=2)
+    Workflow.objects.update(state="SUCCESSFUL", finished_at=ended_at)
+    Step.objects.update(state="SUCCESSFUL")
+    plan = Plan(overrides=(("keep_results", Retention(60.0, None, 60.0, None)),))
+    sweep = WorkflowSweep(plan.settings, lambda: None)
+    assert sweep.prune() == 1
+    assert [str(one) for one in Workflow.objects.values_list("pk", flat=True)] == [workflows[1].id]

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.django_db
 
 def sweep() -> WorkflowSweep:
     settings = settings_for()
-    return WorkflowSweep(settings, broker_for(settings), lambda: None)
+    return WorkflowSweep(settings, lambda: None)
 
 
 def test_requeued_step_resumes_its_workflow() -> None:
@@ -212,7 +212,7 @@ def test_workflow_that_is_half_deleted_cannot_be_retried(monkeypatch: pytest.Mon
     with monkeypatch.context() as patch:
         patch.setattr("stoker.workflows.sweep.AT_ONCE", 1)
         with pytest.raises(KeyboardInterrupt):
-            WorkflowSweep(settings, broker_for(settings), die).prune()
+            WorkflowSweep(settings, die).prune()
     assert Step.objects.filter(workflow_id=workflow.id).count() == 2
     for only in (None, step.pk):
         with pytest.raises(WorkflowNotFound):

@@ -79,7 +79,7 @@ def brokers_beside(settings: Settings) -> list[Dispatch]:
     """Return the dispatches of the other backends in ``TASKS`` that have the same database, but
     another broker, which leases jobs itself. Those whose driver is not installed are left out."""
     found = []
-    for other in _settings_with(settings.database):
+    for other in settings_with(settings.database):
         with suppress(ConfigurationError):  # `check` reports it
             if other.broker != settings.broker and broker_for(other).broker is not None:
                 found.append(broker_for(other))
@@ -88,7 +88,7 @@ def brokers_beside(settings: Settings) -> list[Dispatch]:
 
 def shares_database(settings: Settings) -> bool:
     """Return whether another backend in ``TASKS`` has the same database, but another broker."""
-    return any(one.broker != settings.broker for one in _settings_with(settings.database))
+    return any(one.broker != settings.broker for one in settings_with(settings.database))
 
 
 def held_by_brokers(database: str, job_ids: Sequence[UUID]) -> set[UUID]:
@@ -99,13 +99,14 @@ def held_by_brokers(database: str, job_ids: Sequence[UUID]) -> set[UUID]:
         BrokerUnavailable: a broker does not answer.
     """
     found: set[UUID] = set()
-    for broker in [broker_for(settings).broker for settings in _settings_with(database)]:
+    for broker in [broker_for(settings).broker for settings in settings_with(database)]:
         if broker is not None:
             found |= broker.states(job_ids).keys()
     return found
 
 
-def _settings_with(database: str) -> list[Settings]:
+def settings_with(database: str) -> list[Settings]:
+    """Return the settings of all backends in ``TASKS`` with this database."""
     found: list[Settings] = [one.settings for one in own_backends().values()]
     return [settings for settings in found if settings.database == database]
 

@@ -6,17 +6,20 @@ whose rows were edited by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from uuid import UUID
 
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from stoker.brokers.dispatch import Dispatch
+from stoker.brokers.adapters import broker_for, settings_with
 from stoker.conf import Settings
+from stoker.exceptions import ConfigurationError
 from stoker.models import DeadLetter, Job, Step, Workflow
 from stoker.models.workflow import WorkflowQuerySet
+from stoker.setting_values import Retention
 from stoker.signals import tell
 from stoker.store.prepared import any_of
 from stoker.store.statements import deciding, update_by_key
@@ -31,16 +34,17 @@ GONE = "its job was removed"
 
 
 class WorkflowSweep:
-    """Upkeep for the workflows of one store.
+    """Upkeep for the workflows of one store. Several backends may have workflows there: each
+    workflow is treated as its own backend says.
 
     Args:
+        settings: the backend of the cluster that does upkeep.
         beat: called often, as a heartbeat.
     """
 
-    def __init__(self, settings: Settings, broker: Dispatch, beat: Callable[[], None]) -> None:
+    def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
         self._settings = settings
         self._alias = settings.database
-        self._broker = broker
         self._beat = beat
         self._steps = Step.objects.using(self._alias)
         self._workflows = Workflow.objects.using(self._alias)
@@ -62,25 +66,51 @@ class WorkflowSweep:
         later = self._enqueued if self._after is None else self._enqueued.filter(pk__gt=self._after)
         page = list(later.order_by("pk").defer("value")[:AT_ONCE])
         self._after = page[-1].pk if len(page) == AT_ONCE else None
-        ended = self._ended([step.job_id for step in page if step.job_id is not None])
-        if ended:
-            with deciding(self._alias):
-                ended = self._still_missed(page, ended)
-                follow(self._settings, ended)
-        if ended:
-            tell("steps_gone_on", count=len(ended))
+        rows = Job.objects.using(self._alias).filter(pk__in=[step.job_id for step in page])
+        jobs = {job.pk: job for job in rows.defer("package")}
+        running = {pk for pk, job in jobs.items() if job.status is None}
+        missed = [step for step in page if step.job_id not in running]
+        count = 0
+        for settings, steps in self._by_backend(missed):
+            with suppress(ConfigurationError):  # no driver for its broker, as `check` reports
+                count += self._go_on(settings, steps, jobs)
+        if count:
+            tell("steps_gone_on", count=count)
+        return count
+
+    def _by_backend(self, steps: Sequence[Step]) -> list[tuple[Settings, list[Step]]]:
+        """Return the steps of each backend. Those of backends that are not in ``TASKS`` any more
+        are left out."""
+        if not steps:
+            return []
+        workflows = self._workflows.filter(pk__in={step.workflow_id for step in steps})
+        aliases = dict(workflows.values_list("pk", "backend"))
+        return [
+            (settings, [step for step in steps if aliases.get(step.workflow_id) == settings.alias])
+            for settings in (self._settings, *self._others())
+        ]
+
+    def _go_on(self, settings: Settings, steps: Sequence[Step], jobs: Mapping[UUID, Job]) -> int:
+        """Advance these steps of a backend if their jobs have ended. Return their number."""
+        ended = self._ended(settings, steps, jobs)
+        if not ended:
+            return 0
+        with deciding(self._alias):
+            ended = self._still_missed(steps, ended)
+            follow(settings, ended)
         return len(ended)
 
-    def _still_missed(self, page: Sequence[Step], ended: Sequence[Ended]) -> list[Ended]:
+    def _still_missed(self, steps: Sequence[Step], ended: Sequence[Ended]) -> list[Ended]:
         """Leave out the jobs that another process has recorded since the page was read."""
-        self._workflows.lock({step.workflow_id for step in page})
-        enqueued = self._enqueued.filter(pk__in=[step.pk for step in page])
+        self._workflows.lock({step.workflow_id for step in steps})
+        enqueued = self._enqueued.filter(pk__in=[step.pk for step in steps])
         missed = set(enqueued.values_list("job_id", flat=True))
         return [one for one in ended if one.job_id in missed]
 
-    def _ended(self, job_ids: list[UUID]) -> list[Ended]:
-        rows = Job.objects.using(self._alias).filter(pk__in=job_ids)
-        jobs = {job.pk: job for job in rows.defer("package")}
+    def _ended(
+        self, settings: Settings, steps: Sequence[Step], jobs: Mapping[UUID, Job]
+    ) -> list[Ended]:
+        job_ids = [step.job_id for step in steps if step.job_id is not None]
         ended = [
             Ended(
                 job.pk,
@@ -90,10 +120,10 @@ class WorkflowSweep:
                 "",
                 job.reason,
             )
-            for job in jobs.values()
-            if job.status is not None
+            for job in map(jobs.get, job_ids)
+            if job is not None and job.status is not None
         ]
-        if self._broker.capabilities.transactional:
+        if broker_for(settings).capabilities.transactional:
             gone = [job_id for job_id in job_ids if job_id not in jobs]
             ended += [Ended(one, Job.Status.CANCELLED, 0, None, "", GONE) for one in gone]
         return ended
@@ -131,7 +161,15 @@ class WorkflowSweep:
     def prune(self) -> int:
         """Delete workflows whose results need not be kept any longer, in batches. Return their
         number."""
-        keep = self._settings.keep_results
+        others = self._others()
+        own = self._workflows.exclude(backend__in=[one.alias for one in others])
+        removed = self._prune(self._settings.keep_results, own)
+        for settings in others:
+            workflows = self._workflows.filter(backend=settings.alias)
+            removed += self._prune(settings.keep_results, workflows)
+        return removed
+
+    def _prune(self, keep: Retention, workflows: WorkflowQuerySet) -> int:
         limits = {
             Workflow.State.SUCCESSFUL: keep.successful_seconds,
             Workflow.State.FAILED: keep.failed_seconds,
@@ -143,10 +181,14 @@ class WorkflowSweep:
                 continue
             limit = timezone.now() - timedelta(seconds=max(seconds, SHORTEST_SECONDS))
             running = self._enqueued.filter(workflow_id=OuterRef("pk"), kind=Step.Kind.TASK)
-            old = self._workflows.filter(~Exists(running), state=state, finished_at__lt=limit)
+            old = workflows.filter(~Exists(running), state=state, finished_at__lt=limit)
             while ids := list(old.order_by("finished_at").values_list("pk", flat=True)[:AT_ONCE]):
                 removed += sum(self._remove(workflow_id, old) for workflow_id in ids)
         return removed
+
+    def _others(self) -> list[Settings]:
+        """Return the other backends with this store."""
+        return [one for one in settings_with(self._alias) if one.alias != self._settings.alias]
 
     def _remove(self, workflow_id: UUID, old: WorkflowQuerySet) -> bool:
         """Delete a workflow unless it was retried meanwhile. Return whether it was deleted.

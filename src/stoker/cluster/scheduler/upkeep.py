@@ -85,7 +85,7 @@ class Upkeep:
         self._guards = GuardSweep(settings, broker, beat)
         self._dead_letters = DeadLetterSweep(settings, beat)
         self._pruning = Pruning(settings, beat)
-        self._workflows = WorkflowSweep(settings, broker, beat)
+        self._workflows = WorkflowSweep(settings, beat)
         self._history = History(settings, beat)
         self._tallies = Tallies(settings)
         self.rescuing = Rescue(plan, broker, beat, self._tallies)

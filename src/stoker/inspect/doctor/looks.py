@@ -15,7 +15,18 @@ from stoker.brokers.contract import Lease
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
-from stoker.models import Attempt, Claimed, DeadLetter, Job, Need, Ready, Requeue, Step, UniqueKey
+from stoker.models import (
+    Attempt,
+    Claimed,
+    DeadLetter,
+    Job,
+    Need,
+    Ready,
+    Requeue,
+    Step,
+    UniqueKey,
+    Workflow,
+)
 from stoker.models.ready import Place
 from stoker.store.places import PLACES, WAITING
 from stoker.store.statements import deciding, delete_by_key, lock_by_key, with_keys
@@ -249,17 +260,20 @@ LEFT_BEHIND = FindingKind(
 
 
 class StuckSteps(Look):
-    """Check that workflows have advanced after the end of each job."""
+    """Check that workflows of this backend have advanced after the end of each job."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
+        workflows = Workflow.objects.using(self.alias).filter(pk=OuterRef("workflow_id"))
+        is_of_another = Exists(workflows.exclude(backend=self.scene.settings.alias))
         for page in self.scene.pages(Step, "state", "job_id"):
             enqueued = {row[0]: row[2] for row in page if row[1] == Step.State.ENQUEUED}
             if enqueued:
                 alive = self._alive([job_id for job_id in enqueued.values() if job_id])
                 over = [pk for pk, job_id in enqueued.items() if job_id not in alive]
                 rows = with_keys(Step.objects.using(self.alias), over)
-                still = rows.filter(state=Step.State.ENQUEUED).values_list("pk", "job_id")
-                yield LEFT_BEHIND, [pk for pk, job_id in still if job_id == enqueued[pk]]
+                still = rows.filter(~is_of_another, state=Step.State.ENQUEUED)
+                ids = still.values_list("pk", "job_id")
+                yield LEFT_BEHIND, [pk for pk, job_id in ids if job_id == enqueued[pk]]
 
     def _alive(self, job_ids: Sequence[UUID]) -> set[UUID]:
         """Return the jobs that have not ended. A broker outside the database may be the only place
