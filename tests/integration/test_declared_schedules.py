@@ -1,6 +1,7 @@
 """Declared schedules: added, changed and removed with the code, by the newest edition only."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -8,7 +9,7 @@ from uuid import uuid4
 import pytest
 from django.test import override_settings
 
-from stoker import Cron, every, schedules, task
+from stoker import Cron, every, once, schedules, task
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidSchedule, InvalidTaskOption, PackageError, ScheduleExists
@@ -19,6 +20,7 @@ from stoker.schedules.fire import Firing
 from stoker.schedules.ticking import Ticks
 from stoker.store.written import DatabaseNow, microseconds
 from stoker.tasks.schedules import Scheduled, scheduled_tasks
+from stoker.testing import enqueued
 
 from tests.app.tasks import add, echo, nothing
 
@@ -105,6 +107,51 @@ def test_changed_declaration_keeps_next_moment_and_counts() -> None:
     row = schedules.get("hourly")
     assert (row.moment_us, row.repeats_left, row.fired_count) == (moment, 3, 2)
     assert row.overlap == "skip"
+
+
+def fire(name: str) -> bool:
+    return Firing(settings_for("default")).fire(schedules.get(name).pk) is not None
+
+
+@pytest.mark.parametrize("name", ["fee", "moved"])
+def test_one_time_schedule_that_has_fired_does_not_fire_from_a_new_row(
+    name: str, events: list[tuple[str, dict[str, Any]]]
+) -> None:
+    """Its declaration was dropped and is restored by a rollback, or its function has moved."""
+    at = datetime.now(UTC) - timedelta(seconds=1)
+    first, second = edition(fee=once(at, grace=3600)), edition(hourly=HOURLY)
+    first.sync()
+    assert fire("fee")
+    assert "schedule_past" not in dict(events)
+    let_die(first)
+    second.sync()
+    let_die(second)
+    assert names() == {"hourly"}
+    edition(**{name: once(at, grace=0)}).sync()
+    assert schedules.get(name).is_over
+    assert not fire(name)
+    assert dict(events)["schedule_past"] == {"name": name}
+    assert len(enqueued()) == 1
+
+
+def test_one_time_schedule_that_is_over_does_not_fire_at_another_past_time(
+    events: list[tuple[str, dict[str, Any]]],
+) -> None:
+    at = datetime.now(UTC) - timedelta(days=1)
+    for late in (timedelta(), timedelta(hours=1)):
+        events.clear()
+        edition(fee=once(at + late)).sync()
+        assert dict(events)["schedule_past"] == {"name": "fee"}
+        assert not fire("fee")
+    edition(fee=once(at + timedelta(days=2))).sync()
+    assert not schedules.get("fee").is_over
+
+
+def test_late_one_time_schedule_fires_if_its_declaration_changes_before() -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    edition(fee=once(at)).sync()
+    edition(fee=once(at - timedelta(days=1))).sync()
+    assert fire("fee")
 
 
 def test_declaration_with_name_of_created_schedule_is_refused(

@@ -227,6 +227,13 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "tick": (logging.DEBUG, "Schedule {name}: {outcome}, {seconds:.3f} s after it was due."),
     "ticks_missed": (logging.WARNING, "Schedule {name}: missed ticks are skipped."),
     "schedule_declared": (logging.INFO, "Schedule {name} is declared: {words}."),
+    "schedule_past": (
+        logging.WARNING,
+        (
+            "Schedule {name} does not fire: its time was past when it was declared. Run it by "
+            "hand if its job has not run."
+        ),
+    ),
     "schedule_dropped": (
         logging.INFO,
         "Schedule {name} is removed: neither code nor settings declare it any more.",

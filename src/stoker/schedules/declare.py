@@ -23,9 +23,11 @@ from stoker.tasks.schedules import Scheduled, scheduled_tasks
 from stoker.values.ids import new_job_id
 
 from .rows import (
+    ENDED,
     ITSELF,
     changed_state,
     insert,
+    is_long_past,
     opened,
     reseal,
     resumed_state,
@@ -147,6 +149,8 @@ class Declaring:
         row = insert(self._settings, one.name, one.source, one.task, one.when)
         if row is not None:
             tell("schedule_declared", name=one.name, words=row.words)
+            if row.is_over:
+                tell("schedule_past", name=one.name)
             return
         # Another cluster has just added it, or the database takes another name for the same.
         names = set(self._schedules.filter(name=one.name).values_list("name", flat=True))
@@ -160,12 +164,20 @@ class Declaring:
         is_same = values["definition"] == row.definition and row.source == one.source
         if is_same and self._can_open(row):
             return
-        state = changed_state(row, values, database_now_us(self._settings.database))
+        now_us = database_now_us(self._settings.database)
+        state = changed_state(row, values, now_us)
+        is_past = row.moment_us is None and is_long_past(
+            state.get("moment_us"), values["grace_us"], now_us
+        )
+        if is_past:
+            state |= ENDED
         unchanged = self._schedules.filter(
             pk=row.pk, definition=row.definition, package=row.package
         )
         if unchanged.update(source=one.source, **values, **state):
             tell("schedule_declared", name=one.name, words=Schedule(pk=row.pk, **values).words)
+            if is_past:
+                tell("schedule_past", name=one.name)
 
     def _can_open(self, row: Schedule) -> bool:
         """Return whether this process can open the row's package. It cannot after a change of

@@ -33,6 +33,8 @@ from stoker.values.ticks import as_moment, as_us
 
 ITSELF = "stoker"
 """Name in ``paused_by`` if Stoker paused a schedule that could not be fired."""
+ENDED: dict[str, Any] = {"moment_us": None, "due_us": None}
+"""State columns of a schedule that has no next moment."""
 TIMING = (
     "kind", "expression", "count", "unit", "anchor", "zone", "start_us", "end_us", "jitter_us",
 )  # fmt: skip
@@ -91,7 +93,11 @@ def insert(
         **values_of(settings, schedule_id, name, task, when),
     )
     row.repeats_left = when.repeats
-    for column, value in fresh_state(row, database_now_us(settings.database)).items():
+    now_us = database_now_us(settings.database)
+    state = fresh_state(row, now_us)
+    if row.is_declared and is_long_past(state["moment_us"], row.grace_us, now_us):
+        state = ENDED
+    for column, value in state.items():
         setattr(row, column, value)
     try:
         with transaction.atomic(using=settings.database):
@@ -105,17 +111,26 @@ def fresh_state(row: Schedule, now_us: int) -> dict[str, Any]:
     """Return the state columns of a schedule that starts now. Without remaining repeats, it has no
     next moment."""
     if row.repeats_left == 0:
-        return {"moment_us": None, "due_us": None}
+        return ENDED
     moment_us = row.course.first(now_us)
     due_us = None if moment_us is None else row.course.due(moment_us)
     return {"moment_us": moment_us, "due_us": due_us}
+
+
+def is_long_past(moment_us: int | None, grace_us: int, now_us: int) -> bool:
+    """Return whether a one-time schedule is past by more than ``grace``.
+
+    A declaration then does not let it fire: it may have fired from another row, which was removed
+    with an earlier declaration, or from another database.
+    """
+    return moment_us is not None and moment_us < now_us - grace_us
 
 
 def later_state(row: Schedule, now_us: int) -> dict[str, Any]:
     """Return the state columns of a schedule that continues now. A one-time schedule that has no
     next moment has had its tick."""
     if row.kind == Schedule.Kind.ONCE and row.moment_us is None:
-        return {"moment_us": None, "due_us": None}
+        return ENDED
     return fresh_state(row, now_us)
 
 

@@ -83,7 +83,8 @@ class Scheduled(ABC):
     misfire_cap: int = 100
     """With "all": maximum number of jobs, for the newest ticks."""
     grace: float | str | timedelta = 60.0
-    """With "skip": maximum age of a tick that is still fired."""
+    """With "skip": maximum age of a tick that is still fired. Also the maximum age of a ``once``
+    that fires although code or settings declare it after its time."""
     overlap: str = "allow"
     """What happens if the previous tick's job has not ended. "allow": enqueue another; "skip":
     enqueue none; "queue": enqueue one when it has ended."""
