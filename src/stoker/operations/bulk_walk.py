@@ -29,9 +29,9 @@ from stoker.jobs.change import change
 from stoker.jobs.package import sealer_for
 from stoker.models import BulkItem, BulkOperation, DeadLetter, Job, Step, Workflow
 from stoker.store.counting import Number
-from stoker.store.engines.sessions import explained
+from stoker.store.engines.sessions import explained, lock_seconds
 from stoker.store.statements import deciding, with_keys
-from stoker.store.transactions import repeat_if_aborted
+from stoker.store.transactions import is_locked_out, repeat_if_aborted
 from stoker.store.written import MomentNow
 from stoker.tasks.arguments import HIDDEN, changed_call, names_hidden, shown_arguments
 from stoker.tasks.registry import find_task, task_of
@@ -51,6 +51,8 @@ SOME_IDS = 1_000
 COUNTED = 10_000
 COUNTED_READS = 2
 """Maximum number of reads to count the targets, if the database cannot count them itself."""
+LOCKED = "another transaction holds its rows"
+"""Refusal of a target that is processed when its rows are free."""
 KEPT = timedelta(days=90)
 FORGOTTEN_AT_ONCE = 1_000
 
@@ -194,15 +196,28 @@ def go_on(
     rows = rows if only is None else rows.filter(pk=only)
     until, batches = time.monotonic() + seconds, 0
     for row in rows:
-        batches += _walk(settings, row, until, beat)
-        while row.state == State.RUNNING and time.monotonic() < until:
+        try:
             batches += _walk(settings, row, until, beat)
+            while row.state == State.RUNNING and time.monotonic() < until:
+                batches += _walk(settings, row, until, beat)
+        except (BrokerUnavailable, OperationalError) as error:
+            if not is_locked_out(error):
+                raise  # else the next call continues it
     return batches
 
 
 def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[], None]) -> int:
-    """Process the targets of one bulk operation. Return the number of batches."""
+    """Process the targets of one bulk operation. Return the number of batches.
+
+    Raises:
+        RowsLocked: another transaction holds rows of a target. It was passed over, and is processed
+            after all others.
+    """
     found, rest = _next(settings, row, row.cursor)
+    locked = _items(settings, row).filter(refusal=LOCKED).order_by("pk")
+    if not found and rest is None:
+        passed_over = locked.values_list("target", flat=True)[:SOME_IDS]
+        found = [Target(one, row.cursor) for one in passed_over]
     if hidden := hidden_names(settings, row, [one.id for one in found]):  # keep them no longer
         row.options["arguments"] |= dict.fromkeys(hidden, HIDDEN)
         rows = BulkOperation.objects.using(settings.database).filter(pk=row.pk)
@@ -220,6 +235,8 @@ def _walk(settings: Settings, row: BulkOperation, until: float, beat: Callable[[
     if rest is not None:
         moved = _rows(settings, row).update(cursor=rest)
         row.cursor = rest
+    elif locked.exists():
+        return batches
     else:
         moved = _rows(settings, row).update(state=State.DONE, ended_at=MomentNow())
         row.state = State.DONE
@@ -248,6 +265,10 @@ def _rows(settings: Settings, row: BulkOperation) -> Any:
     was moved."""
     rows = BulkOperation.objects.using(settings.database)
     return rows.filter(pk=row.pk, state=State.RUNNING, cursor=row.cursor)
+
+
+def _items(settings: Settings, row: BulkOperation) -> QuerySet[BulkItem]:
+    return BulkItem.objects.using(settings.database).filter(bulk_id=row.pk)
 
 
 def _next(settings: Settings, row: BulkOperation, cursor: str) -> tuple[list[Target], str | None]:
@@ -288,13 +309,17 @@ def _process(settings: Settings, row: BulkOperation, batch: Sequence[Target]) ->
     act = partial(_act, settings, row)
     try:
         return repeat_if_aborted(settings.database, partial(_commit, settings, row, batch, act))
-    except (BrokerUnavailable, OperationalError):
-        raise
-    except Exception as error:  # noqa: BLE001 - one bad target must not hold up the others
+    except Exception as error:  # one bad target must not hold up the others
+        is_locked = is_locked_out(error)
+        if isinstance(error, BrokerUnavailable | OperationalError) and not is_locked:
+            raise
         if len(batch) > 1:
             return all(_process(settings, row, [one]) for one in batch)
-        refusal = TargetOutcome(f"{type(error).__name__}: {first_line_of(error)}")
-        return _commit(settings, row, batch, partial(_refuse_all, refusal))
+        because = LOCKED if is_locked else f"{type(error).__name__}: {first_line_of(error)}"
+        is_ours = _commit(settings, row, batch, partial(_refuse_all, TargetOutcome(because)))
+        if is_locked:
+            raise  # there may be many: wait for one at a time
+        return is_ours
 
 
 def _commit(
@@ -304,14 +329,15 @@ def _commit(
     act: Callable[[Sequence[Target]], Sequence[TargetOutcome]],
 ) -> bool:
     alias, cursor = settings.database, batch[-1].cursor
-    with explained(alias), deciding(alias):
+    with explained(alias), deciding(alias, lock_seconds(settings)):
         if not _rows(settings, row).update(cursor=cursor):
             return False
-        items = BulkItem.objects.using(alias).filter(bulk_id=row.pk)
-        known = set(
-            items.filter(target__in=[one.id for one in batch]).values_list("target", flat=True)
-        )
-        batch = [one for one in batch if one.id not in known]
+        items = _items(settings, row).filter(target__in=[one.id for one in batch])
+        known = dict(items.values_list("target", "refusal"))
+        passed_over = [one for one, refusal in known.items() if refusal == LOCKED]
+        if passed_over:
+            items.filter(target__in=passed_over).delete()
+        batch = [one for one in batch if known.get(one.id, LOCKED) == LOCKED]
         outcomes = act(batch) if batch else []
         BulkItem.objects.using(alias).bulk_create(
             BulkItem(
@@ -324,7 +350,8 @@ def _commit(
         )
         refused = sum(bool(one.refusal) for one in outcomes)
         BulkOperation.objects.using(alias).filter(pk=row.pk).update(
-            done=F("done") + len(batch) - refused, refused=F("refused") + refused
+            done=F("done") + len(batch) - refused,
+            refused=F("refused") + refused - len(passed_over),
         )
     row.cursor = cursor
     return True

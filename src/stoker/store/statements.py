@@ -81,9 +81,9 @@ def delete_returning_guards(
         return gone
 
 
-def deciding(alias: str) -> AbstractContextManager[None]:
+def deciding(alias: str, lock_seconds: float | None = None) -> AbstractContextManager[None]:
     """Open a transaction that decides, see ``Sessions.deciding``."""
-    return engine_of(alias).deciding()
+    return engine_of(alias).deciding(lock_seconds)
 
 
 def set_deadlines(

@@ -7,8 +7,8 @@ are not in the list.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -179,6 +179,18 @@ class MySQL(Engine):
 
         connection_created.connect(limit, weak=False, dispatch_uid=f"stoker.limits:{self.alias}")
         return ()
+
+    @contextmanager
+    def limit_lock_waits(self, seconds: float) -> Iterator[None]:
+        """Limit the waits of the session, and restore its own limit. Django's cursor would refuse
+        that after an error."""
+        raw, limit = self.connection.connection, "@@SESSION.innodb_lock_wait_timeout"
+        raw.query(f"SET @stoker_lock_wait = {limit}, {limit} = {max(1, round(seconds))}")
+        try:
+            yield
+        finally:
+            with suppress(Exception):  # the connection may be lost
+                raw.query(f"SET {limit} = @stoker_lock_wait")
 
     def watch_transactions(self, connection: Any) -> None:
         """Mark mysqlclient's connection when a statement is sent that may begin a transaction. The

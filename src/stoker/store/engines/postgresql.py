@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -133,6 +133,10 @@ class PostgreSQL(Engine):
             ours.append(prepared.PLANNING)
             prepared.keep_statements(self.connection)
         return ours
+
+    def limit_lock_waits(self, seconds: float) -> AbstractContextManager[None]:
+        self._read("SELECT set_config('lock_timeout', %s, true)", [f"{round(seconds * 1000)}ms"])
+        return nullcontext()  # it ends with the transaction
 
     def weaknesses(self) -> list[str]:
         given = LOCK_TIMEOUT.findall(str(self.connection.settings_dict["OPTIONS"].get("options")))

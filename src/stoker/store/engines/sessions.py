@@ -152,10 +152,15 @@ class Sessions:
         return self.may_be_in_transaction(connection)
 
     @contextmanager
-    def deciding(self) -> Iterator[None]:
+    def deciding(self, lock_seconds: float | None = None) -> Iterator[None]:
         """Open a transaction whose statements, after waiting for a lock, see the commit of the
         lock's last holder. If a transaction is open, the block becomes a part of it, whatever its
-        isolation level."""
+        isolation level.
+
+        Args:
+            lock_seconds: how long its statements wait for a locked row. None, or if a transaction
+                is open: as long as the session does.
+        """
         connection = self.connection
         is_ours = not connection.in_atomic_block
         is_blind = is_ours and self.has_isolation_levels and not self.sees_later_commits(connection)
@@ -163,7 +168,15 @@ class Sessions:
             if is_blind:
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-            yield
+            if is_ours and lock_seconds is not None:
+                with self.limit_lock_waits(lock_seconds):
+                    yield
+            else:
+                yield
+
+    def limit_lock_waits(self, seconds: float) -> AbstractContextManager[None]:
+        """Limit how long statements wait for a locked row, in the block of a transaction."""
+        return nullcontext()
 
     def atomic_task(self) -> AbstractContextManager[Any]:
         """Open the transaction of an atomic task. It has the project's isolation level. If that is
