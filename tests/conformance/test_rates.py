@@ -266,3 +266,32 @@ def test_rate_is_checked_again_after_it_is_locked(
     assert call_due("default", 10) == 1
     assert stand.where(second) == "blocked"
     assert GuardKey.objects.get().due_us == due_us
+
+
+@pytest.mark.parametrize("burst", [0, 1])
+def test_rate_goes_on_within_a_period_after_the_clock_was_set_back(
+    burst: int, stand: Stand
+) -> None:
+    first, second = put(stand, rate(1, burst=burst), 2)
+    assert ids(claim(stand)) == [first]
+    assert claim(stand) == []
+    let_pass(-24 * 3600)
+    sweep_keys("default", None, 10, only_lines=True)
+    assert claim(stand) == []
+    seconds = stand.broker.next_due_seconds()
+    assert seconds is not None
+    assert 0 < seconds < PERIOD_SECONDS + 2 * MARGIN_SECONDS
+    let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
+    assert ids(claim(stand)) == [second]
+
+
+def test_new_jobs_do_not_delay_a_rate_after_the_clock_was_set_back(stand: Stand) -> None:
+    first, second = put(stand, rate(1), 2)
+    assert ids(claim(stand)) == [first]
+    assert claim(stand) == []
+    let_pass(-24 * 3600)
+    for _ in range(2):
+        put(stand, rate(1))
+        assert claim(stand) == []
+        let_pass(PERIOD_SECONDS / 2 + 2 * MARGIN_SECONDS)
+    assert ids(claim(stand)) == [second]

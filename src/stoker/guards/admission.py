@@ -388,6 +388,7 @@ class _Admission:
                 self._changed[key_id] = key
             if key.kind == Need.Kind.RATE and key.has_line:
                 weight = self._next_weight.get(key_id, 1)
+                key.starts = rate_window.take(key.rule, key.starts, self._now_us, 0)
                 key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us, weight)
                 self._changed[key_id] = key
         Wait.objects.using(self._alias).add(self._waits)

@@ -72,8 +72,9 @@ def _call_rated(alias: str, key: GuardKey, now_us: int, limit: int) -> None:
         call_next(alias, key, min(permits, limit))
         key.due_us = now_us + LOOK_AGAIN_US if key.has_line else None
     else:
+        key.starts = rate_window.take(key.rule, key.starts, now_us, 0)
         key.due_us = rate_window.next_us(key.rule, key.starts, now_us)
-    key.save(using=alias, update_fields=["due_us"])
+    key.save(using=alias, update_fields=["due_us", "starts"])
 
 
 def sweep_keys(
@@ -136,10 +137,7 @@ def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
 
 def _call_where_room(alias: str, keys: Mapping[UUID, GuardKey]) -> set[str]:
     lines = {key_id: key for key_id, key in keys.items() if key.has_line}
-    rates = [key for key in lines.values() if key.kind == Need.Kind.RATE and key.due_us is None]
-    if rates:
-        due_us = database_now_us(alias)
-        update_by_key(GuardKey.objects.using(alias), [key.pk for key in rates], due_us=due_us)
+    _make_due(alias, [key for key in lines.values() if key.kind == Need.Kind.RATE])
     holders = Need.objects.using(alias).holders(lines) if lines else {}
     return call_all(
         alias,
@@ -149,6 +147,21 @@ def _call_where_room(alias: str, keys: Mapping[UUID, GuardKey]) -> set[str]:
             if key.kind != Need.Kind.RATE
         ],
     )
+
+
+def _make_due(alias: str, rates: Collection[GuardKey]) -> None:
+    """Make the rates due that have no due time, or one that is too late because the clock was
+    turned back."""
+    if not rates:
+        return
+    now_us = database_now_us(alias)
+    undue = [
+        key.pk
+        for key in rates
+        if key.due_us is None or key.due_us > rate_window.latest_us(key.rule, now_us)
+    ]
+    if undue:
+        update_by_key(GuardKey.objects.using(alias), undue, due_us=now_us)
 
 
 def _stale_places(

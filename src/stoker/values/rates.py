@@ -11,8 +11,9 @@ moment. Permits given close together share an entry.
     token bucket     an entry counts in full until its moment, and is refilled from then on, so
                      that the starts in any window never exceed burst + rate * its length
 
-After a refusal the caller stores ``take(rule, state, now_us, 0)``. If the clock was turned back or
-the state is unreadable, counting starts again as if the limit had just been used up.
+If the clock was turned back or the state is unreadable, counting starts again as if the limit had
+just been used up. So after a refusal the caller stores ``take(rule, state, now_us, 0)``: otherwise
+counting would start again with each read.
 """
 
 from __future__ import annotations
@@ -106,13 +107,18 @@ def next_us(rule: RateRule, state: Any, now_us: int, weight: int = 1) -> int:
     return ends_us
 
 
+def latest_us(rule: RateRule, now_us: int) -> int:
+    """Return the latest time that ``next_us`` can return for any state and weight."""
+    return next_us(rule, None, now_us, rule.whole)
+
+
 def _read(rule: RateRule, state: Any, now_us: int) -> State:
     """Return the entries that still count at ``now_us``. Moments in the far future, left by a clock
     that was turned back, are cut to the latest moment of a new permit."""
-    latest_us = now_us + CLOCK_US + LONGEST_MARGIN_US
+    last_us = now_us + CLOCK_US + LONGEST_MARGIN_US
     if not _is_state(state):
-        return [[latest_us, rule.whole]]
-    entries = sorted([min(until_us, latest_us), weight] for until_us, weight in state)
+        return [[last_us, rule.whole]]
+    entries = sorted([min(until_us, last_us), weight] for until_us, weight in state)
     if rule.burst:
         return _refill(rule, entries, now_us)
     return [entry for entry in entries if now_us <= entry[0] + rule.period_us]
