@@ -4,13 +4,14 @@ import logging
 import pickle
 from datetime import timedelta
 from io import StringIO
+from typing import Any
 from uuid import UUID
 
 import pytest
 from django.core.management import call_command
 from django.utils import timezone
 
-from stoker import dead_letters, schedules
+from stoker import dead_letters, every, schedules
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.calls import call_task
 from stoker.contrib.django_q.models import Schedule, Task
@@ -24,11 +25,13 @@ from stoker.contrib.django_q.tasks import (
 )
 from stoker.models import DeadLetter, Job, Step
 from stoker.models import Schedule as OwnSchedule
+from stoker.schedules import service
 from stoker.schedules.fire import Firing
 from stoker.testing import drain
 from stoker.why import why
 
 from tests.contrib.django_q import functions
+from tests.contrib.django_q.test_schedules import fire
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 HERE = "tests.contrib.django_q.functions"
@@ -136,3 +139,39 @@ def test_renamed_schedule_keeps_its_next_moment() -> None:
     drain()
     assert Task.objects.get().result == 2
     assert Schedule.objects.get(pk=row.pk).success()
+
+
+def test_schedules_created_at_the_same_time_with_one_name_stay_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second one is stored after the first one has looked for schedules of that name."""
+    insert, others = service.insert, []
+
+    def inserted(*given: Any) -> Any:
+        if not others:
+            others.append(None)
+            others.append(schedule(f"{HERE}.note", 2, schedule_type=Schedule.DAILY))
+        return insert(*given)
+
+    monkeypatch.setattr(service, "insert", inserted)
+    first = schedule(f"{HERE}.note", 1, schedule_type=Schedule.DAILY)
+    _, second = others
+    assert first.own_id != second.own_id
+    assert sorted(names()) == [f"{HERE}.note", f"{HERE}.note #{first.pk}"]
+    assert fire() == 2
+    drain()
+    assert sorted(functions.done) == [((1,), {}), ((2,), {})]
+    second.delete()
+    assert names() == [f"{HERE}.note #{first.pk}"]
+    first.save()
+    assert names() == [f"{HERE}.note"]
+
+
+def test_schedule_keeps_its_name_if_both_names_of_its_row_are_taken() -> None:
+    row = schedule(f"{HERE}.add", 1, name="nightly", schedule_type=Schedule.DAILY)
+    for name in ("daily", f"daily #{row.pk}"):
+        schedules.create(name, call_task, every(days=1, args=[{}, []]), backend=conf.alias())
+    Schedule.objects.filter(pk=row.pk).update(name="daily", args="2")
+    assert sorted(names()) == sorted(["daily", f"daily #{row.pk}", "nightly"])
+    own = schedules.scheduled("nightly", backend=conf.alias())
+    assert own.args[-1] == [[2], {}]

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
-from django.db import models, transaction
+from django.db import IntegrityError, models, transaction
 from django.db.models.signals import post_delete
 from django.utils import timezone
 
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.calls import call_task
 from stoker.contrib.django_q.spec import Options, Spec, packed, spec_of, taken_out
-from stoker.exceptions import InvalidSchedule
+from stoker.exceptions import InvalidSchedule, ScheduleExists
 from stoker.models import Schedule as OwnSchedule
 from stoker.schedules import service as schedules
 from stoker.store.written import database_now_us
@@ -194,16 +195,6 @@ UNITS = {
 }
 
 
-def name_of(row: Schedule) -> str:
-    """Return the name of Stoker's schedule: the row's name, or its function's. The row's id is
-    added if another schedule has that name."""
-    wanted = str(row.name or row.func)
-    others = schedules.find(backend=conf.alias()).filter(name=wanted)
-    if row.own_id is not None:
-        others = others.exclude(pk=row.own_id)
-    return f"{wanted} #{row.pk}" if others.exists() else wanted
-
-
 def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
     """Update Stoker's schedule to match the row, in the open transaction.
 
@@ -217,14 +208,11 @@ def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
         remove(row)
         return
     alias, known = conf.alias(), _find(row)
-    name = name_of(row)
-    if known is not None and known.name != name:
-        schedules.find(backend=alias).filter(pk=known.pk).update(name=name)
     next_us = _as_whole_us(row.next_run)
     is_kept = known is not None and (keeps_moment or known.moment_us == next_us)
     when = _when(row, known if is_kept else None)
     task = call_task.under(row.func).using(backend=alias)
-    own = schedules.upsert(name, task, when, backend=alias)
+    own = _create(row, task, when) if known is None else _change(row, known, task, when)
     if row.own_id != own.pk:
         row.own_id = own.pk
         Schedule._base_manager.using(conf.database()).filter(pk=row.pk).update(own_id=own.pk)
@@ -247,6 +235,38 @@ def _keep_overdue(own: OwnSchedule, moment: datetime) -> None:
     if not own.is_paused and moment_us <= database_now_us(conf.database()):
         rows = schedules.find(backend=conf.alias()).filter(pk=own.pk)
         rows.update(moment_us=moment_us, due_us=moment_us)
+
+
+def _create(row: Schedule, task: Any, when: Scheduled) -> OwnSchedule:
+    """Create Stoker's schedule of a row.
+
+    Only the insert shows whether the name is free, because another transaction may be inserting it.
+    """
+    name, numbered = _names(row)
+    try:
+        return schedules.create(name, task, when, backend=conf.alias())
+    except ScheduleExists:
+        return schedules.create(numbered, task, when, backend=conf.alias())
+
+
+def _change(row: Schedule, known: OwnSchedule, task: Any, when: Scheduled) -> OwnSchedule:
+    """Change Stoker's schedule of a row. It keeps its name if the names of the row are taken."""
+    found, name = schedules.find(backend=conf.alias()), known.name
+    for wanted in _names(row):
+        if wanted == name:
+            break
+        with suppress(IntegrityError), transaction.atomic(using=conf.database()):
+            found.filter(pk=known.pk).update(name=wanted)
+            name = wanted
+            break
+    return schedules.update(name, task=task, when=when, backend=conf.alias())
+
+
+def _names(row: Schedule) -> tuple[str, str]:
+    """Return the name of Stoker's schedule, which is the row's or that of its function, and the
+    name to use if another schedule has that one."""
+    name = str(row.name or row.func)
+    return name, f"{name} #{row.pk}"
 
 
 def remove(instance: Schedule, **_: Any) -> None:
