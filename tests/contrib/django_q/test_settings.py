@@ -89,12 +89,17 @@ def test_failed_task_runs_again_only_if_django_q_runs_it_again(
 
 
 def test_alternative_cluster_overrides_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"name": "shop", "workers": 4, "ALT_CLUSTERS": {"long": {"workers": 1, "timeout": 600}}}
+    names = {"name": "long", "cluster_name": "longer"}  # Django Q ignores them there
+    others = {"long": {"workers": 1, "timeout": 600, **names}, "shop": {"workers": 2}}
+    given = {"name": "shop", "workers": 4, "ALT_CLUSTERS": others}
     assert read_cluster(given)["cluster_name"] == "shop"
     monkeypatch.setenv("Q_CLUSTER_NAME", "long")
     of_long = read_cluster(given)
     assert (of_long["name"], of_long["cluster_name"]) == ("shop", "long")
     assert (of_long["workers"], of_long["timeout"]) == (1, 600)
+    assert entry_of(given)["OPTIONS"]["CLUSTER"] == "shop"  # the salt of its signatures
+    monkeypatch.setenv("Q_CLUSTER_NAME", "shop")
+    assert read_cluster(given)["workers"] == 4
     monkeypatch.setenv("Q_CLUSTER_NAME", "unheard")
     assert read_cluster(given)["cluster_name"] == "unheard"
 

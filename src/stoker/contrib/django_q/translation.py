@@ -276,18 +276,26 @@ class SettingProblem:
     is_error: bool = True
 
 
-def read_cluster(configured: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of Q_CLUSTER that apply in this process: those of the cluster of
-    ALT_CLUSTERS that the environment names in Q_CLUSTER_NAME, or else the common ones."""
-    name = os.environ.get("Q_CLUSTER_NAME")
+def read_cluster(configured: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+    """Return the settings of one cluster: the common ones, or those changed by ALT_CLUSTERS.
+
+    Args:
+        name: the cluster; "" = the main one; None = the one that the environment names in
+            Q_CLUSTER_NAME, or else the main one.
+    """
+    if name is None:
+        name = os.environ.get("Q_CLUSTER_NAME")
     found = dict(configured)
     others = found.pop("ALT_CLUSTERS", None)
-    if name:
-        if isinstance(others, Mapping) and isinstance(others.get(name), Mapping):
-            found.update(others[name])
-        found["cluster_name"] = name
     found.setdefault("name", "default")
     found.setdefault("cluster_name", found["name"])
+    if name and name not in (found["name"], found["cluster_name"]):
+        changed = others.get(name) if isinstance(others, Mapping) else None
+        if isinstance(changed, Mapping):
+            # All clusters have the same name, because it is the salt of their signatures.
+            found |= {key: value for key, value in changed.items() if key != "name"}
+    if name:
+        found["cluster_name"] = name
     return found
 
 
