@@ -44,8 +44,7 @@ class RecordedTask(CallingTask):
         spec = args[0] if args and isinstance(args[0], dict) else {}
         if "schedule" not in spec:
             return Task.enqueue(self, *args, **kwargs)
-        own = self.using(timeout=spec["timeout"]) if spec.get("timeout") else self
-        own = own.using(max_attempts=1) if spec.get("ack_failure") else own
+        own = self.using(**conf.limits_of(self.queue_name, spec))
         result = Task.enqueue(own, *args, **kwargs)
         done = partial(_model("Schedule").refresh, spec["schedule"])
         after_commit(conf.database(), done)

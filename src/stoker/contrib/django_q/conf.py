@@ -4,6 +4,7 @@ backend that the shim uses."""
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,16 +13,19 @@ from django.utils.module_loading import import_string
 
 from stoker.backend import StokerBackend
 from stoker.compat import DEFAULT_TASK_QUEUE_NAME, task_backends
-from stoker.conf import Settings, settings_for
+from stoker.conf import Settings, option_fields, settings_for
 from stoker.tasks.decorator import own_backends
 
-from .translation import CACHED_SECONDS, entry_of, read_cluster
+from .translation import CACHED_SECONDS, entry_of, max_attempts, read_cluster
 
 logger = logging.getLogger("stoker")
 """Django Q's name for the logger. Its level and handlers are those of Stoker's."""
 
 OWN = "django_q"
 """Alias of the backend that is derived from Q_CLUSTER if the project has other backends."""
+
+
+DEFAULT_ATTEMPTS = option_fields()["MAX_ATTEMPTS"].default
 
 
 def configured() -> Mapping[str, Any]:
@@ -105,6 +109,29 @@ def queue(cluster: str | None = None) -> str:
     served = settings().queues
     wanted = str(given()["cluster_name"]) if configured() else DEFAULT_TASK_QUEUE_NAME
     return wanted if not served or wanted in served else served[0]
+
+
+def limits_of(queue: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``timeout`` and ``max_attempts`` of a job in this queue, as options of a task.
+
+    As in Django Q, they are those of the cluster that serves the queue, not those of the process
+    that enqueues the job. If TASKS has a backend of Stoker's, the limits are set there.
+
+    Args:
+        options: ``timeout`` and ``ack_failure`` of the call; None = as in the cluster.
+    """
+    timeout, ack_failure = options.get("timeout"), options.get("ack_failure")
+    limits: dict[str, Any] = {}
+    if _derived:
+        given = read_cluster(configured(), queue)
+        if ack_failure is not None:
+            given["ack_failures"] = ack_failure
+        attempts = max_attempts(given)
+        limits["timeout"] = math.inf if given.get("timeout") is None else given["timeout"]
+        limits["max_attempts"] = DEFAULT_ATTEMPTS if attempts is None else attempts
+    elif ack_failure:
+        limits["max_attempts"] = 1
+    return limits if timeout is None else {**limits, "timeout": timeout}
 
 
 def cached_seconds(cached: Any) -> float | None:

@@ -34,7 +34,7 @@ from stoker.jobs.sealing import hooks_of
 from stoker.management.bar import bar
 from stoker.management.subcommand import ExitCode, Subcommand, option, refuse
 from stoker.models.job import Message
-from stoker.tasks.options import as_timestamp
+from stoker.tasks.options import as_timestamp, options_of
 from stoker.values.ids import LINKED, derived_job_id
 from stoker.values.progress import come_so_far
 
@@ -316,7 +316,7 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
     enqueued_at = as_timestamp(started if isinstance(started, datetime) else timezone.now())
     digest = int.from_bytes(sha256(str(package["id"]).encode()).digest()[:8], "big")
     job_id = derived_job_id(enqueued_at, digest, LINKED)
-    timeout = task.timeout if task.timeout is not None else settings.timeout_seconds
+    limits = options_of(task, settings)
     sealed = sealer_for(settings).seal(
         Package(
             job_id=job_id,
@@ -327,9 +327,9 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
             priority=int(task.priority),
             enqueued_at=enqueued_at,
             options=JobOptions(
-                max_attempts=task.max_attempts or settings.max_attempts,
-                max_crashes=settings.max_crashes,
-                timeout_seconds=timeout,
+                max_attempts=limits.max_attempts,
+                max_crashes=limits.max_crashes,
+                timeout_seconds=limits.timeout_seconds,
                 hooks=hooks_of(settings, task),
                 via=task.via,
             ),

@@ -66,9 +66,9 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
         if "id" in spec:  # it came from Django Q, which may have left its failures
             Task.objects.using(alias).filter(pk=row.pk, success=False).delete()
         if spec.get("hook") and not spec.get("sync"):
-            hook_task.under(spec["hook"]).using(queue_name=package.queue).enqueue(
-                spec["hook"], row.pk
-            )
+            limits = conf.limits_of(package.queue, {})
+            task = hook_task.under(spec["hook"]).using(queue_name=package.queue, **limits)
+            task.enqueue(spec["hook"], row.pk)
     Task.objects.using(alias).bulk_create(saved, ignore_conflicts=True)
     run = inline.get()
     if run is not None:

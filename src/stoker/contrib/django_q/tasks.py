@@ -136,14 +136,9 @@ def is_sync(options: Mapping[str, Any]) -> bool:
 
 def varied(task: Any, path: str, options: Mapping[str, Any]) -> Any:
     """Return a copy of the task that calls the function at that path, with these options."""
-    changes: dict[str, Any] = {"backend": conf.alias(), "queue_name": conf.queue()}
-    if options.get("cluster"):
-        changes["queue_name"] = conf.queue(str(options["cluster"]))
-    if options.get("timeout") is not None:
-        changes["timeout"] = options["timeout"]
-    if options.get("ack_failure"):
-        changes["max_attempts"] = 1
-    return replace(task, path=path, **changes)
+    queue = conf.queue(str(options["cluster"]) if options.get("cluster") else None)
+    limits = conf.limits_of(queue, options)
+    return replace(task, path=path, backend=conf.alias(), queue_name=queue, **limits)
 
 
 def as_id(job_id: str) -> str:

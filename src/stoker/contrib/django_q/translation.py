@@ -316,18 +316,23 @@ def entry_of(configured: Mapping[str, Any]) -> dict[str, Any]:
         options["BROKER"] = f"orm://{given.get('orm') or 'default'}"
     if given.get("max_rss"):
         options["RECYCLE_MEMORY_MB"] = max(1, -(-int(given["max_rss"]) // 1024))
-    if given.get("ack_failures"):
-        options["MAX_ATTEMPTS"] = 1
-    elif given.get("max_attempts"):
-        options["MAX_ATTEMPTS"] = given["max_attempts"]
-    elif not _runs_failures_again(given):  # its tasks may not be safe to repeat
-        options["MAX_ATTEMPTS"] = 1
+    if attempts := max_attempts(given):
+        options["MAX_ATTEMPTS"] = attempts
     if not options.get("COMPRESS"):
         options.pop("COMPRESS", None)
     if reporters := _reporters(given.get("error_reporter")):
         options["REPORTERS"] = reporters
     options["KEEP_RESULTS"] = _retention(given.get("save_limit", 250))
     return {"BACKEND": "stoker.backend.StokerBackend", "QUEUES": [], "OPTIONS": options}
+
+
+def max_attempts(given: Mapping[str, Any]) -> int | None:
+    """Return the number of attempts in the cluster with these settings; None = Stoker's default."""
+    if given.get("ack_failures"):
+        return 1
+    if given.get("max_attempts"):
+        return int(given["max_attempts"])
+    return None if _runs_failures_again(given) else 1  # its tasks may not be safe to repeat
 
 
 def _reporters(given: Any) -> dict[str, Mapping[str, Any]]:

@@ -378,7 +378,11 @@ def _call_of(row: Schedule) -> tuple[tuple[Any, ...], dict[str, Any], Options]:
 
 def _spec(row: Schedule, options: Options) -> Spec:
     spec = spec_of(row.func, options)
-    spec |= {key: options[key] for key in ("timeout", "ack_failure") if options.get(key)}
+    limits = {
+        "timeout": options.get("timeout") or None,
+        "ack_failure": options.get("ack_failure"),
+    }
+    spec |= {key: value for key, value in limits.items() if value is not None}
     if row.intended_date_kwarg:
         spec["intended_date_kwarg"] = row.intended_date_kwarg
     spec["schedule"] = row.pk
