@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from django.utils import timezone
 
-from stoker import DeadLetters, dead_letters
+from stoker import DeadLetters, chain, dead_letters, group
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
@@ -22,6 +22,7 @@ from stoker.store.written import MICROSECONDS, database_now_us
 from tests.app import frail
 from tests.integration.letters import at_once, dead
 from tests.integration.work import work_off
+from tests.workflows.runner import StepByStep
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("nothing_broken")]
 
@@ -252,3 +253,29 @@ def test_random_actions_never_multiply_jobs_or_dead_letters(settings: Settings, 
         assert DeadLetter.objects.count() == 4
         assert Job.objects.filter(status=None).count() <= 4
         assert not Deferred.objects.exists()
+
+
+@pytest.mark.parametrize("is_cancelled_first", [False, True])
+def test_cancelled_workflow_is_not_revived(settings: Settings, is_cancelled_first: bool) -> None:
+    frail.broken.add("order 1")
+    workflow = chain(group(frail.pay.si("order 1"), frail.charge.si("2")), frail.charge.si("3"))
+    flow, hand = workflow.enqueue(), StepByStep()
+    hand.claim()
+    if is_cancelled_first:
+        assert flow.cancel("not wanted")
+    hand.end("order 1")
+    if not is_cancelled_first:
+        assert flow.cancel("not wanted")
+    hand.end("2")
+    frail.broken.clear()
+    let_cool()
+    assert sweep(settings) == 0
+    letter = DeadLetter.objects.get()
+    assert (letter.state, letter.requeue_due_us) == ("open", None)
+    assert not Ready.objects.exists()
+    flow.refresh()
+    assert (flow.status, flow.reason) == ("CANCELLED", "not wanted")
+    assert flow.retry() > 0, "by hand it can be still"
+    hand.run_all()
+    flow.refresh()
+    assert flow.status == "SUCCESSFUL"

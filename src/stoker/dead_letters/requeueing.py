@@ -43,7 +43,7 @@ from stoker.tasks.arguments import restored
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import LINKED, following_job_id
 from stoker.values.text import stored_text
-from stoker.workflows.follow import reopen, transaction_for
+from stoker.workflows.follow import WorkflowCancelled, reopen, transaction_for
 
 from .entries import key_of
 from .policy import policy_of
@@ -166,7 +166,10 @@ def requeue_due(settings: Settings, letter: DeadLetter) -> bool:
     if policy is not None and policy.allows(letter.requeued_count):
         number = f"{letter.requeued_count + 1} of {policy.max_requeues}"
         wish = Wish(because=f"requeue {number}", kind=Requeue.By.POLICY)
-        answer = requeue(settings, letter.pk, wish)
+        try:
+            answer = requeue(settings, letter.pk, wish)
+        except WorkflowCancelled as refusal:
+            answer = LetterAnswer(letter.pk, LetterFate.REFUSED, None, str(refusal))
     if answer is None or answer.fate is not LetterFate.REQUEUED:
         DeadLetter.objects.using(settings.database).put_off(letter)
         if answer is not None and answer.fate is LetterFate.REFUSED:
@@ -341,7 +344,7 @@ class _Requeue:
         requeued = [seen for seen, _ in newcomers if seen.job_id in jobs]
         if not self._letters.note_requeues(requeued, jobs, wish.by, wish.because):
             raise LetterChanged
-        reopen(self._alias, jobs)
+        reopen(self._alias, jobs, revives=wish.kind != Requeue.By.POLICY)
         return answers, [result for result in stored if not result.was_duplicate]
 
     def _newer(self, ends: Sequence[tuple[DeadLetter, Result[Any]]]) -> dict[UUID, UUID]:

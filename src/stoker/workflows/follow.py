@@ -28,7 +28,11 @@ from .hooks import call_hooks
 State = Step.State
 
 
-def reopen(alias: str, jobs: Mapping[UUID, UUID]) -> set[UUID]:
+class WorkflowCancelled(Exception):
+    """A job must not be requeued, because its workflow was cancelled."""
+
+
+def reopen(alias: str, jobs: Mapping[UUID, UUID], *, revives: bool = True) -> set[UUID]:
     """Let new jobs continue the steps of failed jobs, in the open transaction.
 
     Steps that ended because of the failures run again, unless they were undone. The transaction
@@ -36,16 +40,22 @@ def reopen(alias: str, jobs: Mapping[UUID, UUID]) -> set[UUID]:
 
     Args:
         jobs: failed job -> its new job.
+        revives: whether cancelled workflows are reopened, too.
 
     Returns:
         The failed jobs whose steps exist and are not continued by other jobs.
+
+    Raises:
+        WorkflowCancelled: a workflow was cancelled, and ``revives`` is False.
     """
     steps = Step.objects.using(alias)
     ours = [job_id for job_id in jobs if is_step(job_id)]
     workflow_ids = set(steps.of_jobs(ours).values_list("workflow_id", flat=True)) if ours else set()
     if not workflow_ids:
         return set()
-    Workflow.objects.using(alias).lock(workflow_ids)
+    states = Workflow.objects.using(alias).lock(workflow_ids)
+    if not revives and Workflow.State.CANCELLED in states.values():
+        raise WorkflowCancelled("its workflow was cancelled")
     ended = steps.of_jobs(ours).filter(state__in=(State.FAILED, State.CANCELLED))
     found = {step.job_id: step for step in ended.defer("sealed", "value") if step.job_id}
     if not found:
