@@ -73,8 +73,7 @@ LISTS = {
 INSERT_BYTES = 1 << 24
 """Maximum size of the packages in one INSERT. They are sent as text of twice this size, and the
 server accepts 1 GiB."""
-PROBES = 32
-PROBE_MILLISECONDS = 10
+PROBES, PROBE_MILLISECONDS = 32, 10
 """How often and for how long a claim tries whether new guard keys can be inserted."""
 ABOUT_ROWS = ("table", "key", "columns", "lock")
 ALWAYS_THE_SAME = frozenset({"now", "among", "wanted", "join", "index", *LISTS, *ABOUT_ROWS})
@@ -242,7 +241,8 @@ class PostgreSQL(Engine):
         return self.fetch(name, {"keys": list(keys)}, wanted=WANTED, join="JOIN", index="")
 
     def insert_models(self, new: models.QuerySet[Any], rows: Sequence[Any], **options: Any) -> None:
-        insert_arrays(new, rows, **options)
+        insert = super().insert_models if "update_conflicts" in options else insert_arrays
+        insert(new, rows, **options)
 
     # -- jobs -------------------------------------------------------------------------------------
 
