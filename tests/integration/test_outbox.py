@@ -3,11 +3,11 @@
 import json
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from django.db import DataError, connection, transaction
+from django.db import DataError, connection, connections, transaction
 from django.test import override_settings
 
 from stoker import chain
@@ -19,10 +19,11 @@ from stoker.jobs import relay as outbox
 from stoker.jobs.relay import RelayRefused, relay_from
 from stoker.jobs.states import JobState
 from stoker.models import Job, Outgoing
+from stoker.models.outbox import forget_tables
 from stoker.store.statements import insert_with_packages, with_keys
 
 from tests.app.tasks import add
-from tests.integration.work import work_off
+from tests.integration.work import another_database, work_off
 
 BACKEND = "stoker.backend.StokerBackend"
 
@@ -33,11 +34,17 @@ class Undo(Exception):
     """Raised to roll a transaction back."""
 
 
+@contextmanager
+def with_broker(url: str) -> Iterator[None]:
+    # Another CLUSTER in each test: a broker in memory belongs to the settings.
+    options = {"BROKER": url, "CLUSTER": uuid.uuid4().hex}
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def memory() -> Iterator[None]:
-    # Another CLUSTER in each test: a broker in memory belongs to the settings.
-    options = {"BROKER": "memory://", "CLUSTER": uuid.uuid4().hex}
-    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+    with with_broker("memory://"):
         yield
 
 
@@ -63,6 +70,41 @@ def test_outbox_row_exists_until_commit_and_job_afterwards() -> None:
     assert (Outgoing.objects.count(), waiting()) == (0, 1)
     work_off()
     assert result.wait(5) == 3
+
+
+class SchemaRouter:
+    """A database router that refuses shared tables in the schema of a tenant, as in
+    django-tenants."""
+
+    def allow_migrate(self, db: str, app_label: str, **_: Any) -> bool | None:
+        return False if hasattr(connections[db], "tenant") else None
+
+
+@pytest.fixture
+def in_tenant_schema(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(connection, "tenant", "one", raising=False)
+    # django-tenants lists the tables of this schema only
+    monkeypatch.setattr(connection.introspection, "table_names", lambda cursor: [])
+    forget_tables()
+    with override_settings(DATABASE_ROUTERS=[SchemaRouter()]):
+        yield
+    forget_tables()
+
+
+@pytest.mark.usefixtures("in_tenant_schema", "nobody_relays")
+def test_enqueue_in_the_schema_of_a_tenant_writes_an_outbox_row() -> None:
+    with transaction.atomic():
+        add.enqueue(1, 2)
+    assert (Outgoing.objects.count(), waiting()) == (1, 0)
+
+
+@pytest.mark.postgres
+@pytest.mark.usefixtures("in_tenant_schema", "nobody_relays")
+def test_enqueue_for_another_database_in_the_schema_of_a_tenant_writes_an_outbox_row() -> None:
+    with another_database() as queue, with_broker(f"orm://{queue}"):
+        with transaction.atomic():
+            add.enqueue(1, 2)
+        assert (Outgoing.objects.count(), Job.objects.count()) == (1, 0)
 
 
 def test_rollback_leaves_no_outbox_row() -> None:

@@ -2,13 +2,20 @@
 
 from collections.abc import Iterator
 from typing import Any
+from uuid import uuid4
 
 import pytest
-from django.db import connection
+from django.db import connection, transaction
+from django.test import override_settings
 
 from stoker.cluster.worker.workload import WorkerAftercare
 from stoker.exceptions import TaskTimeout
+from stoker.models import Outgoing
+from stoker.models.outbox import forget_tables
 from stoker.store.transactions import roll_back
+
+from tests.app.tasks import nothing
+from tests.integration.work import another_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
 
@@ -75,3 +82,14 @@ def test_time_out_during_a_query_is_not_reported_as_an_open_transaction(
         WorkerAftercare().after_sync(None)
     assert connection.connection is None
     assert "transaction_left_open" not in [name for name, _ in events]
+
+
+def test_first_enqueue_in_a_transaction_needs_no_second_connection(pool: Pool) -> None:
+    forget_tables()
+    with another_database() as store:
+        options = {"BROKER": "memory://", "DATABASE": store, "CLUSTER": uuid4().hex}
+        tasks = {"default": {"BACKEND": "stoker.backend.StokerBackend", "OPTIONS": options}}
+        with override_settings(TASKS=tasks), transaction.atomic():
+            nothing.enqueue()
+            assert Outgoing.objects.exists()
+            transaction.set_rollback(True)

@@ -134,7 +134,7 @@ def test_read_only_alias_of_an_outbox_can_be_read_in_transactions(
     connection = opened(is_store=False, NAME=f"file:{name}?mode=ro")
     with transaction.atomic(using=connection.alias):
         assert not Outgoing.objects.using(connection.alias).exists()
-    assert not has_outbox(connection.alias)
+    assert not has_outbox(connection.alias, "default")
 
 
 def test_database_in_memory_is_not_tuned(opened: Open) -> None:

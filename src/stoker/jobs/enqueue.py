@@ -361,7 +361,7 @@ class _Intake:
     def _put_off(self, alias: str, sealed: Sealed, own: Transaction) -> Sequence[Result[Any]]:
         """Write the jobs to the outbox of a database with an open transaction. They are relayed
         when it commits."""
-        if has_outbox(alias):
+        if has_outbox(alias, self._alias):
             claims = [one.claim for one in sealed.newcomers]
             with explained(alias):
                 outbox.put(self._settings, alias, sealed.messages, claims)

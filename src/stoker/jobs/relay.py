@@ -111,7 +111,7 @@ def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
         BrokerUnavailable: the broker or the store is unreachable, or the broker refused many jobs
             and accepted none.
     """
-    if not has_outbox(alias):
+    if not has_outbox(alias, settings.database):
         return 0
     sweep = _Sweep(settings, alias, beat)
     count = sweep.relay()

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import cache
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
+from django.core.signals import setting_changed
 from django.db import connections, models, router
 from django.utils import timezone
 
@@ -46,13 +49,27 @@ _silent_until: dict[str, float] = {}
 def may_have_outbox(alias: str) -> bool:
     """Return whether ``DATABASE_ROUTERS`` allow an outbox in this database, and its connections can
     write. The routers exclude, for example, a replica, which has the table, too."""
-    is_allowed = router.allow_migrate(alias, "stoker", model_name="outgoing")
-    return bool(is_allowed) and not engine_of(alias).is_read_only
+    return _is_allowed(alias) and not engine_of(alias).is_read_only
 
 
-def has_outbox(alias: str) -> bool:
+@cache
+def _is_allowed(alias: str) -> bool:
+    """Ask the routers in a new thread, because its connections are new: the router of
+    django-tenants refuses shared tables while a connection uses the schema of a tenant."""
+    with ThreadPoolExecutor(1) as thread:
+        asked = thread.submit(router.allow_migrate, alias, "stoker", model_name="outgoing")
+        return bool(asked.result())
+
+
+def has_outbox(alias: str, store: str) -> bool:
     """Return whether this database may have an outbox, and Stoker's migrations have been applied to
-    it."""
+    it.
+
+    Args:
+        store: alias of the queue's own database, which needs all tables.
+    """
+    if alias == store:
+        return True
     if _has_table.get(alias):
         return may_have_outbox(alias)
     now = time.monotonic()
@@ -61,13 +78,15 @@ def has_outbox(alias: str) -> bool:
     if not may_have_outbox(alias):
         return False
     connection: Any = connections[alias]
-    is_alone = engine_of(alias).is_private
-    if connection.in_atomic_block and not is_alone:
+    engine = engine_of(alias)
+    if connection.in_atomic_block and engine.has_one_writer and not engine.is_private:
         # On a separate connection: on SQLite, a transaction that has read may not write any more.
         connection = connection.copy()
     try:
+        # Not connection.introspection: that of django-tenants lists the tenant's own tables only.
+        introspection = connection.introspection_class(connection)
         with connection.cursor() as cursor:
-            names = connection.introspection.table_names(cursor)
+            names = introspection.table_names(cursor)
     finally:
         if connection is not connections[alias]:
             connection.close()
@@ -81,6 +100,14 @@ def forget_tables() -> None:
     _has_table.clear()
     _looked_at.clear()
     _silent_until.clear()
+
+
+def _forget_routers(*, setting: str, **_: Any) -> None:
+    if setting == "DATABASE_ROUTERS":
+        _is_allowed.cache_clear()
+
+
+setting_changed.connect(_forget_routers)
 
 
 def possible_outboxes(store: str, *, joins_transactions: bool) -> list[str]:
@@ -130,7 +157,7 @@ def ask_outbox(alias: str, query: Callable[[], T], settings: Settings) -> T | No
     """
 
     def find() -> T | None:
-        return query() if has_outbox(alias) else None
+        return query() if has_outbox(alias, settings.database) else None
 
     connection: Any = connections[alias]
     is_alone = engine_of(alias).is_private
