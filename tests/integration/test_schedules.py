@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 from django.core.exceptions import ValidationError
 from django.db import transaction
+from django.db.models import F
 from django.test import override_settings
 
 from stoker import Cron, every, once, schedules
@@ -350,6 +351,18 @@ def test_once_still_fires_after_a_run_by_hand_and_a_pause() -> None:
     assert fired is not None
     assert fired.moment_us == moment
     assert [outcome for outcome, _ in ticks("once")] == ["manual", "fired"]
+
+
+@pytest.mark.parametrize("late_seconds", [-60, 60])
+def test_once_whose_moment_came_during_a_pause_does_not_fire(late_seconds: int) -> None:
+    """A schedule that was due before the pause still fires."""
+    schedules.create("once", nothing, once(datetime.now(UTC) - timedelta(minutes=1)))
+    schedules.pause("once")
+    Schedule.objects.update(paused_us=F("moment_us") + late_seconds * 1_000_000)
+    was_due_before = late_seconds > 0
+    assert bool(schedules.next_ticks("once")) is was_due_before
+    assert schedules.resume("once").is_over is not was_due_before
+    assert (fire("once") is not None) is was_due_before
 
 
 def test_once_that_has_fired_fires_again_only_at_another_time() -> None:

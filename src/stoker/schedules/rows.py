@@ -129,9 +129,15 @@ def is_long_past(moment_us: int | None, grace_us: int, now_us: int) -> bool:
 def later_state(row: Schedule, now_us: int) -> dict[str, Any]:
     """Return the state columns of a schedule that continues now. A one-time schedule that has no
     next moment has had its tick."""
-    if row.kind == Schedule.Kind.ONCE and row.moment_us is None:
+    if row.kind == Schedule.Kind.ONCE and (row.moment_us is None or _was_due_in_pause(row, now_us)):
         return ENDED
     return fresh_state(row, now_us)
+
+
+def _was_due_in_pause(row: Schedule, now_us: int) -> bool:
+    if row.paused_us is None or row.moment_us is None:
+        return False
+    return row.paused_us <= row.course.due(row.moment_us) <= now_us
 
 
 def resumed_state(row: Schedule, now_us: int) -> dict[str, Any]:

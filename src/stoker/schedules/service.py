@@ -36,7 +36,7 @@ from stoker.values.cron import in_words, zone_named
 from stoker.values.ticks import as_moment
 
 from .fire import Firing
-from .rows import changed_state, insert, opened, resumed_state, scheduled_of, values_of
+from .rows import changed_state, insert, later_state, opened, resumed_state, scheduled_of, values_of
 
 
 def create(name: str, task: Any, when: Scheduled, *, backend: str = "default") -> Schedule:
@@ -151,7 +151,8 @@ def pause(name: str, *, by: str = "", because: str = "", backend: str = "default
 
 
 def resume(name: str, *, backend: str = "default") -> Schedule:
-    """Resume a schedule from its next moment on.
+    """Resume a schedule from its next moment on. A one-time schedule whose moment came during the
+    pause is over.
 
     Raises ScheduleNotFound; InvalidSchedule if the rule cannot be read.
     """
@@ -281,7 +282,7 @@ def _moments_of_row(row: Schedule, after: datetime | None) -> Iterator[datetime]
     elif row.moment_us is not None and not row.is_paused:
         moment = row.moment_us
     elif row.is_paused:
-        moment = course.first(int(datetime.now(UTC).timestamp() * 1_000_000))
+        moment = later_state(row, int(datetime.now(UTC).timestamp() * 1_000_000))["moment_us"]
     else:
         moment = None
     left = row.repeats_left
