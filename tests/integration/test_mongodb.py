@@ -11,10 +11,12 @@ from uuid import uuid4
 
 import dns.resolver
 import pytest
+from bson import decode, encode
+from bson.datetime_ms import DatetimeMS
 from pymongo.errors import AutoReconnect
 
 from stoker.brokers.adapters import adapter_for
-from stoker.brokers.contract import ClaimRequest, Lease, Return
+from stoker.brokers.contract import BrokerJob, ClaimRequest, Lease, Return
 from stoker.brokers.mongodb import documents
 from stoker.brokers.mongodb.broker import MongodbBroker
 from stoker.brokers.mongodb.documents import Connection, selections
@@ -71,7 +73,7 @@ class TestLostAnswers:
         self, stand: MongodbStand, far: MongodbBroker, proxy: Proxy
     ) -> None:
         put = stand.put(3)
-        proxy.lose_answer_to(b"attempts")
+        proxy.lose_answer_to(b"kept")
         with pytest.raises(BrokerUnavailable, match="could not process the request"):
             far.claim(ClaimRequest(10, holder=stand.holder, lease_seconds=60, queues=["default"]))
         held = far.held_by(stand.holder)
@@ -235,6 +237,49 @@ def test_foreign_documents_do_not_stop_a_claim(stand: MongodbStand) -> None:
     jobs.insert_one({**half, "_id": uuid4()})
     assert sorted(one.package for one in stand.claim()) == [b"", b"", b"package"]
     assert job_id in {one.job_id for one in broker.held_by(stand.holder)}
+
+
+def test_damaged_documents_do_not_stop_a_pusher(stand: MongodbStand) -> None:
+    """A field of the wrong type counts as missing."""
+    (job_id,) = stand.put()
+    (deferred,) = stand.put(run_after=stand.now() + 600)
+    broker = stand.broker
+    assert isinstance(broker, MongodbBroker)
+    jobs = broker._collection()
+    texts = {"rank": "high", "attempts": "one", "crashes": [], "bytes": "many", "package": b"p"}
+    damaged = {"_id": uuid4(), "state": "ready", "queue": "q" * 101, **texts}
+    undue = {"_id": uuid4(), "state": "deferred", "package": b"p", "due": "tomorrow"}
+    held = {"_id": uuid4(), "state": "running", "rank": 2**40, "holder": stand.holder}
+    stateless = {"_id": uuid4(), "queue": "default"}
+    junk = {"_id": "junk", "state": "deferred", "queue": "default"}
+    jobs.insert_many([damaged, undue, held, stateless, junk])
+
+    sizes = broker.sizes()
+    waiting = {one for ids in broker.waiting_in("default") for one in ids}
+    (claimed,) = stand.claim(10, str(damaged["queue"]))
+
+    assert {queue: sum(size.values()) for queue, size in sizes.items()} == {"default": 3, "": 3}
+    assert waiting == {job_id, deferred}
+    assert claimed[2:7] == (b"p", "", 0, 1, 0)
+    assert stand.claim_one().job_id == job_id
+    assert {one.job_id: one.priority for one in broker.held_by(stand.holder)} == {
+        job_id: 0,
+        damaged["_id"]: 0,
+        held["_id"]: 0,
+    }
+    assert broker.jobs([undue["_id"]]) == {undue["_id"]: BrokerJob(b"p", None)}
+    assert broker.states([stateless["_id"], deferred]) == {deferred: "deferred"}
+    assert (broker.next_due_seconds() or 0.0) > 0.0
+    jobs.delete_one({"_id": deferred})
+    assert broker.next_due_seconds() is None
+
+
+def test_times_and_texts_that_python_cannot_represent_are_read(stand: MongodbStand) -> None:
+    client, jobs = documents.connect(stand.settings)
+    client.close()
+    raw = encode({"due": DatetimeMS(2**62), "queue": "before?"}).replace(b"before?", b"before\xff")
+    found = decode(raw, jobs.codec_options)
+    assert (found["due"].year, found["queue"]) == (9999, "before\ufffd")
 
 
 def test_ids_of_an_update_are_sorted() -> None:

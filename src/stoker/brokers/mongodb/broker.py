@@ -51,13 +51,16 @@ from .documents import (
     connect,
     fitting,
     in_seconds,
+    queue_name,
     selections,
+    without_attempts,
 )
 
 SETTLING_SECONDS = 60.0
 """Lease of a job while it is acked or released, so that no rescuer takes it over meanwhile."""
 DUPLICATE_KEY = 11000
 WAITING = {"$in": ["ready", "deferred"]}
+UNFINISHED = {"$in": ["ready", "deferred", "running"]}
 OVER = [{"$replaceWith": {"_id": "$_id", "state": "over", "over": "$$NOW"}}]
 
 
@@ -111,10 +114,14 @@ class MongodbBroker(Broker):
             is_full = False
             while len(found) < limit and not is_full:
                 room = limit - len(found)
-                first = jobs.find(line, {"bytes": 1}).sort([("rank", 1), ("_id", 1)]).limit(room)
-                ids = fitting(there := list(first))
+                first = jobs.find(line, {"bytes": 1, "attempts": 1})
+                there = list(first.sort([("rank", 1), ("_id", 1)]).limit(room))
+                ids = fitting(there)
                 if not ids:
                     break
+                if uncounted := without_attempts(there):
+                    of_these = {"_id": {"$in": uncounted}, "state": "ready"}
+                    jobs.update_many(of_these, {"$set": {"attempts": 0}})
                 is_full = len(ids) < len(there)
                 found += self._lease(ids, {"state": "ready"}, request)
         return as_deliveries(found)
@@ -243,7 +250,7 @@ class MongodbBroker(Broker):
                 found = list(jobs.find(wanted, {"_id": 1}).sort("_id", 1).limit(AT_ONCE))
             if not found:
                 return
-            yield [one["_id"] for one in found]
+            yield [one["_id"] for one in found if isinstance(one["_id"], UUID)]
             after = {"_id": {"$gt": found[-1]["_id"]}}
 
     def _remove(self, wanted: dict[str, Any]) -> int:
@@ -257,7 +264,7 @@ class MongodbBroker(Broker):
         found: dict[UUID, str] = {}
         with self._asked() as jobs:
             for some in batches(job_ids):
-                here = {"_id": {"$in": some}, "state": {"$ne": "over"}}
+                here = {"_id": {"$in": some}, "state": UNFINISHED}
                 found |= {one["_id"]: one["state"] for one in jobs.find(here, {"state": 1})}
         return found
 
@@ -268,18 +275,19 @@ class MongodbBroker(Broker):
                 for one in jobs.find({"_id": {"$in": some}}, {"package": 1, "due": 1}):
                     package, due = one.get("package"), one.get("due")
                     if isinstance(package, bytes):  # not one that another program has damaged
-                        found[one["_id"]] = BrokerJob(package, due and due.timestamp())
+                        moment = due.timestamp() if isinstance(due, datetime) else None
+                        found[one["_id"]] = BrokerJob(package, moment)
         return found
 
     def sizes(self) -> dict[str, dict[str, int]]:
         each = {"_id": {"queue": "$queue", "state": "$state"}, "count": {"$sum": 1}}
         sizes: dict[str, dict[str, int]] = {}
         with self._asked() as jobs:
-            here = {"$match": {"state": {"$ne": "over"}}}
+            here = {"$match": {"state": UNFINISHED}}
             for one in jobs.aggregate([here, {"$group": each}]):
                 none = {"ready": 0, "deferred": 0, "blocked": 0, "running": 0}
-                queue = sizes.setdefault(one["_id"]["queue"], none)
-                queue[one["_id"]["state"]] = one["count"]
+                queue = sizes.setdefault(queue_name(one["_id"]), none)
+                queue[one["_id"]["state"]] += one["count"]
         return sizes
 
     def info(self) -> dict[str, Any]:
@@ -295,7 +303,8 @@ class MongodbBroker(Broker):
 
     def next_due_seconds(self, *, rated: bool = True) -> float | None:
         with self._asked() as jobs:
-            first = jobs.find_one({"state": "deferred"}, {"due": 1}, sort=[("due", 1)])
+            wanted = {"state": "deferred", "due": {"$gt": LONG_AGO}}
+            first = jobs.find_one(wanted, {"due": 1}, sort=[("due", 1)])
             if first is None:
                 return None
             due: datetime = first["due"]

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from bson.binary import UuidRepresentation
-from bson.codec_options import CodecOptions
+from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo import IndexModel, MongoClient, ReadPreference, WriteConcern
 from pymongo.errors import ConfigurationError as WrongOption
 from pymongo.errors import InvalidURI
@@ -21,11 +21,22 @@ from pymongo.uri_parser import parse_uri
 from stoker.brokers.contract import CLAIM_BYTES, Delivery, Lease
 from stoker.conf import Settings
 from stoker.models.job import Message
+from stoker.setting_values import is_queue_name
 
 AT_ONCE = 1000
 REMEMBERED_SECONDS = 24 * 3600
 """How long the id of a job that came from an outbox is remembered after the job has ended."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
+CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
+    tz_aware=True,
+    uuid_representation=UuidRepresentation.STANDARD,
+    datetime_conversion=DatetimeConversion.DATETIME_CLAMP,
+    unicode_decode_error_handler="replace",
+)
+"""How documents are read. Times and texts that Python cannot represent raise no error, because they
+are in documents that another program has damaged."""
+MOST = 2**15 - 1
+"""Largest number in a column of the store for priorities and attempts."""
 INDEXES = [
     IndexModel([("state", 1), ("queue", 1), ("rank", 1), ("_id", 1)], name="line"),
     IndexModel([("state", 1), ("rank", 1), ("_id", 1)], name="every_line"),
@@ -85,7 +96,7 @@ def connect(settings: Settings) -> tuple[Any, Any]:
     )
     return client, client.get_default_database("stoker").get_collection(
         f"stoker_{settings.cluster}",
-        CodecOptions(tz_aware=True, uuid_representation=UuidRepresentation.STANDARD),
+        CODEC,
         ReadPreference.PRIMARY,
         WriteConcern("majority", wtimeout=limit_ms),
     )
@@ -135,11 +146,17 @@ def fitting(documents: Iterable[dict[str, Any]]) -> list[UUID]:
     ids: list[UUID] = []
     room_bytes = CLAIM_BYTES
     for one in documents:
-        room_bytes -= one.get("bytes", 0)
+        room_bytes -= _number(one.get("bytes"), most=CLAIM_BYTES)
         if ids and room_bytes < 0:
             break
         ids.append(one["_id"])
     return ids
+
+
+def without_attempts(documents: Iterable[dict[str, Any]]) -> list[Any]:
+    """Return the ids of the documents whose ``attempts`` is not a number. Another program has
+    damaged them, and an update that adds to it would fail for all documents of a claim."""
+    return [one["_id"] for one in documents if not _is_number(one.get("attempts"))]
 
 
 def in_seconds(seconds: float) -> dict[str, Any]:
@@ -172,8 +189,9 @@ def batches(ids: Sequence[UUID]) -> Iterator[list[UUID]]:
 def as_deliveries(jobs: Iterable[dict[str, Any]]) -> list[Delivery]:
     """Return deliveries, highest priority first, then oldest first.
 
-    A document with missing fields was written by another program: it gets an empty package and
-    becomes a dead letter. A document whose id is not a UUID is ignored.
+    A document with missing or wrong fields was written by another program. Such fields get their
+    defaults; without a package it becomes a dead letter. A document whose id is not a UUID is
+    ignored.
     """
     found = [_as_delivery(job) for job in jobs if isinstance(job["_id"], UUID)]
     return sorted(found, key=lambda one: (-one.priority, one.job_id))
@@ -183,10 +201,25 @@ def _as_delivery(job: dict[str, Any]) -> Delivery:
     package = job.get("package")
     return Delivery(
         job["_id"],
-        job["lease"],
+        str(job.get("lease", "")),
         package if isinstance(package, bytes) else b"",
-        str(job.get("queue", "")),
-        -(job.get("rank") or 0),
-        job.get("attempts") or 1,
-        job.get("crashes") or 0,
+        queue_name(job),
+        -_number(job.get("rank")),
+        _number(job.get("attempts")) or 1,
+        _number(job.get("crashes")),
     )
+
+
+def queue_name(job: dict[str, Any]) -> str:
+    """Return the queue of a document, or "" if it has none that the store can hold."""
+    queue = job.get("queue")
+    return str(queue) if is_queue_name(queue) else ""
+
+
+def _number(value: Any, most: int = MOST) -> int:
+    """Return a number of a document, or 0 if it is none that the store can hold."""
+    return int(value) if _is_number(value) and -most <= value <= most else 0
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
