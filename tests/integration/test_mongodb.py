@@ -226,6 +226,14 @@ class TestSettings:
             adapter_for(Settings(broker="mongodb://host/db"))
 
 
+def test_held_jobs_are_listed_without_their_packages(stand: MongodbStand) -> None:
+    stand.put(3, queue="mail", priority=5)
+    claimed = stand.claim(10, "mail")
+    assert stand.broker.held_by(stand.holder) == claimed
+    listed = stand.broker.held_by(stand.holder, packages=False)
+    assert listed == [one._replace(package=b"") for one in claimed]
+
+
 def test_foreign_documents_do_not_stop_a_claim(stand: MongodbStand) -> None:
     """A foreign document becomes a dead letter or is ignored."""
     (job_id,) = stand.put()
