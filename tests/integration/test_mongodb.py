@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from urllib.parse import urlsplit
 from uuid import uuid4
 
@@ -28,6 +28,7 @@ from tests.cluster.clusters import wait_for
 from tests.conformance.server_stands import MongodbStand, mongodb_url
 from tests.conformance.stands import message
 from tests.conformance.threads import PATIENCE_SECONDS
+from tests.servers.mongodb import PrivateMongodb
 from tests.servers.proxy import Proxy
 
 pytestmark = [pytest.mark.sqlite, pytest.mark.mongodb]
@@ -135,6 +136,27 @@ class TestLostAnswers:
         far.close()
 
 
+class TestWake:
+    def test_wake_that_was_opened_while_the_server_is_away_listens_later(
+        self, stand: MongodbStand, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stoker.brokers.mongodb.broker.RECONNECT_SECONDS", 0.01)
+        parts = urlsplit(mongodb_url())
+        url = f"mongodb://127.0.0.1:{proxy.port}{parts.path}?directConnection=true"
+        settings = Settings(broker=url, cluster=stand.settings.cluster, database_seconds=0.5)
+        proxy.lead_to("127.0.0.1", 1)
+        broker = MongodbBroker(settings)
+        with closing(broker), closing(broker.open_wake()) as wake:
+            proxy.lead_to(parts.hostname or "", parts.port or 0)
+            wait_for(lambda: stand.put() and wake.is_due(), lambda: "it does not listen")
+
+    def test_server_without_change_streams_is_only_polled(self) -> None:
+        with PrivateMongodb(replica_set="") as server:
+            broker = MongodbBroker(Settings(broker=server.url))
+            assert isinstance(broker.open_wake(), NoWake)
+            broker.close()
+
+
 class TestRelays:
     @pytest.mark.parametrize("end", ["ack", "withdraw", "purge"])
     def test_relay_repeated_after_the_end_adds_nothing(self, stand: MongodbStand, end: str) -> None:
@@ -192,7 +214,7 @@ class TestSettings:
         for call in (broker.ping, lambda: broker.enqueue([message()])):
             with pytest.raises(BrokerUnavailable, match=r"mongodb\+srv://db.example.com/shop"):
                 call()
-        assert isinstance(broker.open_wake(), NoWake)
+        broker.open_wake().close()
         broker.close()
 
     def test_threads_wait_for_an_unreachable_server_at_the_same_time(

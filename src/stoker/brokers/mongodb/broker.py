@@ -351,50 +351,62 @@ def open_mongodb_wake(connect: Callable[[], tuple[Any, Any]]) -> Wake:
     Args:
         connect: opens a client and returns it with the collection of jobs.
     """
-    try:
-        client, jobs = connect()
-        with suppress(PyMongoError):
-            if "setName" in client.admin.command("hello") or client.is_mongos:
-                return MongodbWake(client, jobs)
-        client.close()
-    except PyMongoError:
-        pass
+    wake = MongodbWake(connect)
+    if wake.has_streams:
+        return wake
+    wake.close()
     return NoWake()
 
 
 class MongodbWake(PipeWake):
-    """A thread that listens to the change stream on its own connection and writes to a pipe."""
+    """A thread that listens to the change stream on its own connection and writes to a pipe. While
+    the server is away, it connects again and again.
 
-    def __init__(self, client: Any, jobs: Any) -> None:
+    Args:
+        connect: see ``open_mongodb_wake``.
+    """
+
+    has_streams = True
+    """False once the server has said that it has no change streams."""
+
+    def __init__(self, connect: Callable[[], tuple[Any, Any]]) -> None:
         super().__init__()
-        self._client = client
-        self._jobs = jobs
-        self._is_listening = threading.Event()
+        self._connect = connect
+        self._client: Any = None
+        self._has_tried = threading.Event()
+        """Set after the first attempt to listen."""
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="stoker-wake", daemon=True)
         self._thread.start()
-        self._is_listening.wait(RECONNECT_SECONDS)
+        self._has_tried.wait(RECONNECT_SECONDS)
 
     def close(self) -> None:
         if self._is_over.is_set():
             return
         self._is_over.set()
-        self._client.close()
+        if self._client is not None:
+            self._client.close()
         self._thread.join()
         super().close()
 
     def _listen(self) -> None:
-        while not self._is_over.is_set():
+        while self.has_streams and not self._is_over.is_set():
             with suppress(PyMongoError):
                 self._follow()
+            self._has_tried.set()
             self._is_over.wait(RECONNECT_SECONDS)
 
     def _follow(self) -> None:
-        options = {"full_document": "updateLookup", "max_await_time_ms": WAIT_MS}
-        with self._jobs.watch(CAME, **options) as changes:
-            if self._is_listening.is_set():
-                self.wake()  # jobs may have arrived between the two connections
-            self._is_listening.set()
-            while changes.alive and not self._is_over.is_set():
-                if changes.try_next() is not None:
-                    self.wake()
+        self._client, jobs = self._connect()
+        with self._client:
+            if "setName" not in self._client.admin.command("hello") and not self._client.is_mongos:
+                self.has_streams = False
+                return
+            options = {"full_document": "updateLookup", "max_await_time_ms": WAIT_MS}
+            with jobs.watch(CAME, **options) as changes:
+                if self._has_tried.is_set():
+                    self.wake()  # jobs may have arrived before this connection
+                self._has_tried.set()
+                while changes.alive and not self._is_over.is_set():
+                    if changes.try_next() is not None:
+                        self.wake()
