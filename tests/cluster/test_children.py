@@ -160,10 +160,12 @@ def test_forked_child_does_not_keep_the_next_cluster_from_taking_over(tmp_path: 
 @pytest.mark.parametrize("concurrency", [1, 4])
 def test_forked_child_that_returns_from_the_task_ends(tmp_path: Path, concurrency: int) -> None:
     with running_cluster(tmp_path, CONCURRENCY=concurrency) as cluster:
-        for task in (chaos.fork_and_come_back_twice, chaos.fork_and_come_back_async):
-            path = tmp_path / task.name
+        forking = (chaos.fork_and_come_back_twice, chaos.fork_and_come_back_async)
+        for task in (*forking, *(one.using(timeout=600) for one in forking)):
+            path = tmp_path / f"{task.name} {task.timeout}"
             parent = value_of(task.enqueue(str(path)), cluster)
             wait_for(lambda path=path: len(numbers_in(path)) == 2)
             (child,) = set(numbers_in(path)) - {parent}
             wait_for(lambda child=child: not is_running(child), cluster.tail)
         assert value_of(tasks.add.enqueue(1, 2), cluster) == 3
+        assert not cluster.complaints()

@@ -40,7 +40,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
@@ -146,8 +146,19 @@ class Slot:
         _REST.pack_into(self._numbers, _REST_AT, high, low, attempt, started_ns, deadline_ns, lease)
         self._numbers[DELIVERY] = delivery
 
-    def set_deadline(self, deadline_ns: int) -> None:
-        self._numbers[DEADLINE_NS] = deadline_ns
+    def begin(self) -> None:
+        """Mark that the task is about to be called. From here on the attempt counts."""
+        self._numbers[DEADLINE_NS] = 0
+
+    @contextmanager
+    def deadline(self, seconds: float) -> Iterator[None]:
+        """Let the sentinel kill the worker if the block takes longer than this."""
+        self._numbers[DEADLINE_NS] = time.monotonic_ns() + round(seconds * 1e9)
+        try:
+            yield
+        finally:
+            with suppress(ValueError):  # a process that the task has forked has no board
+                self._numbers[DEADLINE_NS] = 0
 
     def complete(self) -> None:
         """Mark that the running job is about to record itself and end its lease."""

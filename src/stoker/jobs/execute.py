@@ -199,11 +199,13 @@ class Executor:
 
         Args:
             running: the job.
-            in_thread: calls the project's receivers and ``backoff`` in another thread, because they
-                may block or use the ORM.
+            in_thread: calls the project's receivers, ``backoff`` and what reads or writes in the
+                store in another thread, because they may block.
         """
-        if running.found.is_once and (refused := await sync_to_async(self._refused)(running)):
-            return refused
+        if running.found.is_once:
+            refused: Attempted | None = await in_thread(partial(self._refused, running))
+            if refused is not None:
+                return refused
         token = self._announce(running)
         result = running.result
         is_told = result is not None and has_project_receivers()
@@ -215,7 +217,7 @@ class Executor:
             running.has_returned = True
             sealed = self._sealer.seal_value(value)
             if len(sealed) >= LARGE_BYTES:
-                await sync_to_async(self._refuse_too_large)(sealed)
+                await in_thread(partial(self._refuse_too_large, sealed))
             outcome: Outcome = outcomes.Succeeded(sealed)
         except BaseException as error:  # an error of the task is its outcome, whatever its class
             if is_ctrl_c(error):
@@ -354,18 +356,20 @@ class Executor:
 
     def _call(self, running: Running) -> Any:
         if running.found.is_async:
-            return async_to_sync(self._await)(running)
+            with running.hard_limit:
+                return async_to_sync(self._await)(running)
         with running.interruption:
             running.interruption.check()
             if running.timeout_seconds is None:
                 return running.function(*self._arguments(running), **running.package.kwargs)
-            with self._limit(running.timeout_seconds):
+            with running.hard_limit, self._limit(running.timeout_seconds):
                 return running.function(*self._arguments(running), **running.package.kwargs)
 
     async def _await_with_aftercare(self, running: Running) -> Any:
         before = self._aftercare.before_async()
         try:
-            value = await self._await(running)
+            with running.hard_limit:
+                value = await self._await(running)
         except BaseException:
             with suppress(TransactionLeftOpen):  # as in _try
                 await self._aftercare.after_async(before)

@@ -365,6 +365,8 @@ class Running:
     timeout_seconds: float | None
     result: Result[Any] | None = None
     """Created on first use; until then None."""
+    hard_limit: AbstractContextManager[None] = NO_LIMIT
+    """Entered while the task's function runs. A worker is killed if that takes too long."""
     on_completing: Callable[[], object] = lambda: None
     """Called after an atomic task has returned, before its success is recorded in its
     transaction."""

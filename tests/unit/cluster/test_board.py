@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import time
 from pathlib import Path
 from uuid import uuid4
 
@@ -22,8 +23,9 @@ def test_slot_shows_its_running_job(board: Board) -> None:
     occupy(board, 1, 2, job)
     assert list(board.occupied(1)) == [job]
     assert list(board.occupied(0)) == []
-    board.slot(1, 2).set_deadline(999)
-    assert next(board.occupied(1)).deadline_ns == 999
+    with board.slot(1, 2).deadline(60.0):
+        assert next(board.occupied(1)).deadline_ns > time.monotonic_ns()
+    assert next(board.occupied(1)).deadline_ns == 0
     board.slot(1, 2).vacate()
     assert list(board.occupied(1)) == []
 

@@ -20,7 +20,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import SyncToAsync, sync_to_async
 
 from stoker.cluster import board as place
 from stoker.cluster.board import is_fenced, lease_mark
@@ -77,7 +77,8 @@ class Worker:
         ]
         self._finished = child.board.finished_of(child.number, self.workload.is_unrecorded)
         worker_id = child.plan.worker_id(child.number, child.incarnation)
-        self.executor = Executor(self.settings, worker_id=worker_id, aftercare=WorkerAftercare())
+        self.aftercare = WorkerAftercare()
+        self.executor = Executor(self.settings, worker_id=worker_id, aftercare=self.aftercare)
         if self.settings.logs is not None:
             self.workload.logs = Capture(self.settings, self.settings.logs)
             self.workload.logs.install()
@@ -129,18 +130,17 @@ class Worker:
         return True
 
     def limit(self, slot: int, number: int, running: Running) -> None:
-        """Write to the board that the job in the slot begins, and when the sentinel must kill
-        this worker because of its time-out. From here on the job can be cancelled. An atomic
-        task also marks its slot before it records itself, so that the worker is not killed then
-        for a lease that is about to end."""
+        """Write to the board that the job in the slot begins. From here on it can be cancelled.
+        While its task's function runs, the board will show when the sentinel must kill this worker
+        because of the time-out. An atomic task also marks its slot before it records itself, so
+        that the worker is not killed then for a lease that is about to end."""
         self._running[number] = running
         if number in self._to_cancel:
             running.interruption.reason = self._to_cancel[number]
-        deadline_ns = 0
+        self._slots[slot].begin()
         if running.timeout_seconds is not None:
             seconds = running.timeout_seconds + self.settings.timeout_grace_seconds
-            deadline_ns = time.monotonic_ns() + round(seconds * 1e9)
-        self._slots[slot].set_deadline(deadline_ns)
+            running.hard_limit = self._slots[slot].deadline(seconds)
         if running.found.is_atomic:
             running.on_completing = self._slots[slot].complete
         if self.workload.logs is not None:
@@ -337,6 +337,7 @@ class ConcurrentRunner:
         loop.run_until_complete(self._run())
 
     async def _run(self) -> None:
+        SyncToAsync.single_thread_executor = self._worker.aftercare.shared_thread
         loop = asyncio.get_running_loop()
         self._workload.on_change = lambda: loop.call_soon_threadsafe(self._changed.set)
         self._changed.set()

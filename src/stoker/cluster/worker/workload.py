@@ -17,10 +17,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from operator import itemgetter
-from typing import Any
-from weakref import ReferenceType, ref
+from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.core.cache import caches
@@ -41,6 +42,7 @@ from stoker.store.transactions import roll_back
 
 FLUSH_SECONDS = 0.002
 
+T = TypeVar("T")
 
 _number_of = itemgetter(0)
 
@@ -275,7 +277,7 @@ class Workload:
 
 
 JOB_THREADS = "stoker-job"
-"""Prefix of the names of threads in which a worker runs sync tasks."""
+"""Prefix of the names of the threads in which a worker with CONCURRENCY above 1 runs sync tasks."""
 
 
 class _Known(threading.local):
@@ -292,19 +294,11 @@ class _Known(threading.local):
 
 
 _known = _Known()
-_of_other_threads: tuple[ReferenceType[Any], ...] = ()
-"""Connections of the thread that async tasks use for the ORM, and of threads started by tasks. The
-tuple is replaced, never changed, as other threads iterate over it."""
 
 
 def _note(connection: Any, **_: Any) -> None:
-    global _of_other_threads
     _known.look()
     engine_for(connection).watch_transactions(connection)
-    thread = threading.current_thread()
-    if thread is not threading.main_thread() and not thread.name.startswith(JOB_THREADS):
-        others = [one for one in _of_other_threads if one() not in (None, connection)]
-        _of_other_threads = (*others, ref(connection))
 
 
 connection_created.connect(_note, dispatch_uid="stoker.cluster.worker.workload")
@@ -367,10 +361,33 @@ def close_connections(besides: str | None) -> None:
             connection.close()
 
 
+class SharedThread(ThreadPoolExecutor):
+    """The thread in which asgiref makes the calls of all async tasks of a worker, one by one."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.has_open_transaction = False
+        """Whether the last call ended inside a transaction. While a call runs it may be in one
+        that it will end itself."""
+
+    def submit(self, call: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
+        return super().submit(self._call, partial(call, *args, **options))
+
+    def _call(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        finally:
+            self.has_open_transaction = any(
+                connection.in_atomic_block or is_in_transaction(connection)
+                for connection, is_in_transaction in _known.looks
+            )
+
+
 class WorkerAftercare(Aftercare):
     """Cleans up in a worker after a task's function has ended."""
 
     def __init__(self) -> None:
+        self.shared_thread = SharedThread()
         self._is_forked = False
         os.register_at_fork(after_in_child=self._note_fork)  # cheaper than a getpid for each job
         self._rolled_back = 0
@@ -394,7 +411,7 @@ class WorkerAftercare(Aftercare):
         """Roll back transactions that an async task left open. Async tasks share a thread and
         its connections, so it is unknown which task opened it or has written in it. All async
         tasks that run now fail."""
-        if any(_seems_open(one()) for one in _of_other_threads):
+        if self.shared_thread.has_open_transaction:
             left_open = await sync_to_async(roll_back_open_transactions)()
             self._rolled_back += bool(left_open)
         if self._rolled_back != before:
@@ -415,12 +432,6 @@ ASYNC = (
     "use the database. It was rolled back, and what this task wrote may be lost with it. "
     "Begin and end each transaction in one function for sync_to_async()."
 )
-
-
-def _seems_open(connection: Any) -> bool:
-    return connection is not None and (
-        connection.in_atomic_block or engine_for(connection).may_be_in_transaction(connection)
-    )
 
 
 def _sentence(aliases: list[str]) -> str:

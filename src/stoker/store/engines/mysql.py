@@ -206,20 +206,16 @@ class MySQL(Engine):
 
         raw.query = query
 
-    def may_be_in_transaction(self, connection: Any) -> bool:
+    def is_in_transaction(self, connection: Any) -> bool:
+        """Ask the server, but only if a statement was sent that may have begun a transaction."""
         raw = connection.connection
         if raw is None:
             return False
         try:
-            return getattr(raw, "stoker_may_be_open", False) or not raw.get_autocommit()
-        except connection.Database.ProgrammingError:  # in use by the thread that it belongs to
-            return True
-        except connection.Database.OperationalError:  # its thread is closing it
+            may_be_open = getattr(raw, "stoker_may_be_open", False) or not raw.get_autocommit()
+        except connection.Database.OperationalError:  # it is closed
             return False
-
-    def is_in_transaction(self, connection: Any) -> bool:
-        """Ask the server, but only if a statement was sent that may have begun a transaction."""
-        return self.may_be_in_transaction(connection) and _ask_server(connection)
+        return may_be_open and _ask_server(connection)
 
     def refuse_too_large(self, value: bytes) -> None:
         """Refuse a value that does not fit into ``max_allowed_packet``. The server would close the

@@ -155,7 +155,7 @@ class PostgreSQL(Engine):
             return super().sees_later_commits(connection)
         return is_read_committed(prepared.default_isolation(connection))
 
-    def may_be_in_transaction(self, connection: Any) -> bool:
+    def is_in_transaction(self, connection: Any) -> bool:
         raw = connection.connection
         return raw is not None and raw.info.transaction_status not in (prepared.IDLE, UNKNOWN)
 

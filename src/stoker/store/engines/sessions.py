@@ -140,16 +140,11 @@ class Sessions:
         return []
 
     def watch_transactions(self, connection: Any) -> None:
-        """Prepare a new connection for ``may_be_in_transaction``."""
-
-    def may_be_in_transaction(self, connection: Any) -> bool:
-        """Return False if the session is certainly outside a transaction. Makes no round trip, and
-        may be called by any thread."""
-        return False
+        """Prepare a new connection for ``is_in_transaction``."""
 
     def is_in_transaction(self, connection: Any) -> bool:
         """Return whether the session is in a transaction."""
-        return self.may_be_in_transaction(connection)
+        return False
 
     @contextmanager
     def deciding(self, lock_seconds: float | None = None) -> Iterator[None]:

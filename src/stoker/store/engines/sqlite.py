@@ -178,11 +178,11 @@ class SQLite(Engine):
     def limit_calls(self, connection: Any, seconds: float, session: Sequence[str] = ()) -> None:
         connection.settings_dict.setdefault("OPTIONS", {}).setdefault("timeout", seconds)
 
-    def may_be_in_transaction(self, connection: Any) -> bool:
+    def is_in_transaction(self, connection: Any) -> bool:
         raw = connection.connection
         try:
             return raw is not None and bool(raw.in_transaction)
-        except connection.Database.ProgrammingError:  # its thread is closing it
+        except connection.Database.ProgrammingError:  # it is closed
             return False
 
     def open_wake(self) -> Wake:
