@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from django.db import DatabaseError
+from django.db import DatabaseError, DataError, IntegrityError
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Lease, LeaseId
@@ -86,6 +86,11 @@ class Aside(NamedTuple):
 
 class Refused(Exception):
     """The store refuses this batch, and would refuse it again."""
+
+
+class NotRecorded(Exception):
+    """The store answered with an error of its own, such as a missing permission or a damaged
+    page. It may record this batch later."""
 
 
 CAUSED_BY_OUTCOME = (Refused, PackageError, ValueError, TypeError, OverflowError)
@@ -380,8 +385,8 @@ class Monitor:
         return self.patience.last_error
 
     def _record_or_refuse(self, batch: Sequence[Reported], *, is_again: bool = False) -> set[Lease]:
-        """Record a batch. An error that a retry cannot cure is raised as Refused, and one that is
-        not the store's as Unanswered."""
+        """Record a batch. An error that a retry cannot cure is raised as Refused, one that a retry
+        at once cannot cure as NotRecorded, and one that is not the store's as Unanswered."""
         try:
             return self.recorder.record(open_batch(batch), is_again=is_again)
         except LeftOut as error:
@@ -390,9 +395,10 @@ class Monitor:
                 raise Unanswered(error, is_away=is_away) from error
             raise
         except (BrokerError, NotMigrated, DatabaseError) as error:
-            is_refused = isinstance(error, DatabaseError) and not may_pass(error)
-            if is_refused or is_text_refused(error):
+            if isinstance(error, DataError | IntegrityError) or is_text_refused(error):
                 raise Refused(error) from error
+            if isinstance(error, DatabaseError) and not may_pass(error):
+                raise NotRecorded(error) from error
             raise
 
     def _is_away(self, batch: Sequence[Reported], left_out: Collection[Lease]) -> bool:

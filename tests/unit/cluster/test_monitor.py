@@ -5,7 +5,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from django.db import DataError, OperationalError
+from django.db import (
+    DataError,
+    InternalError,
+    NotSupportedError,
+    OperationalError,
+    ProgrammingError,
+)
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.channel import Stream
@@ -141,8 +147,17 @@ def test_transient_error_changes_no_outcome(
     assert all(isinstance(one.outcome, Succeeded) for one in store.taken)
 
 
-@pytest.mark.parametrize("error", [KeyError("a defect"), type("DriverError", (Exception,), {})()])
-def test_unknown_error_changes_no_outcome(
+@pytest.mark.parametrize(
+    "error",
+    [
+        KeyError("a defect"),
+        type("DriverError", (Exception,), {})(),
+        InternalError("invalid page in block 0"),
+        ProgrammingError("permission denied for table stoker_job"),
+        NotSupportedError("cannot do that"),
+    ],
+)
+def test_unknown_error_or_one_of_the_server_changes_no_outcome(
     error: Exception,
     monitor: Monitor,
     store: Store,
