@@ -46,7 +46,7 @@ SLICES = {
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
     "cluster/scheduler/upkeep.py": "the steps of upkeep: with the scheduler 530 lines",
     "inspect/doctor/clusters.py": "a part of the checks: the files together have 930 lines",
-    "inspect/why/waiting.py": "half of the answers: both files together have 760 lines",
+    "inspect/why/waiting.py": "a part of the answers: with look.py 730 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",
     "reporters/prometheus.py": "a reporter, loaded only if it is configured",
 }

@@ -539,6 +539,29 @@ def test_job_in_line_has_position_and_expected_wait() -> None:
     assert answer.facts["expected_seconds"] == pytest.approx(5.0)
 
 
+def test_job_behind_busy_workers_says_so() -> None:
+    busy, result = nothing.enqueue(), nothing.enqueue()
+    cluster = sign_on()
+    claim(1, cluster.pk)
+    at_work(cluster, busy)
+    answer = asked(result)
+    assert (answer.kind, answer.facts["free_workers"]) == (Kind.IN_LINE, 0)
+    assert answer.advice.startswith("All workers are busy")
+
+
+def test_only_workers_that_would_take_the_job_are_free() -> None:
+    busy, result = nothing.enqueue(), nothing.enqueue()
+    cluster = sign_on(queues=["default"])
+    claim(1, cluster.pk)
+    at_work(cluster, busy)
+    sign_on(queues=["mail"])
+    sign_on(state="quiet")
+    sign_on(silent_seconds=90)
+    assert asked(result).facts["free_workers"] == 0
+    sign_on()
+    assert (asked(result).facts["free_workers"], asked(result).advice) == (1, "")
+
+
 # -- outside the store ----------------------------------------------------------------------------
 
 

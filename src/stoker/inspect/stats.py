@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -175,7 +176,8 @@ def clusters(settings: Settings, *, facts: Facts | None = None) -> tuple[Cluster
 
     Args:
         settings: the backend's.
-        facts: the running jobs to include; None = all running jobs.
+        facts: what is known of running jobs. Other jobs of the last heartbeats are included without
+            their task and queue. None = read it; jobs whose lease has ended since are left out.
 
     Raises:
         BrokerUnavailable, NotMigrated: the store cannot be read.
@@ -187,10 +189,11 @@ def clusters(settings: Settings, *, facts: Facts | None = None) -> tuple[Cluster
             for row in known.annotate(now_us=DatabaseNow()).order_by("started_at", "pk")
             if row.info.get("alias", settings.alias) == settings.alias
         ]
+        is_partial = facts is not None
         if facts is None:
             shown = [job for row in rows for worker in _workers(row) for job in worker["running"]]
             facts = _facts_of(settings, {UUID(job["job"]) for job in shown})
-        return tuple(_cluster_state(row, row.now_us, facts) for row in rows)
+        return tuple(_cluster_state(row, row.now_us, facts, is_partial) for row in rows)
 
 
 def finished(settings: Settings) -> FinishedCounts:
@@ -252,8 +255,9 @@ def longest_silence(settings: Settings) -> float:
     )
 
 
-def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
+def _cluster_state(row: Cluster, now_us: int, facts: Facts, is_partial: bool) -> ClusterState:
     silent_seconds = max(0.0, (now_us - row.heartbeat_us) / MICROSECONDS)
+    running = partial(_running, silent_seconds=silent_seconds, facts=facts, is_partial=is_partial)
     to_recycle, wanted = row.recycle.split(), row.workers
     workers = [
         WorkerState(
@@ -261,7 +265,7 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
             name=name_of(worker.get("id", "")),
             pid=worker["pid"],
             jobs_done=worker["jobs_done"],
-            running=tuple(_running(worker["running"], silent_seconds, facts)),
+            running=tuple(running(worker["running"])),
             resident_bytes=int(worker.get("resident_bytes", 0)),
             handed_out=tuple(worker.get("handed_out", ())),
             is_recycled=(is_recycled := name_of(worker.get("id", "")) in to_recycle),
@@ -293,13 +297,14 @@ def _cluster_state(row: Cluster, now_us: int, facts: Facts) -> ClusterState:
 
 
 def _running(
-    shown: Iterable[Mapping[str, Any]], silent_seconds: float, facts: Facts
+    shown: Iterable[Mapping[str, Any]], silent_seconds: float, facts: Facts, is_partial: bool
 ) -> Iterable[RunningJob]:
-    """Return the jobs of the last heartbeat, without those whose lease has ended since."""
+    """Return the jobs of the last heartbeat. If all facts were read, leave out those whose lease
+    has ended since."""
     for job in shown:
         job_id = UUID(job["job"])
-        if job_id in facts:
-            task, queue, attempt = facts[job_id]
+        if is_partial or job_id in facts:
+            task, queue, attempt = facts.get(job_id, ("", "", None))
             seconds = round(job["seconds"] + silent_seconds, 1)
             yield RunningJob(str(job_id), task, queue, attempt, seconds)
 

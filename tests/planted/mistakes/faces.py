@@ -19,7 +19,7 @@ MISTAKES = (
         "nobody is told that the queue is paused",
         [
             Change(
-                "inspect.why.waiting:answer_ready",
+                "inspect.why.ready:answer_ready",
                 drop_operand(
                     "_ or _paused(asked) or _ or _ or _",
                     "_paused(asked)",
@@ -287,7 +287,7 @@ MISTAKES = (
         "why does not see an unreadable package",
         [
             Change(
-                "inspect.why.waiting:answer_ready",
+                "inspect.why.ready:answer_ready",
                 drop_operand("_unreadable(asked) or _ or _ or _ or _", "_unreadable(asked)"),
             )
         ],
@@ -298,7 +298,7 @@ MISTAKES = (
         "why does not see that no cluster serves the queue",
         [
             Change(
-                "inspect.why.waiting:answer_ready",
+                "inspect.why.ready:answer_ready",
                 drop_operand("_ or _ or _not_served(asked) or _ or _", "_not_served(asked)"),
             )
         ],

@@ -242,7 +242,7 @@ class Asked:
 
     @cached_property
     def clusters(self) -> tuple[ClusterState, ...]:
-        """The backend's clusters. If one of them runs this job, it lists the job."""
+        """The backend's clusters. Of their running jobs, only this one has a task and a queue."""
         own = {self.job_id: (self.task, self.queue, None)}
         return clusters(self.settings, facts=own)
 

@@ -39,14 +39,8 @@ from stoker.tasks.arguments import CUT
 from stoker.values.durations import in_words
 
 from .answer import Answer, Asked, Kind, at, when
-from .waiting import (
-    LATE_SECONDS,
-    answer_blocked,
-    answer_deferred,
-    answer_ready,
-    answer_retry,
-    answer_step,
-)
+from .ready import answer_ready
+from .waiting import LATE_SECONDS, answer_blocked, answer_deferred, answer_retry, answer_step
 
 Seat = tuple[ClusterState, WorkerState, RunningJob]
 

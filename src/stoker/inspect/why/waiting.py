@@ -1,41 +1,36 @@
-"""Explain why a job waits: for another step, a guard, its start time, or its turn in the queue."""
+"""Explain why a job waits for another step, a guard, or its start time."""
 
 from __future__ import annotations
 
 from typing import Any
 from uuid import UUID
 
-from django.db.models import OuterRef, Q, QuerySet, Subquery
-from django.utils import timezone
+from django.db.models import OuterRef, Subquery
 
 from stoker.exceptions import PackageError
-from stoker.inspect.stats import ClusterState
 from stoker.jobs.change import HELD_US
 from stoker.jobs.retries import OTHER_KEY_WAIT, UNKNOWN_TASK_WAIT
 from stoker.jobs.states import JobState
-from stoker.metrics import ended_lately
 from stoker.models import (
     Attempt,
     Blocked,
-    Cluster,
     Deferred,
     GuardKey,
     Job,
     Need,
-    Ready,
     Step,
     Wait,
     Workflow,
 )
 from stoker.models.step import GROUPS, OPEN
-from stoker.store.counting import Number, count_of
 from stoker.store.places import stored_states
 from stoker.store.statements import with_keys
 from stoker.store.written import MICROSECONDS
 from stoker.values.durations import in_words
 from stoker.values.text import plural
 
-from .answer import Answer, Asked, Kind, at, when
+from .answer import Answer, Asked, Kind, at
+from .ready import answer_ready, number_before
 
 SHOWN = 10
 LEAVES = 200
@@ -120,7 +115,7 @@ def answer_blocked(asked: Asked, row: Blocked) -> Answer | None:
     if key is None:
         return None
     line = Blocked.objects.using(asked.alias).filter(key_id=key.pk)
-    before = _before(line, row).number
+    before = number_before(line, row).number
     facts: dict[str, Any] = {"key": key.name, "before": before, "places": key.room}
     if key.kind == Need.Kind.RATE:
         return _answer_rate(asked, key, facts)
@@ -226,165 +221,6 @@ def _by(holders: list[dict[str, Any]]) -> str:
         return "is free: its turn comes in a moment"
     named = ", ".join(f"{one['task'] or 'job'} {one['job_id']}" for one in holders[:3])
     return f"is held by {named}" + (" and others" if len(holders) > 3 else "")
-
-
-RATE_SECONDS = 300.0
-"""Length of the past period that is used to compute the speed of a queue."""
-
-
-def answer_ready(asked: Asked, row: Ready | None) -> Answer:
-    """Answer for a job that is ready, or for an overdue deferred one (``row=None``)."""
-    if row is not None:
-        asked.queue = row.queue
-    return (
-        _unreadable(asked)
-        or _paused(asked)
-        or _not_served(asked)
-        or _unknown_task(asked)
-        or _in_line(asked, row)
-    )
-
-
-def _unreadable(asked: Asked) -> Answer | None:
-    if not isinstance(asked.package, PackageError):
-        return None
-    return asked.answer(
-        Kind.UNREADABLE,
-        f"Its package can't be opened: {asked.package}",
-        "It becomes a dead letter when a cluster claims it, unless a cluster with another key is "
-        "alive. If clusters have the same SECRET_KEY, CLUSTER and SERIALIZER as this process, fix "
-        "the settings first.",
-        error=str(asked.package),
-    )
-
-
-def _paused(asked: Asked) -> Answer | None:
-    pause = asked.pause
-    if pause is None:
-        return None
-    by = f" by {pause.by}" if pause.by else ""
-    why = f": {pause.because}" if pause.because else ""
-    return asked.answer(
-        Kind.PAUSED,
-        f"The queue {asked.queue} is paused since {when(pause.since)}{by}{why}",
-        f"`manage.py stoker resume {asked.queue}`.",
-        since=pause.since,
-        by=pause.by,
-        because=pause.because,
-    )
-
-
-def _not_served(asked: Asked) -> Answer | None:
-    """Answer if no cluster would claim the job."""
-    alive = [one for one in asked.clusters if asked.is_alive(one)]
-    if not alive:
-        silent = [_shown_seconds(one) for one in asked.clusters]
-        last = min((one.silent_seconds for one in asked.clusters), default=None)
-        seen = "" if last is None else f"; the last heartbeat of one was {in_words(last)} ago"
-        return asked.answer(
-            Kind.NO_CLUSTER,
-            f"No cluster of the backend {asked.settings.alias!r} is alive{seen}.",
-            "Start one with `manage.py stoker run`.",
-            silent=silent,
-        )
-    serving = [one for one in alive if _serves(one, asked.queue)]
-    if not serving:
-        return asked.answer(
-            Kind.NOT_SERVED,
-            f"No cluster serves the queue {asked.queue}.",
-            f"Start one with `manage.py stoker run --queues {asked.queue}`, or name the queue "
-            "under QUEUES.",
-            clusters=[_shown_seconds(one) for one in alive],
-        )
-    if all(one.state != Cluster.State.RUNNING for one in serving):
-        return asked.answer(
-            Kind.CLUSTERS_QUIET,
-            f"Every cluster that serves the queue {asked.queue} was asked to take no more jobs, or "
-            "is stopping.",
-            f"`manage.py stoker clusters resume {serving[0].id}`, or start another.",
-            clusters=[_shown_seconds(one) for one in serving],
-        )
-    return None
-
-
-def _unknown_task(asked: Asked) -> Answer | None:
-    if asked.job is None or asked.unknown_task is None:
-        return None
-    return asked.answer(
-        Kind.UNKNOWN_TASK,
-        f"This process does not know its task: {asked.unknown_task}",
-        "If the clusters do not have it either, deploy the code that has it, or cancel the job.",
-        error=str(asked.unknown_task),
-        due_at=None,
-    )
-
-
-def _in_line(asked: Asked, row: Ready | None) -> Answer:
-    before = Number(0) if row is None else _before(Ready.objects.using(asked.alias).all(), row)
-    pace = _pace(asked)
-    waiting = [one for one in asked.clusters if asked.is_alive(one)]
-    free = sum(1 for one in waiting for worker in one.workers if not worker.running)
-    waited = _waited_seconds(asked)
-    expected = before.number / pace if pace else None
-    about = "" if before.is_exact else "about "
-    count = plural(before.number, "job is", "jobs are")
-    line = f"{about}{count} before it" if before.number else "no other job is before it"
-    if row is None:
-        line = "it waits at its broker"
-    sentence = f"It may start, in the queue {asked.queue or 'of its broker'}: {line}"
-    if waited is not None:
-        sentence += f", and it has waited {in_words(waited)}"
-    if expected is not None and before.number:
-        sentence += f". At {pace:,.1f} a second its turn comes in about {in_words(expected)}"
-    elif before.number:
-        sentence += ". Nothing has ended in this queue for five minutes"
-    return asked.answer(
-        Kind.IN_LINE,
-        sentence + ".",
-        ""
-        if free or expected is not None
-        else "All workers are busy: start more workers or another cluster.",
-        before=before.number,
-        is_exact=before.is_exact,
-        waited_seconds=waited,
-        per_second=pace,
-        expected_seconds=expected,
-        free_workers=free,
-    )
-
-
-def _before(line: QuerySet[Any], row: Ready | Blocked) -> Number:
-    """Count the jobs of the queue that come before this one, along an index."""
-    earlier = Q(rank__lt=row.rank) | Q(rank=row.rank, pk__lt=row.pk)
-    return count_of(line.filter(earlier, queue=row.queue))
-
-
-def _pace(asked: Asked) -> float | None:
-    """Return the attempts per second that recently ended in the queue; None if there were none."""
-    return ended_lately(asked.settings, asked.queue, RATE_SECONDS) / RATE_SECONDS or None
-
-
-def _waited_seconds(asked: Asked) -> float | None:
-    job = asked.job
-    if job is None:
-        return None
-    since = max(filter(None, (job.enqueued_at, job.run_after)))
-    return max(0.0, (timezone.now() - since).total_seconds())
-
-
-def _serves(cluster: ClusterState, queue: str) -> bool:
-    return not queue or not cluster.queues or queue in cluster.queues
-
-
-def _shown_seconds(cluster: ClusterState) -> dict[str, Any]:
-    return {
-        "id": cluster.id,
-        "host": cluster.host,
-        "pid": cluster.pid,
-        "state": cluster.state,
-        "queues": list(cluster.queues),
-        "silent_seconds": cluster.silent_seconds,
-    }
 
 
 LATE_SECONDS = 5.0
