@@ -178,7 +178,12 @@ ALL = (
     ),
     Part(
         "all-two-databases",
-        ("tests/story/test_two_databases.py", "tests/story/test_outbox.py"),
+        (
+            "tests/story/test_two_databases.py",
+            "tests/story/test_outbox.py",
+            "tests/guards/test_unique_two_databases.py",
+            "tests/workflows/test_two_databases.py",
+        ),
         database="two_databases",
         needs=("postgres",),
     ),

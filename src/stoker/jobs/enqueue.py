@@ -314,7 +314,7 @@ class _Intake:
         self._sender = type(task_backends[settings.alias])
         self._is_unique = getattr(task, "unique", None) is not None
         self._neglected: set[UUID] = set()
-        self._open_transaction = _open_transaction(self._alias)
+        self._open_transaction = open_transaction(self._alias)
         self._is_inside = self.broker.capabilities.transactional
         """Whether all jobs are inserted into the store, within its transaction."""
         check_backend(task, self.broker)
@@ -464,7 +464,7 @@ def _become(given: Result[Any], result: Result[Any]) -> None:
         object.__setattr__(given, one.name, getattr(result, one.name))
 
 
-def _open_transaction(store: str) -> str | None:
+def open_transaction(store: str) -> str | None:
     """Return the alias of the open transaction that decides whether the job will exist, or None.
     The store's own transaction has precedence, then one of a database with an outbox."""
     opened = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]

@@ -76,7 +76,8 @@ class Node:
 
         Raises:
             InvalidTask, InvalidTaskOption, NotSerializable, PackageTooLarge, TypeError: a step is
-                invalid; the message names it. Nothing was stored.
+                invalid; the message names it. Or a transaction of another database than the
+                queue's is open. Nothing was stored.
             NotMigrated, BrokerUnavailable: it could not be stored.
         """
         try:

@@ -17,6 +17,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask, task_backends, task_signals
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption, StokerError
+from stoker.jobs.enqueue import open_transaction
 from stoker.jobs.results import Commitment, fetch_many
 from stoker.jobs.running import DJANGOS_OWN
 from stoker.jobs.sealing import WORKFLOW, Sealing, carrying, check_backend
@@ -69,6 +70,7 @@ def make(settings: Settings, node: Node, name: str = "") -> UUID:
         raise InvalidTaskOption(f"name: {name[:40]!r} has a NUL character, which no name may have.")
     root = node if isinstance(node, ChainNode | GroupNode | MapNode) else ChainNode(steps=(node,))
     alias = settings.database
+    _refuse_transaction_elsewhere(alias)
     with explained(alias), transaction.atomic(using=alias):
         maker = Maker(settings, new_job_id())
         maker.add(root, StepPlace(None))
@@ -78,6 +80,18 @@ def make(settings: Settings, node: Node, name: str = "") -> UUID:
         )
         Advance(settings).begin(list(Step.objects.using(alias).filter(pk=maker.workflow_id)))
     return maker.workflow_id
+
+
+def _refuse_transaction_elsewhere(alias: str) -> None:
+    """Raise InvalidTask in a transaction of another database, which could not undo the workflow."""
+    opened = open_transaction(alias)
+    if opened not in (None, alias):
+        raise InvalidTask(
+            f"A workflow cannot be enqueued inside a transaction of {opened!r}: its steps are "
+            f"stored in {alias!r}, and would run even if that transaction is rolled back. Enqueue "
+            "a job there whose task has atomic=True and enqueues the workflow, or enqueue the "
+            "workflow in transaction.on_commit()."
+        )
 
 
 class Maker:
