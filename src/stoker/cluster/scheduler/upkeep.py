@@ -12,7 +12,9 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
+from django.apps import apps
 from django.db import Error, connections
+from django.utils.module_loading import import_string
 
 from stoker.brokers.adapters import shares_database
 from stoker.brokers.dispatch import Dispatch
@@ -66,6 +68,18 @@ REST_RUNS = 6
 HOT_TABLES = (Ready, Claimed, Deferred, Blocked, Need, GuardKey, Outgoing, Schedule)
 
 
+AppStep = Callable[[Settings, Callable[[], None]], object]
+"""A step of upkeep that an app adds. It gets the settings of a backend, and a function to call
+often, as a heartbeat. It returns whether it did something."""
+
+
+def steps_of_apps() -> list[tuple[str, AppStep]]:
+    """Return the steps that AppConfigs of installed apps list in ``stoker_upkeep``, with their
+    paths."""
+    paths = [one for app in apps.get_app_configs() for one in getattr(app, "stoker_upkeep", ())]
+    return [(path, import_string(path)) for path in paths]
+
+
 class Upkeep:
     """The upkeep of one store by one cluster. ``beat`` is called often, as a heartbeat."""
 
@@ -97,6 +111,7 @@ class Upkeep:
         self._rests: dict[str, int] = {}
         """Step -> number of runs that still skip it."""
         self.leftovers = Leftovers(self._alias, beat)
+        self._steps_of_apps = steps_of_apps()
 
     def clean_up_at_start(self) -> None:
         """Release jobs and delete files of dead clusters of this host, without the upkeep lease."""
@@ -136,6 +151,8 @@ class Upkeep:
             self._step("backlogs", self._history.note_backlogs)
             self._now_and_then("metrics", self._history.tidy)
             self._now_and_then("old bulk operations", lambda: forget_old(self._settings))
+            for path, step in self._steps_of_apps:
+                self._now_and_then(path, partial(step, self._settings, self._beat))
         elif self._step("lease of the broker", self._take_lease_of_broker):
             self._step("rescue", self.rescuing.rescue)
             if self._step("cancellations", self._any_request.fetch):

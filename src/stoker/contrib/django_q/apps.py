@@ -22,13 +22,17 @@ from django.apps import AppConfig, apps
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Warning  # noqa: A004 - Django's own names
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import FieldDoesNotExist, ImproperlyConfigured
+from django.db.models.signals import post_migrate
+from django.utils.module_loading import import_string
 
 from stoker.signals import post_spawn
 
 from . import conf, signals
 from .instances import allow_references
 from .translation import problems
+
+REFLECT = "stoker.contrib.django_q.models.schedule.reflect_unsaved"
 
 
 class DjangoQConfig(AppConfig):
@@ -37,6 +41,8 @@ class DjangoQConfig(AppConfig):
     default_auto_field = "django.db.models.AutoField"
     stoker_subcommands = ("stoker.contrib.django_q.importing.ImportDjangoQ",)
     """Subcommands that the app adds to ``manage.py stoker``."""
+    stoker_upkeep = (REFLECT,)
+    """Steps that the app adds to the upkeep of clusters."""
 
     def __init__(self, app_name: str, app_module: Any) -> None:
         super().__init__(app_name, app_module)
@@ -54,14 +60,26 @@ class DjangoQConfig(AppConfig):
         super().import_models()
 
     def ready(self) -> None:
-        """Register the checks, and forward Stoker's signal of new processes."""
+        """Register the checks, forward Stoker's signal of new processes, and let schedules run
+        that migrations have inserted."""
         checks.register(check_q_cluster)
-        post_spawn.connect(_tell_of_process, dispatch_uid="stoker.contrib.django_q")
+        post_spawn.connect(_tell_of_process, dispatch_uid=self.name)
+        post_migrate.connect(_reflect_schedules, sender=self, dispatch_uid=self.name)
 
 
 def _tell_of_process(role: str, number: int, **_: Any) -> None:
     name = f"{role} {number}" if role == "worker" else role
     signals.post_spawn.send_robust(signals.SENDER, proc_name=name)
+
+
+def _reflect_schedules(using: str, apps: Any, **_: Any) -> None:
+    try:
+        apps.get_model("stoker", "Schedule")
+        apps.get_model("stoker_django_q", "Schedule")._meta.get_field("own_id")
+    except (LookupError, FieldDoesNotExist):
+        return  # the tables are not (or no longer) as this version needs them
+    if using == conf.database():
+        import_string(REFLECT)(conf.settings())  # it is imported when the models can be
 
 
 HISTORY = "stoker.contrib.django_q.history"

@@ -7,6 +7,7 @@ bytes, so that only the worker unpickles them.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -16,7 +17,7 @@ from uuid import UUID
 
 from stoker.compat import is_task
 from stoker.conf import Settings
-from stoker.exceptions import StokerError, UnknownTask
+from stoker.exceptions import InvalidSchedule, StokerError, UnknownTask
 from stoker.jobs.package import sealer_for
 from stoker.tasks.arguments import HIDDEN, InnerCall
 from stoker.tasks.registry import find_task
@@ -93,6 +94,45 @@ def unpacked(settings: Settings, arguments: Any) -> tuple[list[Any], dict[str, A
         sealer_for(settings).open_value(one) if isinstance(one, bytes) else one for one in arguments
     )
     return list(args), dict(kwargs)
+
+
+def read_arguments(args: str | None, kwargs: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Parse the arguments in the columns of a schedule: "1, 'two'" and "x=1, y='two'" or a dict.
+
+    Raises:
+        InvalidSchedule: they do not contain plain values.
+    """
+    found: Any = _literal(args, "args", lambda text: f"({text},)") if args else ()
+    if args and isinstance(found, tuple) and len(found) == 1 and str(args).strip()[:1] == "(":
+        found = found[0] if isinstance(found[0], tuple) else found
+    named: Any = {}
+    if kwargs:
+        is_dict = str(kwargs).strip().startswith("{")
+        named = _literal(kwargs, "kwargs", str) if is_dict else _named(str(kwargs))
+    return tuple(found), dict(named)
+
+
+def _literal(text: Any, column: str, wrap: Callable[[str], str]) -> Any:
+    try:
+        return ast.literal_eval(wrap(str(text).strip().rstrip(",")))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise InvalidSchedule(
+            f"{column}={str(text)[:80]!r} cannot be read: write plain values, as in 1, 'two', None."
+        ) from None
+
+
+def _named(text: str) -> dict[str, Any]:
+    """Parse "x=1, y='two'"."""
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        assert not call.args
+        assert all(one.arg is not None for one in call.keywords)
+        return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
+    except (ValueError, SyntaxError, AssertionError):
+        raise InvalidSchedule(
+            f"kwargs={text[:80]!r} cannot be read: write plain values, as in x=1, y='two'."
+        ) from None
 
 
 def name_of(spec: Spec, job_id: UUID | str) -> str:

@@ -6,22 +6,31 @@ transaction that changes the row. When rows are read, they show its progress.
 
 from __future__ import annotations
 
-import ast
-from collections.abc import Collection, Iterable, Sequence
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError, models, transaction
+from django.db import DatabaseError, IntegrityError, models, transaction
+from django.db.models import F, Max
 from django.db.models.signals import post_delete
 from django.utils import timezone
 
+from stoker.conf import Settings
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.calls import call_task
-from stoker.contrib.django_q.spec import Options, Spec, packed, spec_of, taken_out
-from stoker.exceptions import InvalidSchedule, ScheduleExists
+from stoker.contrib.django_q.spec import (
+    Options,
+    Spec,
+    packed,
+    read_arguments,
+    spec_of,
+    taken_out,
+)
+from stoker.exceptions import InvalidSchedule, ScheduleExists, StokerError
 from stoker.models import Schedule as OwnSchedule
 from stoker.schedules import service as schedules
 from stoker.store.written import database_now_us
@@ -30,6 +39,8 @@ from stoker.values.cron import zone_named
 from stoker.values.ticks import as_moment, as_us
 
 from .task import Task
+
+logger = logging.getLogger("stoker")
 
 
 def now() -> datetime:
@@ -60,9 +71,14 @@ class ScheduleRowQuerySet(models.QuerySet["Schedule"]):
         return count
 
     def bulk_create(self, objs: Iterable[Schedule], *args: Any, **kwargs: Any) -> list[Schedule]:
+        plain: models.QuerySet[Schedule] = models.QuerySet(self.model, using=self.db)
         with transaction.atomic(using=self.db):
+            last = plain.aggregate(last=Max("pk"))["last"] or 0
             rows = super().bulk_create(objs, *args, **kwargs)
-            self._reflect([row.pk for row in rows], None)
+            ids = [row.pk for row in rows]
+            if None in ids:  # MySQL does not return new keys
+                ids += plain.filter(pk__gt=last, own_id=None).values_list("pk", flat=True)
+            self._reflect(ids, None)
         return rows
 
     def _reflect(self, ids: Collection[int], values: dict[str, Any] | None) -> None:
@@ -237,6 +253,29 @@ def _keep_overdue(own: OwnSchedule, moment: datetime) -> None:
         rows.update(moment_us=moment_us, due_us=moment_us)
 
 
+def reflect_unsaved(settings: Settings, beat: Callable[[], None] = lambda: None) -> int:
+    """Create Stoker's schedules for rows that were written without ``save()``: by a fixture, by a
+    migration, or in SQL. Return their number.
+
+    A row with a wrong value is logged and skipped.
+    """
+    if settings.database != conf.database():
+        return 0
+    count, rows = 0, Schedule._base_manager.using(settings.database)
+    unsaved = rows.filter(own_id=None, next_run__isnull=False).exclude(repeats=0)
+    for key in list(unsaved.order_by("pk").values_list("pk", flat=True)):
+        beat()
+        try:
+            with transaction.atomic(using=settings.database):
+                # This locks the row, unless another process has saved it meanwhile.
+                if unsaved.filter(pk=key).update(next_run=F("next_run")):
+                    reflect(rows.get(pk=key))
+                    count += 1
+        except (StokerError, DatabaseError) as error:
+            logger.warning("The row %s of Schedule cannot run: %s", key, error)
+    return count
+
+
 def _create(row: Schedule, task: Any, when: Scheduled) -> OwnSchedule:
     """Create Stoker's schedule of a row.
 
@@ -360,7 +399,7 @@ def _call_of(row: Schedule) -> tuple[tuple[Any, ...], dict[str, Any], Options]:
     Raises:
         InvalidSchedule: the row's arguments cannot be read, or an option has no effect here.
     """
-    args, kwargs = _arguments(row)
+    args, kwargs = read_arguments(row.args, row.kwargs)
     given = dict(kwargs.get("q_options") or {})
     other_name = given.pop("broker_name", None)
     given["cluster"] = row.cluster or given.get("cluster", other_name)
@@ -387,45 +426,6 @@ def _spec(row: Schedule, options: Options) -> Spec:
         spec["intended_date_kwarg"] = row.intended_date_kwarg
     spec["schedule"] = row.pk
     return spec
-
-
-def _arguments(row: Schedule) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Parse the columns ``args`` and ``kwargs``.
-
-    Raises:
-        InvalidSchedule: they do not contain plain values.
-    """
-    args: Any = _read(row.args, "args", lambda text: f"({text},)") if row.args else ()
-    if row.args and isinstance(args, tuple) and len(args) == 1 and str(row.args).strip()[:1] == "(":
-        args = args[0] if isinstance(args[0], tuple) else args
-    kwargs: Any = {}
-    if row.kwargs:
-        is_dict = str(row.kwargs).strip().startswith("{")
-        kwargs = _read(row.kwargs, "kwargs", str) if is_dict else _named(str(row.kwargs))
-    return tuple(args), dict(kwargs)
-
-
-def _read(text: Any, column: str, wrap: Any) -> Any:
-    try:
-        return ast.literal_eval(wrap(str(text).strip().rstrip(",")))
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        raise InvalidSchedule(
-            f"{column}={str(text)[:80]!r} cannot be read: write plain values, as in 1, 'two', None."
-        ) from None
-
-
-def _named(text: str) -> dict[str, Any]:
-    """Parse "x=1, y='two'"."""
-    try:
-        call = ast.parse(f"f({text})", mode="eval").body
-        assert isinstance(call, ast.Call)
-        assert not call.args
-        assert all(one.arg is not None for one in call.keywords)
-        return {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
-    except (ValueError, SyntaxError, AssertionError):
-        raise InvalidSchedule(
-            f"kwargs={text[:80]!r} cannot be read: write plain values, as in x=1, y='two'."
-        ) from None
 
 
 def _find(row: Schedule) -> OwnSchedule | None:
