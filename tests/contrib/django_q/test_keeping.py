@@ -1,7 +1,6 @@
 """What is kept of tasks: rows, signals, save limits, pickles."""
 
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
 from typing import Any
@@ -13,12 +12,24 @@ from django.db.models.signals import post_save
 from django.dispatch import Signal
 from django.test import override_settings
 
+from stoker.brokers.adapters import broker_for
+from stoker.cluster.plan import Plan
+from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.contrib.django_q import conf, recording, signals
 from stoker.contrib.django_q.models import Task
 from stoker.contrib.django_q.recording import prune
-from stoker.contrib.django_q.tasks import async_iter, async_task, fetch, result, schedule
+from stoker.contrib.django_q.tasks import (
+    async_iter,
+    async_task,
+    fetch,
+    fetch_cached,
+    result,
+    result_cached,
+    schedule,
+)
 from stoker.jobs.package import sealer_for
 from stoker.models import Job
+from stoker.signals import call_project_with
 from stoker.tasks.arguments import HIDDEN, hidden_pattern, shown_call
 from stoker.tasks.registry import task_of
 from stoker.testing import drain
@@ -78,6 +89,43 @@ def test_receiver_that_raises_is_ignored() -> None:
     assert result(task_id) == 1
 
 
+def test_receivers_and_caches_cannot_block_the_process_that_records() -> None:
+    """The monitor makes such calls in a separate thread."""
+    calls: list[Callable[[], object]] = []
+    call_project_with(lambda _, call: calls.append(call))
+    try:
+        with heard(signals.post_execute) as recorded, heard(post_save, sender=Task) as saved:
+            async_task(f"{HERE}.add", 1)
+            cached = async_task(f"{HERE}.add", 2, cached=True)
+            drain()
+            assert (recorded, saved, fetch_cached(cached)) == ([], [], None)
+            for call in calls:
+                call()
+            assert [len(recorded), len(saved), result_cached(cached)] == [2, 1, 2]
+    finally:
+        call_project_with(None)
+
+
+@override_settings(Q_CLUSTER={"name": "default", "save_limit": 2})
+def test_upkeep_prunes_and_recording_does_not() -> None:
+    for number in range(4):
+        async_task(f"{HERE}.add", number)
+    drain()
+    assert Task.objects.count() == 4
+    settings = conf.settings()
+    Upkeep(Plan(), settings, broker_for(settings), lambda: None).run()
+    assert sorted(row.result for row in Task.objects.all()) == [2, 3]
+
+
+@override_settings(Q_CLUSTER={"name": "default", "save_limit": 2})
+def test_calls_in_this_process_prune_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(recording, "_next_at", 0.0)
+    for number in range(4):
+        async_task(f"{HERE}.add", number, sync=True)
+    assert sorted(row.result for row in Task.objects.all()) == [2, 3]
+
+
 def test_post_save_is_sent_for_recorded_tasks() -> None:
     with heard(post_save, sender=Task) as saved:
         async_task(f"{HERE}.add", 1)
@@ -99,13 +147,12 @@ def test_failing_task_row_does_not_fail_the_job(
 
 
 @override_settings(Q_CLUSTER={"name": "default", "save_limit": 3})
-def test_save_limit_keeps_the_newest_successes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recording, "_next_at", math.inf)  # only the call below prunes
+def test_save_limit_keeps_the_newest_successes() -> None:
     for number in range(5):
         async_task(f"{HERE}.fail_on", number, -1)
         async_task(f"{HERE}.fail", ack_failure=True)
     drain()
-    assert prune() == 2
+    assert prune(conf.settings()) == 2
     assert sorted(row.result for row in Task.objects.filter(success=True)) == [2, 3, 4]
     assert Task.objects.filter(success=False).count() == 5
 
@@ -115,7 +162,7 @@ def test_save_limit_per_group_counts_each_group() -> None:
     for number in range(6):
         async_task(f"{HERE}.add", number, group=f"g{number % 2}")
     drain()
-    prune()
+    prune(conf.settings())
     assert sorted(row.result for row in Task.objects.all()) == [4, 5]
 
 

@@ -41,7 +41,7 @@ class DjangoQConfig(AppConfig):
     default_auto_field = "django.db.models.AutoField"
     stoker_subcommands = ("stoker.contrib.django_q.importing.ImportDjangoQ",)
     """Subcommands that the app adds to ``manage.py stoker``."""
-    stoker_upkeep = (REFLECT,)
+    stoker_upkeep = (REFLECT, "stoker.contrib.django_q.recording.prune")
     """Steps that the app adds to the upkeep of clusters."""
 
     def __init__(self, app_name: str, app_module: Any) -> None:

@@ -1,14 +1,15 @@
 """Record finished jobs of the shim as rows of ``Task``, enqueue their hooks, and prune old rows.
 
-Rows and hooks are written in the transaction that records the job's end. Caching and pruning follow
-after the commit. Pruning keeps the last ``save_limit`` successes.
+Rows and hooks are written in the transaction that records the job's end. Results are cached and
+receivers of signals called after the commit, in the monitor in a separate thread. The upkeep of
+clusters prunes: it keeps the last ``save_limit`` successes.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from django.db.models.signals import post_save
 
 from stoker.conf import Settings
 from stoker.jobs.package import sealer_for
+from stoker.signals import call_project
 from stoker.store.transactions import after_commit
 from stoker.workflows.deliver import Ended
 
@@ -70,28 +72,32 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
             task = hook_task.under(spec["hook"]).using(queue_name=package.queue, **limits)
             task.enqueue(spec["hook"], row.pk)
     Task.objects.using(alias).bulk_create(saved, ignore_conflicts=True)
+    announce = partial(_announce, [one for one in told if _is_announced(*one)])
     run = inline.get()
     if run is not None:
-        run.announcements.append(partial(_tell_all, told))
+        run.announcements.append(announce)
     else:
-        after_commit(alias, partial(_tell_all, told))
+        after_commit(alias, announce)
 
 
-def _tell_all(told: Sequence[tuple[dict[str, Any], Task, bool]]) -> None:
-    """Announce finished tasks after the commit. An error with one task does not affect the
-    others."""
+def _is_announced(spec: dict[str, Any], row: Task, is_saved: bool) -> bool:
+    is_heard = post_execute.has_listeners() or (is_saved and post_save.has_listeners(Task))
+    return is_heard or "cached" in spec or "sync" in spec
+
+
+def _announce(told: Sequence[tuple[dict[str, Any], Task, bool]]) -> None:
+    """Cache and announce finished tasks after the commit. Caches and receivers may block, and the
+    process that records must not wait for them."""
     for spec, row, is_saved in told:
-        try:
-            _tell(spec, row, is_saved=is_saved)
-        except Exception:
-            logger.exception("Task %s has ended, but signals could not be sent.", row.pk)
+        call = partial(_tell, spec, row, is_saved=is_saved)
+        call_project(f"receivers for task {row.pk} of {row.func}", call)
 
 
 def _tell(spec: dict[str, Any], row: Task, *, is_saved: bool) -> None:
     if "cached" in spec:
         keep(row, float(spec["cached"]))
     is_heard = is_saved and post_save.has_listeners(Task)
-    if is_saved:
+    if is_saved and "sync" in spec:  # there may be no cluster whose upkeep prunes
         prune_if_due()
     if not (is_heard or post_execute.has_listeners()):
         return
@@ -126,25 +132,26 @@ def prune_if_due() -> None:
     now = time.monotonic()
     if now >= _next_at:
         _next_at = now + EVERY_SECONDS
-        prune()
+        prune(conf.settings())
 
 
-def prune() -> int:
+def prune(settings: Settings, beat: Callable[[], None] = lambda: None) -> int:
     """Delete successes beyond ``save_limit``, oldest first. Return the number of rows."""
     limit = conf.Conf.SAVE_LIMIT
-    if limit <= 0:
+    if limit <= 0 or settings.database != conf.database():
         return 0
     per = conf.Conf.SAVE_LIMIT_PER
     if per is None:
-        return _prune(Task.objects.filter(success=True), limit)
+        return _prune(Task.objects.filter(success=True), limit, beat)
     rows = Task.objects.filter(success=True).order_by()
     crowded = rows.values(per).annotate(count=Count("pk")).filter(count__gt=limit)
-    return sum(_prune(rows.filter(**{per: one[per]}), limit) for one in crowded)
+    return sum(_prune(rows.filter(**{per: one[per]}), limit, beat) for one in crowded)
 
 
-def _prune(rows: object, limit: int) -> int:
+def _prune(rows: object, limit: int, beat: Callable[[], None]) -> int:
     newest_first = rows.order_by("-stopped", "-pk")  # type: ignore[attr-defined] # a query set
     removed = 0
     while old := list(newest_first.values_list("pk", flat=True)[limit : limit + BATCH]):
+        beat()
         removed += Task.objects.filter(pk__in=old, success=True).delete()[0]
     return removed

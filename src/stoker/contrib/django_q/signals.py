@@ -56,5 +56,5 @@ post_execute_in_worker = Signal()
 """Sent in the worker after the function has returned or raised. Arguments: ``func``, and ``task``
 with success and result."""
 post_execute = Signal()
-"""Sent in the monitor after the result was committed. Argument: ``task`` with success and
-result."""
+"""Sent in the monitor, in a separate thread, after the result was committed. Argument: ``task``
+with success and result."""
