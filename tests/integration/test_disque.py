@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,9 +11,11 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stoker.brokers.adapters import adapter_for
 from stoker.brokers.disque import nodes as disque_nodes
+from stoker.brokers.disque.nodes import DisqueNode
 from stoker.brokers.disque.transport import DisqueTransport
 from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
@@ -123,6 +126,66 @@ class TestSeveralNodes:
                 left -= len(found)
             assert consumer._nodes._current.port == nodes[2].port
             consumer.close()
+
+
+class TestSilentNodes:
+    """None of the nodes answers."""
+
+    class Clock:
+        """Passes the whole deadline of each node that is asked."""
+
+        def __init__(self) -> None:
+            self.now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+        def sleep(self, seconds: float) -> None:
+            self.now += seconds
+
+        def time(self) -> float:
+            return time.time()
+
+    @pytest.fixture
+    def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        clock = self.Clock()
+
+        def read_answers(nodes: Any, node: Any, _: Any, wait_seconds: float, __: Any) -> None:
+            clock.now += nodes.seconds + wait_seconds
+            raise RedisTimeoutError(f"{node} does not answer")
+
+        monkeypatch.setattr(disque_nodes, "time", clock)
+        monkeypatch.setattr(disque_nodes.Nodes, "_read_answers", read_answers)
+        return clock
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda transport: transport.send([message()]),
+            lambda transport: transport.receive(["default"], 10),
+            lambda transport: transport.receive(["default"], 10, wait_seconds=2.0),
+            lambda transport: transport.drop([Parcel(message(), b"D-0")]),
+            lambda transport: transport.ping(),
+        ],
+        ids=["send", "receive", "wait", "drop", "ping"],
+    )
+    def test_call_takes_no_longer_for_nodes_that_the_url_does_not_name(
+        self, clock: Clock, call: Callable[[DisqueTransport], object]
+    ) -> None:
+        with closing(transport_at("disque://host:1", database_seconds=1.0)) as transport:
+            learnt = {f"{port:08}": DisqueNode("host", port) for port in range(2, 6)}
+            transport._nodes._origins.update(learnt)
+            with pytest.raises(BrokerUnavailable, match="does not answer"):
+                call(transport)
+        assert clock.now <= 3.0
+
+    def test_each_named_node_is_asked(self, clock: Clock) -> None:
+        url = "disque://host:1,host:2,host:3,host:4"
+        with closing(transport_at(url, database_seconds=10.0)) as transport:
+            with pytest.raises(BrokerUnavailable, match="does not answer"):
+                transport.ping()
+            assert len(transport._nodes._away_until) == 4
+        assert clock.now == 10.0
 
 
 class TestOneNode:

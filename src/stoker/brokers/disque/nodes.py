@@ -66,7 +66,8 @@ class Nodes:
         self._settings = settings
         self._password, self._named, self.copies = _parsed(settings)
         self.seconds = max(SHORTEST_SECONDS, settings.database_seconds / len(self._named))
-        """Deadline for the answer of one node. All nodes together have ``DATABASE_SECONDS``."""
+        """Deadline for the answer of one node. All nodes together have ``DATABASE_SECONDS``: see
+        ``_in_time``."""
         self.copy_milliseconds = round(self.seconds * 1000 / 2)
         """How long a node may wait for copies of a job. A node answers ``NOREPL`` only after that
         time, so it must be well below the socket's time-out."""
@@ -83,7 +84,7 @@ class Nodes:
         """Send a command to one node after another and return the first answer.
 
         Raises:
-            BrokerUnavailable: no node answers.
+            BrokerUnavailable: no node answers in time.
         """
         failure: Exception | None = None
         for node in self.each():
@@ -150,18 +151,32 @@ class Nodes:
 
     def each(self) -> Iterator[DisqueNode]:
         """Yield the preferred node, then the others in random order, then the nodes that failed
-        recently."""
+        recently. Stop when the time of the call is over: see ``_in_time``."""
+        return self._in_time(self._in_order())
+
+    def reachable(self) -> Iterator[DisqueNode]:
+        """Yield the nodes that have not failed recently, or all nodes if every one has failed. Stop
+        when the time of the call is over: see ``_in_time``."""
+        now, line = time.monotonic(), self._in_order()
+        near = [node for node in line if self._away_until.get(node, 0.0) <= now]
+        return self._in_time(near or line)
+
+    def _in_order(self) -> list[DisqueNode]:
         now = time.monotonic()
         others = [node for node in self._all() if node != self._current]
         random.shuffle(others)
         line = [self._current, *others]
-        yield from sorted(line, key=lambda node: self._away_until.get(node, 0.0) > now)
+        return sorted(line, key=lambda node: self._away_until.get(node, 0.0) > now)
 
-    def reachable(self) -> Iterator[DisqueNode]:
-        """Yield the nodes that have not failed recently, or all nodes if every one has failed."""
-        now, line = time.monotonic(), list(self.each())
-        near = [node for node in line if self._away_until.get(node, 0.0) <= now]
-        yield from near or line
+    def _in_time(self, nodes: Sequence[DisqueNode]) -> Iterator[DisqueNode]:
+        """Yield the first node, and each further node if at least a quarter of its deadline is left
+        of ``DATABASE_SECONDS``. Otherwise a call would take longer for each silent node that this
+        process has learnt of. The next call asks the other nodes first."""
+        until = time.monotonic() + self._settings.database_seconds - self.seconds / 4
+        for place, node in enumerate(nodes):
+            if place and time.monotonic() > until:
+                return
+            yield node
 
     # -- the choice of nodes ----------------------------------------------------------------------
 
