@@ -179,6 +179,26 @@ class TestSilentNodes:
                 call(transport)
         assert clock.now <= 3.0
 
+    @pytest.mark.usefixtures("clock")
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda transport: transport.receive((), 10),
+            lambda transport: transport.counts(),
+            lambda transport: transport.purge("default"),
+        ],
+        ids=["receive", "counts", "purge"],
+    )
+    def test_call_for_unknown_queues_raises(
+        self, call: Callable[[DisqueTransport], object]
+    ) -> None:
+        """An empty answer would end ``stoker run --drain``."""
+        with (
+            closing(transport_at("disque://host:1,host:2")) as transport,
+            pytest.raises(BrokerUnavailable, match="does not answer"),
+        ):
+            call(transport)
+
     def test_each_named_node_is_asked(self, clock: Clock) -> None:
         url = "disque://host:1,host:2,host:3,host:4"
         with closing(transport_at(url, database_seconds=10.0)) as transport:
@@ -186,6 +206,18 @@ class TestSilentNodes:
                 transport.ping()
             assert len(transport._nodes._away_until) == 4
         assert clock.now == 10.0
+
+
+def test_one_silent_node_does_not_hide_the_jobs_of_others(
+    nodes: list[PrivateDisque], transport: DisqueTransport
+) -> None:
+    nodes[0].kill()
+    _prefer(transport, nodes[1])
+    transport.send([message()])
+    assert transport.counts() == {"default": 1}
+    (parcel,) = transport.receive((), 10)
+    transport.release([parcel])
+    assert transport.purge("default") == 1
 
 
 class TestOneNode:

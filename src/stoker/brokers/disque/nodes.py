@@ -11,9 +11,9 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import redis
@@ -44,6 +44,7 @@ ADVICE = {
 }
 
 Command = Sequence[Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,24 @@ class Nodes:
         if all(isinstance(one, Exception) for one in answers):
             raise self.explain(next(iter(answers), None))
         return None
+
+    def of_each(self, ask: Callable[[DisqueNode], T]) -> list[T]:
+        """Call ``ask`` for each reachable node. Return the results, without those of nodes that
+        turned out to be away: ``ask`` raises one of ``FAILURES`` for such a node.
+
+        Raises:
+            BrokerUnavailable: no node answers.
+        """
+        found: list[T] = []
+        failure: Exception | None = None
+        for node in self.reachable():
+            try:
+                found.append(ask(node))
+            except FAILURES as error:
+                failure = error
+        if not found:
+            raise self.explain(failure)
+        return found
 
     def answers(
         self, node: DisqueNode | None, commands: Sequence[Command], *, wait_seconds: float = 0.0

@@ -155,24 +155,31 @@ class DisqueTransport(Transport):
         """Count the jobs of each queue. Leave out empty queues, because a node lists a queue for a
         while after its last job."""
         counts: Counter[str] = Counter()
-        for node in self._nodes.reachable():
-            lines = list(self._found_on(node))
-            lengths = self._nodes.answers(node, [["QLEN", self._name(line)] for line in lines])
-            for line, length in zip(lines, lengths, strict=True):
-                if isinstance(length, int) and length:
-                    counts[line.queue] += length
+        for found in self._nodes.of_each(self._counts_on):
+            counts.update(found)
+        return counts
+
+    def _counts_on(self, node: DisqueNode) -> Counter[str]:
+        counts: Counter[str] = Counter()
+        lines = self._lines_on(node)
+        lengths = self._nodes.answers(node, [["QLEN", self._name(line)] for line in lines])
+        for line, length in zip(lines, lengths, strict=True):
+            if isinstance(length, Exception):
+                raise length
+            if length:
+                counts[line.queue] += length
         return counts
 
     def purge(self, queue: str) -> int:
         """Remove all waiting jobs of the queue, including jobs that are not due yet."""
         names = [self._name(line) for line in lines_of([queue])]
         states = [word for one in ("queued", "active") for word in ("STATE", one)]
-        job_ids = {
-            job_id
-            for node in self._nodes.reachable()
-            for name in names
-            for job_id in self._scan(node, "JSCAN", "COUNT", AT_ONCE, "QUEUE", name, *states)
-        }
+
+        def waiting_on(node: DisqueNode) -> set[bytes]:
+            words = ("JSCAN", "COUNT", AT_ONCE, "QUEUE")
+            return {one for name in names for one in self._scan(node, *words, name, *states)}
+
+        job_ids = set().union(*self._nodes.of_each(waiting_on))
         self._acknowledge(list(job_ids))
         return len(job_ids)
 
@@ -195,30 +202,37 @@ class DisqueTransport(Transport):
 
     def _known_lines(self) -> list[Line]:
         if time.monotonic() >= self._lines_until:
-            nodes = self._nodes.reachable()
-            self._lines = list({line for node in nodes for line in self._found_on(node)})
+            self._lines = list(set().union(*self._nodes.of_each(self._lines_on)))
             self._lines_until = time.monotonic() + NAMES_SECONDS
         return self._lines
 
-    def _found_on(self, node: DisqueNode) -> Iterator[Line]:
+    def _lines_on(self, node: DisqueNode) -> set[Line]:
+        lines: set[Line] = set()
         for name in self._scan(node, "QSCAN", "COUNT", AT_ONCE):
             rest = name.decode(errors="replace")
             if rest.startswith(self._prefix):
                 band, _, queue = rest.removeprefix(self._prefix).partition(":")
                 if band in BANDS:
-                    yield Line(band, queue)
+                    lines.add(Line(band, queue))
+        return lines
 
     def _name(self, line: Line) -> str:
         return f"{self._prefix}{line.band}:{line.queue}"
 
     def _scan(self, node: DisqueNode, command: str, *words: Any) -> Iterator[bytes]:
+        """Yield all entries of a node.
+
+        Raises:
+            BrokerUnavailable: the node refuses the command.
+            RedisError, OSError: the node is away.
+        """
         cursor: bytes | str = "0"
         while True:
             (answer,) = self._nodes.answers(node, [[command, cursor, *words]])
             if isinstance(answer, ResponseError):
                 raise self._nodes.explain(answer)
             if isinstance(answer, Exception):
-                return  # the node is away; the other nodes list their own entries
+                raise answer
             cursor, found = answer
             yield from found
             if int(cursor) == 0:
