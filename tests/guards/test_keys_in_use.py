@@ -7,7 +7,7 @@ import pytest
 from stoker.conf import settings_for
 from stoker.exceptions import GuardNotFound
 from stoker.inspect import guards
-from stoker.models import GuardKey
+from stoker.models import GuardKey, Job
 from stoker.testing import drain
 
 from tests.app import frail
@@ -108,6 +108,22 @@ def test_halted_sequence_names_the_failed_job_and_its_dead_letter() -> None:
     assert one.letter_id is not None
     assert one.waiting.number == 1
     assert guards.key(settings_for(), one.id) == one
+    (crowded,) = guards.crowded(settings_for()).keys
+    assert crowded.halted_by == failed.id
+
+
+def test_sequence_stays_halted_when_the_failed_job_was_pruned() -> None:
+    frail.broken.add("bad")
+    failed = frail.book.enqueue("anna", "bad")
+    frail.book.enqueue("anna", "next")
+    drain()
+    frail.broken.clear()
+    Job.objects.filter(pk=failed.id).delete()
+    (one,) = guards.keys(settings_for(), 50, state="halted").keys
+    assert str(one.halted_by) == failed.id
+    assert one.letter_id is not None
+    (crowded,) = guards.crowded(settings_for()).keys
+    assert crowded.halted_by == failed.id
 
 
 def test_unique_key_names_its_job_and_how_long_it_is_taken() -> None:

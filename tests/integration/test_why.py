@@ -437,6 +437,10 @@ def test_job_of_a_halted_sequence_answers_with_the_dead_letter() -> None:
     assert (answer.kind, answer.facts["halted_by"]) == (Kind.SEQUENCE, str(first.id))
     assert "dead letter" in answer.advice
     assert answer.needs_somebody
+    Job.objects.filter(pk=first.id).delete()  # as upkeep does after KEEP_RESULTS
+    answer = asked(second)
+    assert answer.facts["halted_by"] == str(first.id)
+    assert answer.needs_somebody
 
 
 def test_job_of_a_limit_of_zero_needs_somebody() -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from uuid import UUID
 
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q, QuerySet, Subquery
 
 from stoker.models.blocked import Blocked
+from stoker.models.dead_letter import DeadLetter
 from stoker.models.guard_key import GuardKey
 from stoker.models.job import Job
 from stoker.models.need import Need, NewNeed, need_ids
@@ -57,6 +58,26 @@ def pass_on(alias: str, jobs: Mapping[UUID, UUID]) -> set[str]:
         elif old.key_id in keys:
             queues |= call_next(alias, keys[old.key_id], 1)
     return queues
+
+
+def halts_in_effect(alias: str) -> QuerySet[Need]:
+    """Return the needs with which failed jobs halt sequences: their dead letters are not closed.
+    The rows of the jobs themselves may have been deleted."""
+    return Need.objects.using(alias).filter(Exists(_letter_of_need(alias)), halts=True)
+
+
+def halted(alias: str, key_ids: Collection[UUID]) -> dict[UUID, tuple[UUID, UUID]]:
+    """Return the halted sequences among these: key -> failed job and its dead letter."""
+    if not key_ids:
+        return {}
+    needs = halts_in_effect(alias).filter(holds__in=key_ids)
+    letter_id = Subquery(_letter_of_need(alias).values("pk")[:1])
+    rows = needs.values_list("holds", "job_id", letter_id)
+    return {key_id: (job_id, found) for key_id, job_id, found in rows}
+
+
+def _letter_of_need(alias: str) -> QuerySet[DeadLetter]:
+    return DeadLetter.objects.using(alias).unclosed().filter(job_id=OuterRef("job_id"))
 
 
 def resume_after(alias: str, job_ids: Collection[UUID]) -> set[str]:

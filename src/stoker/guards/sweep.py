@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from stoker.conf import Settings
+from stoker.guards.sequences import halts_in_effect
 from stoker.models.claimed import Claimed
-from stoker.models.dead_letter import DeadLetter
 from stoker.models.guard_key import GuardKey
 from stoker.models.job import Job
 from stoker.models.need import Need
@@ -184,11 +184,10 @@ def _stale_places(
 
 
 def _halting(alias: str, needs: Iterable[Need], alive: Collection[UUID]) -> set[UUID]:
-    """Return the needs with which ended jobs halt a sequence: their dead letters are not closed."""
-    ended = {need.pk: need.job_id for need in needs if need.halts and need.job_id not in alive}
-    letters = DeadLetter.objects.using(alias).unclosed().filter(job_id__in=ended.values())
-    failed = set(letters.values_list("job_id", flat=True)) if ended else set()
-    return {pk for pk, job_id in ended.items() if job_id in failed}
+    """Return the needs with which ended jobs halt a sequence."""
+    ended = [need.pk for need in needs if need.halts and need.job_id not in alive]
+    halting = with_keys(halts_in_effect(alias), ended)
+    return set(halting.values_list("pk", flat=True)) if ended else set()
 
 
 def forget_needs(alias: str, after: UUID | None, limit: int) -> tuple[int, UUID | None]:

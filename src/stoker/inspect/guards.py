@@ -6,7 +6,7 @@ along the primary key; filters scan the next ``SCANNED`` keys, and the next page
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -18,8 +18,9 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.exceptions import GuardNotFound
 from stoker.guards.keys import id_and_name, ids_of_unique_text
+from stoker.guards.sequences import halted, halts_in_effect
 from stoker.jobs.change import HELD_US
-from stoker.models import Blocked, DeadLetter, GuardKey, Job, Need, UniqueKey
+from stoker.models import Blocked, GuardKey, Job, Need, UniqueKey
 from stoker.store.counting import Number, count_of, counts_of
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import with_keys
@@ -41,6 +42,8 @@ COUNTED = 1_000
 KINDS = tuple(str(kind) for kind in Need.Kind)
 STATES = ("waiting", "halted", *KINDS)
 State = TypeVar("State")
+Failures = Mapping[UUID, tuple[UUID, UUID]]
+"""Halted sequence -> the failed job and its dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +103,22 @@ def crowded(settings: Settings) -> Crowded:
         lines = GuardKey.objects.using(alias).filter(has_line=True)
         rows = list(lines.order_by("pk")[:LOOKED_AT])
         holders = Need.objects.using(alias).holders([row.pk for row in rows])
+        failures = halted(alias, [row.pk for row in rows if row.kind == Need.Kind.SEQUENCE])
         now_us = database_now_us(alias)
-        keys = [_key(alias, row, holders[row.pk], now_us) for row in rows]
+        keys = [_key(alias, row, holders[row.pk], failures, now_us) for row in rows]
         keys = [key for key in keys if key.waiting]
         keys.sort(key=lambda key: (-key.waiting, key.name))
         unseen = lines.count() - len(rows)
         return Crowded(tuple(keys[:KEYS]), max(0, len(keys) - KEYS) + unseen)
 
 
-def _key(alias: str, row: GuardKey, job_ids: set[UUID], now_us: int) -> CrowdedKey:
+def _key(
+    alias: str, row: GuardKey, job_ids: set[UUID], failures: Failures, now_us: int
+) -> CrowdedKey:
     waiting = count_of(Blocked.objects.using(alias).filter(key_id=row.pk))
     is_rate = row.kind == Need.Kind.RATE
     shown = [] if is_rate else sorted(job_ids)[:HOLDERS]
     jobs = {job.pk: job for job in with_keys(Job.objects.using(alias), shown).defer("package")}
-    failed = [job for job in jobs.values() if job.status == Job.Status.FAILED]
-    is_halted = bool(failed) and row.kind == Need.Kind.SEQUENCE
     next_us = max(0, row.due_us - now_us) if row.due_us is not None else None
     return CrowdedKey(
         name=row.name,
@@ -127,7 +131,7 @@ def _key(alias: str, row: GuardKey, job_ids: set[UUID], now_us: int) -> CrowdedK
         waiting=waiting.number,
         is_exact=waiting.is_exact,
         next_start_seconds=None if next_us is None else next_us / MICROSECONDS,
-        halted_by=str(failed[0].pk) if is_halted else None,
+        halted_by=str(failures[row.pk][0]) if row.pk in failures else None,
         is_set_by_hand=row.places_set is not None,
     )
 
@@ -271,9 +275,8 @@ def _of_state(alias: str, state: str) -> Q:
     if state == "waiting":
         return Q(has_line=True)
     if state == "halted":
-        failed = Job.objects.using(alias).filter(pk=OuterRef("job_id"), status=Job.Status.FAILED)
-        halting = Need.objects.using(alias).filter(Exists(failed), holds=OuterRef("pk"), halts=True)
-        return Q(Exists(halting), kind=Need.Kind.SEQUENCE)
+        halts = halts_in_effect(alias).filter(holds=OuterRef("pk"))
+        return Q(Exists(halts), kind=Need.Kind.SEQUENCE)
     return Q()
 
 
@@ -299,13 +302,12 @@ def _states(alias: str, rows: Sequence[GuardKey]) -> list[KeyState]:
     blocked = Blocked.objects.using(alias)
     counts = counts_of([blocked.filter(key_id=pk) for pk in lines], COUNTED)
     waiting = dict(zip(lines, counts, strict=True))
-    in_turn = [row.pk for row in rows if row.kind == Need.Kind.SEQUENCE]
-    halting = _halting(alias, {job_id for pk in in_turn for job_id in holders[pk]})
+    failures = halted(alias, [row.pk for row in rows if row.kind == Need.Kind.SEQUENCE])
     states = []
     for row in rows:
         jobs = sorted(holders.get(row.pk, ()))
         is_rate = row.kind == Need.Kind.RATE
-        failed = next((one for one in jobs if one in halting), None)
+        halted_by, letter_id = failures.get(row.pk, (None, None))
         states.append(
             KeyState(
                 id=row.pk,
@@ -320,8 +322,8 @@ def _states(alias: str, rows: Sequence[GuardKey]) -> list[KeyState]:
                 is_unused=row.places_by is None and row.places_set is not None and not jobs,
                 period_seconds=row.period_us / MICROSECONDS if is_rate else None,
                 next_start_seconds=_next_start_seconds(row, now_us) if is_rate else None,
-                halted_by=failed,
-                letter_id=halting.get(failed) if failed else None,
+                halted_by=halted_by,
+                letter_id=letter_id,
             )
         )
     return states
@@ -335,18 +337,6 @@ def _used(row: GuardKey, holders: Sequence[UUID], now_us: int) -> int:
 
 def _next_start_seconds(row: GuardKey, now_us: int) -> float:
     return max(0, rates.next_us(row.rule, row.starts, now_us) - now_us) / MICROSECONDS
-
-
-def _halting(alias: str, job_ids: Collection[UUID]) -> dict[UUID, UUID | None]:
-    """Return failed job -> its dead letter."""
-    if not job_ids:
-        return {}
-    failed = with_keys(Job.objects.using(alias), job_ids).filter(status=Job.Status.FAILED)
-    halting: dict[UUID, UUID | None] = dict.fromkeys(failed.values_list("pk", flat=True))
-    if halting:
-        letters = DeadLetter.objects.using(alias).unclosed().filter(job_id__in=halting)
-        halting |= dict(letters.values_list("job_id", "pk"))
-    return halting
 
 
 def _unique_state(row: UniqueKey) -> UniqueState:

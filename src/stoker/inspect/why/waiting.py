@@ -8,6 +8,7 @@ from uuid import UUID
 from django.db.models import OuterRef, Subquery
 
 from stoker.exceptions import PackageError
+from stoker.guards.sequences import halted
 from stoker.jobs.change import HELD_US
 from stoker.jobs.retries import OTHER_KEY_WAIT, UNKNOWN_TASK_WAIT
 from stoker.jobs.states import JobState
@@ -182,7 +183,8 @@ def _answer_sequence(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answ
     holding = needs.holders([key.pk])[key.pk]
     first = None if holding else needs.firsts([key.pk])[key.pk]
     holders = _shown(asked, holding or ({first} if first not in (None, asked.job_id) else set()))
-    halted_by = next((one["job_id"] for one in holders if one["state"] == Job.Status.FAILED), None)
+    failure = halted(asked.alias, [key.pk]).get(key.pk)
+    halted_by = None if failure is None else str(failure[0])
     if halted_by is not None:
         sentence = f"The {_named(key)} is halted because an earlier job, {halted_by}, has failed."
         advice = (
