@@ -1,12 +1,22 @@
 """Hooks are separate jobs, enqueued in the transaction that records their job's outcome."""
 
+import time
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
+from uuid import uuid4
 
 import pytest
+from django.utils import timezone
 
 from stoker import InSequence, Unique, task
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption, NotSerializable
+from stoker.jobs.execute import Executor
+from stoker.jobs.package import sealer_for
+from stoker.jobs.record import finish
 from stoker.models import Job
 from stoker.signals import post_execute
 from stoker.testing import drain
@@ -77,12 +87,54 @@ def test_id_of_a_job_without_hooks_has_no_mark_bits(django_assert_num_queries: A
     assert settings_for().alias == "default"
 
 
+@pytest.mark.parametrize("is_delay", [True, False])
+def test_hook_waits_for_its_run_after(is_delay: bool) -> None:
+    later = timedelta(hours=1) if is_delay else timezone.now() + timedelta(hours=1)
+    double.using(on_success=tell.using(run_after=later).si("late")).enqueue(1)
+    drain()
+    assert DONE == []
+    run_after = Job.objects.get(status=None).run_after
+    assert run_after is not None
+    assert timedelta(minutes=59) < run_after - timezone.now() <= timedelta(hours=1)
+    drain(include_deferred=True)
+    assert DONE == ["late"]
+
+
+@pytest.mark.parametrize("is_moment", [True, False])
+def test_hook_expires(is_moment: bool) -> None:
+    soon = timezone.now() + timedelta(hours=1) if is_moment else 3600
+    double.using(on_success=replace(tell, expires=soon).si("late")).enqueue(1)
+    settings = settings_for()
+    broker, executor = broker_for(settings), Executor(settings, worker_id="test")
+    request = ClaimRequest(1, holder=uuid4(), lease_seconds=60)
+    (first,) = broker.claim(request)
+    finish(settings, broker, [executor.run(first)])
+    (hook,) = broker.claim(request)
+    expires_at = sealer_for(settings).open(hook.package).options.expires_at
+    assert expires_at == pytest.approx(time.time() + 3600, abs=600)
+
+
+def test_hook_has_the_hooks_of_its_task() -> None:
+    FAILING.add("hook")
+    alerted = note.using(on_failure=tell_result.using(run_after=3600).s("alert"))
+    double.using(on_success=alerted.si("hook")).enqueue(1)
+    drain()
+    assert DONE == ["hook"]
+    drain(include_deferred=True)
+    assert DONE == ["hook", ("alert", "FAILED", None)]
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "sentence"),
     [
         ({"on_success": 1}, InvalidTaskOption, "write a task, or a call of one"),
         ({"on_success": tell.s({1})}, NotSerializable, "is set, which cannot be stored"),
         ({"on_finish": double.si()}, TypeError, "does not take these arguments"),
+        (
+            {"on_finish": note.using(on_failure=double.si()).si("b")},
+            TypeError,
+            "does not take these arguments",
+        ),
     ],
 )
 def test_invalid_hook_is_refused(

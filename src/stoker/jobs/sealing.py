@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
 from uuid import UUID
@@ -194,6 +195,8 @@ def _row(settings: Settings, owner: str, hook: Signature) -> list[Any]:
         [list(need) for need in needs_of_step(task, hook.args, hook.kwargs, receives)],
         receives,
     ]
+    if more := _extras(settings, task):
+        row.append(more)
     try:
         codec.encode(row)
     except NotEncodable as refusal:
@@ -202,6 +205,21 @@ def _row(settings: Settings, owner: str, hook: Signature) -> list[Any]:
             "cannot be stored with the job: pass plain values."
         ) from None
     return row
+
+
+def _extras(settings: Settings, task: Any) -> dict[str, Any]:
+    """Return the delay, the expiry and the hooks of a hook's task, without those that it does not
+    have. Earlier versions did not know them."""
+    expires = getattr(task, "expires", None)
+    is_moment = isinstance(expires, datetime)
+    extras = {
+        "run_after": None if task.run_after is None else as_timestamp(task.run_after),
+        "run_after_seconds": getattr(task, "run_after_seconds", None),
+        "expires_at": as_timestamp(expires) if is_moment else None,
+        "expires_seconds": None if is_moment else expires,
+        "hooks": hooks_of(settings, task) or None,
+    }
+    return {name: value for name, value in extras.items() if value is not None}
 
 
 Call = tuple[Iterable[Any], Mapping[str, Any]]

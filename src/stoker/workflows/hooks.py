@@ -5,9 +5,11 @@ The hooks travel in the package of the job, as JSON with the codec's tags:
 ::
 
     [[when, task, queue, priority, [max_attempts, max_crashes, timeout_seconds], args, kwargs,
-      [need, ...], receives], ...]
+      [need, ...], receives, extras], ...]
 
-or, if a function also records the end in the same transaction:
+``extras`` is left out if it is empty. It may have these keys: "run_after" and "expires_at" in
+seconds since 1970, "run_after_seconds" and "expires_seconds" after the job's end, and "hooks", the
+hooks of the hook. Or, if a function also records the end in the same transaction:
 
 ::
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
@@ -118,7 +120,8 @@ def _recorder(path: str, ends: Sequence[tuple[Ended, bytes]]) -> Any:
 def _message(
     settings: Settings, ended: Ended, package: Package, number: int, hook: Sequence[Any]
 ) -> Message:
-    task, queue, priority, options, args, kwargs, needs, receives = hook
+    task, queue, priority, options, args, kwargs, needs, receives, *more = hook
+    extras = more[0] if more else {}
     about = About(
         ended.job_id,
         package.task,
@@ -132,7 +135,13 @@ def _message(
     hook_id = _id_of(ended.job_id, number)
     max_attempts, max_crashes, timeout_seconds = options
     job_options = JobOptions(
-        max_attempts, max_crashes, timeout_seconds, receives=receives, about=about.as_text()
+        max_attempts,
+        max_crashes,
+        timeout_seconds,
+        expires_at=_moment(extras, "expires_at", "expires_seconds", now),
+        receives=receives,
+        hooks=extras.get("hooks", ""),
+        about=about.as_text(),
     )
     own = Package(hook_id, task, tuple(args), kwargs, queue, priority, now, job_options)
     sealer = sealer_for(settings)
@@ -143,7 +152,13 @@ def _message(
         data = sealer.seal(replace(own, options=replace(job_options, about=short.as_text())))
     stated = [NewNeed(*need) for need in needs]
     stays = _is_atomic(task)
-    return Message(hook_id, task, queue, priority, data, None, now, stated, stays_in_store=stays)
+    due = _moment(extras, "run_after", "run_after_seconds", now)
+    return Message(hook_id, task, queue, priority, data, due, now, stated, stays_in_store=stays)
+
+
+def _moment(extras: Mapping[str, Any], at: str, seconds: str, now: float) -> float | None:
+    """Return a moment that a hook states, or the number of seconds after now."""
+    return now + extras[seconds] if seconds in extras else extras.get(at)
 
 
 def _is_atomic(path: str) -> bool:
