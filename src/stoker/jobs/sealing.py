@@ -211,12 +211,11 @@ def _extras(settings: Settings, task: Any) -> dict[str, Any]:
     """Return the delay, the expiry and the hooks of a hook's task, without those that it does not
     have. Earlier versions did not know them."""
     expires = getattr(task, "expires", None)
-    is_moment = isinstance(expires, datetime)
     extras = {
         "run_after": None if task.run_after is None else as_timestamp(task.run_after),
         "run_after_seconds": getattr(task, "run_after_seconds", None),
-        "expires_at": as_timestamp(expires) if is_moment else None,
-        "expires_seconds": None if is_moment else expires,
+        "expires_at": as_timestamp(expires) if isinstance(expires, datetime) else None,
+        "expires_seconds": None if isinstance(expires, datetime) else expires,
         "hooks": hooks_of(settings, task) or None,
     }
     return {name: value for name, value in extras.items() if value is not None}
