@@ -1,23 +1,28 @@
 """Which schedules a cluster's scheduler finds, and in which order."""
 
+from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
 from django.utils import timezone
 
-from stoker import every, schedules
+from stoker import Cron, every, schedules
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
-from stoker.models import Cluster, Schedule
+from stoker.models import Cluster, Schedule, Tick
 from stoker.schedules import ticking
+from stoker.schedules.fire import Firing
 from stoker.schedules.ticking import Ticks, Trouble
-from stoker.store.written import DatabaseNow, microseconds
+from stoker.store.written import DatabaseNow, database_now_us, microseconds
+from stoker.tasks.schedules import Scheduled
+from stoker.testing import enqueued
 
 from tests.app.tasks import nothing
 
 pytestmark = pytest.mark.django_db
 
 HOUR_SECONDS = 3600.0
+HOUR_US, MINUTE_US = 3_600_000_000, 60_000_000
 
 
 @pytest.fixture
@@ -69,6 +74,69 @@ def test_schedules_due_soon_are_found_earliest_first(ticks: Ticks) -> None:
     assert found(ticks) == [now, sooner, later]
     moments = [(due_us - now_us) / 1e6 for due_us, _, now_us in ticks._look()[0]]
     assert moments[0] < 0 < moments[1] < moments[2] < HOUR_SECONDS
+
+
+def next_moment(name: str) -> int:
+    row = schedules.get(name)
+    assert row.moment_us is not None
+    assert row.due_us == row.course.due(row.moment_us)
+    return row.moment_us
+
+
+def test_next_moment_follows_a_change_of_the_time_zone(ticks: Ticks) -> None:
+    """Karachi stands for a zone that has moved from UTC+6 to UTC+5, Dhaka for its former offset."""
+    for name, tz in (("moved", "Asia/Dhaka"), ("same", "Asia/Karachi")):
+        schedules.create(name, nothing, Cron("0 9 * * *", tz=tz, jitter=60))
+    former, same = next_moment("moved"), next_moment("same")
+    broken = schedules.create("broken", nothing, Cron("0 9 * * *"))
+    Schedule.objects.filter(pk=broken.pk).update(expression="broken")
+    Schedule.objects.filter(name="moved").update(zone="Asia/Karachi")
+    ticks._declare_if_due()
+    assert next_moment("moved") == former + HOUR_US
+    assert next_moment("same") == same
+    Schedule.objects.filter(name="moved").update(zone="Asia/Dhaka")
+    ticks._moments.follow_zones()
+    assert next_moment("moved") == former
+
+
+def test_tick_that_has_fired_in_the_former_zone_does_not_fire_again(ticks: Ticks) -> None:
+    row = schedules.create("moved", nothing, Cron("0 9 * * *", tz="Asia/Dhaka"))
+    former = next_moment("moved")
+    Firing(settings_for()).fire(row.pk, former)
+    Schedule.objects.update(zone="Asia/Karachi")
+    ticks._moments.follow_zones()
+    assert next_moment("moved") == former + 25 * HOUR_US
+
+
+@pytest.mark.parametrize("misfire", ["once", "skip"])
+@pytest.mark.parametrize("when", [every(minutes=5), Cron("30 4 * * *")], ids=["interval", "cron"])
+def test_schedule_goes_on_after_the_clock_was_ahead_for_a_while(
+    when: Scheduled, misfire: str, ticks: Ticks
+) -> None:
+    row = schedules.create("five", nothing, replace(when, misfire=misfire))
+    first, firing = next_moment("five"), Firing(settings_for())
+    assert firing.fire(row.pk, first + 365 * 24 * HOUR_US) is not None
+    ticks._declare_if_due()
+    following = row.course.first(database_now_us("default"))
+    assert following is not None
+    assert first <= next_moment("five") <= following
+    fired = firing.fire(row.pk, next_moment("five"))
+    assert fired is not None
+    assert fired.outcome == "fired"
+
+
+def test_no_tick_fires_again_after_the_clock_was_set_back(ticks: Ticks) -> None:
+    """The schedule fired while the clock was an hour ahead; its oldest ticks are forgotten."""
+    row = schedules.create("five", nothing, every(minutes=5))
+    first, firing = next_moment("five"), Firing(settings_for())
+    fired = [firing.fire(row.pk, first + number * 5 * MINUTE_US) for number in range(12)]
+    Tick.objects.forget(row.pk, keep=6, limit=100)
+    ticks._moments.follow_clock()
+    assert next_moment("five") == first + 6 * 5 * MINUTE_US
+    assert None not in fired
+    while next_moment("five") < first + 12 * 5 * MINUTE_US:
+        assert firing.fire(row.pk, next_moment("five")) is None
+    assert len(enqueued()) == 12
 
 
 class UnreadableError(Exception):

@@ -234,6 +234,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
             "hand if its job has not run."
         ),
     ),
+    "schedule_moved": (
+        logging.WARNING,
+        "Schedule {name}: its next moment is now {moment}, because {because}.",
+    ),
     "schedule_dropped": (
         logging.INFO,
         "Schedule {name} is removed: neither code nor settings declare it any more.",

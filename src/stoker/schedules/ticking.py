@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from uuid import UUID
 from zlib import crc32
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db.models import Exists, OuterRef
 
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
@@ -32,13 +33,15 @@ from stoker.exceptions import (
     UnreadablePackage,
 )
 from stoker.jobs.faults import fault_of
-from stoker.models import Cluster, Schedule
+from stoker.models import Cluster, Schedule, Tick
 from stoker.models.schedule import ScheduleQuerySet
 from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import Patience
 from stoker.store.prepared import Compiled
-from stoker.store.written import DatabaseNow, as_uuid, microseconds
+from stoker.store.written import DatabaseNow, as_uuid, database_now_us, microseconds
+from stoker.values.cron import zone_named
+from stoker.values.ticks import Course, as_moment
 
 from .declare import Declaring, find_declared
 from .fire import Firing
@@ -111,6 +114,7 @@ class Ticks:
         has_one_writer = engine_of(settings.database).has_one_writer
         self._breath_seconds = BREATH_SECONDS if has_one_writer else 0.0
         self._shares = ClusterShare(settings, cluster_id)
+        self._moments = NextMoments(settings)
         self._declaring: Declaring | None = None
         self._declares_at = 0.0
         self._look_at_held = 0.0
@@ -268,12 +272,14 @@ class Ticks:
             return
         self._declares_at = time.monotonic() + self._settings.upkeep_seconds
         self._patience.call(self._shares.divide)
+        self._patience.call(self._moments.follow_clock)
         if self._declaring is None:
             self._declaring = self._begin_to_declare()
         elif self._patience.call(self._declaring.sync) is None:
             self._declares_at = 0.0
 
     def _begin_to_declare(self) -> Declaring | None:
+        self._patience.call(self._moments.follow_zones)
         try:
             declared = find_declared(self._settings)
         except Exception as error:  # noqa: BLE001 - the project's modules may raise anything
@@ -306,6 +312,62 @@ def sentence(error: Exception | None) -> str:
     name = type(error).__name__
     is_ours = isinstance(error, UnknownTask | UnreadablePackage | InvalidSchedule)
     return (told if is_ours else f"{name}: {told}")[:500]
+
+
+class NextMoments:
+    """Corrects the next moments of recurring schedules, which are computed one tick ahead.
+
+    A row that another process has changed meanwhile is left alone.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._alias = settings.database
+        self._ticks = Tick.objects.using(settings.database)
+        self._schedules = Schedule.objects.using(settings.database).of(
+            settings.cluster, settings.alias
+        )
+        active = self._schedules.filter(is_paused=False)
+        self._recurring = active.exclude(kind=Schedule.Kind.ONCE).defer("package")
+
+    def follow_zones(self) -> None:
+        """Move next moments to the nearest moments of their rules, in case the time zone data has
+        changed since they were computed.
+
+        Called at the start: hosts with different data would otherwise move them to and fro.
+        """
+        for row, course in _courses_of(self._recurring.filter(moment_us__isnull=False)):
+            assert row.moment_us is not None
+            self._move(row, course, course.nearest(row.moment_us), "its time zone has changed")
+
+    def follow_clock(self) -> None:
+        """Set next moments back if ticks fired while the database's clock was ahead.
+
+        No tick fires twice, because a tick is a row. The rows of old ticks are deleted, so a next
+        moment is not set back to before the oldest row.
+        """
+        now_us = database_now_us(self._alias)
+        early = self._ticks.filter(schedule_id=OuterRef("pk"), moment_us__gt=now_us)
+        rows = self._recurring.filter(Exists(early), moment_us__gt=now_us)
+        for row, course in _courses_of(rows):
+            own = self._ticks.filter(schedule_id=row.pk)
+            oldest_us = own.order_by("moment_us").values_list("moment_us", flat=True)[0]
+            moment_us = course.first(max(now_us, oldest_us - 1))
+            if moment_us is not None and row.moment_us is not None and moment_us < row.moment_us:
+                own.filter(outcome=Tick.Outcome.MISSED, moment_us__gt=now_us).delete()
+                self._move(row, course, moment_us, "the clock of the database was set back")
+
+    def _move(self, row: Schedule, course: Course, moment_us: int, because: str) -> None:
+        if moment_us == row.moment_us:
+            return
+        if self._schedules.advance(row, moment_us=moment_us, due_us=course.due(moment_us)):
+            moment = as_moment(moment_us).astimezone(zone_named(row.zone))
+            tell("schedule_moved", name=row.name, moment=moment, because=because)
+
+
+def _courses_of(rows: ScheduleQuerySet) -> Iterator[tuple[Schedule, Course]]:
+    for row in rows:
+        with suppress(ValueError):  # the rule cannot be read: reported when the schedule is due
+            yield row, row.course
 
 
 class ClusterShare:

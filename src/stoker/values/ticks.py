@@ -41,6 +41,18 @@ class Course:
         found = self.rule.next_after(as_moment(moment_us))
         return None if found is None else self._bounded(as_us(found))
 
+    def nearest(self, moment_us: int) -> int:
+        """Return the moment that is nearest to this one, or this one if it is a moment of the
+        rule, or if none follows."""
+        following = self.after(moment_us - 1)
+        if following is None or following == moment_us:
+            return moment_us
+        before = self.rule.newest_until(as_moment(moment_us))
+        if before is None or (self.start_us is not None and as_us(before) < self.start_us):
+            return following
+        is_closer = moment_us - as_us(before) < following - moment_us
+        return as_us(before) if is_closer else following
+
     def newest(self, since_us: int, now_us: int) -> int:
         """Return the last moment that is due at ``now_us``. ``since_us`` is an earlier moment that
         is due."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.values.cron import IntervalRule
+from stoker.values.cron import CronRule, IntervalRule, Rule
 from stoker.values.ticks import MOST_AT_ONCE, MOST_COUNTED, Course, Misfire, plan
 
 pytestmark = pytest.mark.unit
@@ -68,3 +68,29 @@ def test_ticks_are_fired_or_missed_as_the_policy_says(
         assert decided.missed is not None
         assert decided.missed.first_us == first
         assert decided.missed.count == min(missed, MOST_COUNTED)
+
+
+RULES: list[Rule] = [
+    CronRule("30 2 * * *", "Europe/Berlin"),
+    CronRule("*/20 * * * *", "Australia/Lord_Howe"),
+    CronRule("0 0 31 * *", "Pacific/Apia"),
+    IntervalRule(7, "seconds"),
+    IntervalRule(1, "days", "America/Sao_Paulo"),
+    IntervalRule(1, "months", "Europe/Berlin"),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(rule=st.sampled_from(RULES), since=st.integers(NEW_YEAR, 2 * NEW_YEAR))
+def test_nearest_moment_is_the_closer_one_of_both_neighbours(rule: Rule, since: int) -> None:
+    course = Course(UUID(int=1), rule)
+    first = course.after(since)
+    assert first is not None
+    assert course.nearest(first) == first
+    second = course.after(first)
+    assert second is not None
+    middle = (first + second) // 2
+    assert course.nearest(middle - 1) == first
+    assert course.nearest(middle + 1) == second
+    assert Course(UUID(int=1), rule, second).nearest(first + 1) == second
+    assert Course(UUID(int=1), rule, None, first).nearest(first + 1) == first + 1
