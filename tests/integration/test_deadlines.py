@@ -27,10 +27,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @contextmanager
-def cluster_of_a_project(
-    *, is_cluster: bool = True, database_seconds: float = 15.0, **database: Any
-) -> Iterator[None]:
-    """Make the connection that of a cluster's own process, with these values in DATABASES."""
+def project_database(**database: Any) -> Iterator[None]:
+    """Use these values in DATABASES."""
     before, receivers = connection.settings_dict, connection_created.receivers.copy()
     wrappers = connection.execute_wrappers.copy()
     connection.close()
@@ -38,8 +36,6 @@ def cluster_of_a_project(
     options = {**before["OPTIONS"], **database.pop("OPTIONS", {})}
     connection.settings_dict.update(database, OPTIONS=options)
     try:
-        settings = replace(settings_for(), database_seconds=database_seconds)
-        set_deadlines(settings, is_cluster=is_cluster)
         yield
     finally:
         connection.close()
@@ -47,6 +43,17 @@ def cluster_of_a_project(
         connection.execute_wrappers[:] = wrappers
         connection_created.receivers = receivers
         connection_created.sender_receivers_cache.clear()
+
+
+@contextmanager
+def cluster_of_a_project(
+    *, is_cluster: bool = True, database_seconds: float = 15.0, **database: Any
+) -> Iterator[None]:
+    """Make the connection that of a cluster's own process, with these values in DATABASES."""
+    with project_database(**database):
+        settings = replace(settings_for(), database_seconds=database_seconds)
+        set_deadlines(settings, is_cluster=is_cluster)
+        yield
 
 
 @pytest.mark.postgres
@@ -63,8 +70,11 @@ def test_cluster_commits_though_project_disables_autocommit() -> None:
 
 
 @pytest.mark.postgres
-def test_postgresql_ends_silent_transactions_and_long_waits_of_a_cluster() -> None:
-    with cluster_of_a_project():
+@pytest.mark.parametrize(
+    "options", ["", "-c lock_timeout=60s -c idle_in_transaction_session_timeout=0"]
+)
+def test_postgresql_ends_silent_transactions_and_long_waits_of_a_cluster(options: str) -> None:
+    with cluster_of_a_project(OPTIONS={"options": options}):
         settings = settings_for()
         limits = {
             "lock_timeout": "1s",
@@ -103,6 +113,14 @@ def test_command_waits_for_locks_as_long_as_for_answers() -> None:
         assert cursor.fetchone() == ("0",)
         cursor.execute("SHOW statement_timeout")
         assert cursor.fetchone() == ("15s",)
+
+
+@pytest.mark.postgres
+def test_project_may_choose_its_own_statement_timeout() -> None:
+    options = {"options": "-c statement_timeout=7s"}
+    with cluster_of_a_project(OPTIONS=options), connection.cursor() as cursor:
+        cursor.execute("SHOW statement_timeout")
+        assert cursor.fetchone() == ("7s",)
 
 
 @pytest.mark.postgres
@@ -161,6 +179,16 @@ def test_session_options_without_effect_are_reported(*, is_pooled: bool) -> None
             cursor.execute("SET lock_timeout = 0")
         told = engine.weaknesses()
         assert told == [] if is_pooled else "DISABLE_SERVER_SIDE_CURSORS" in told[0]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("value", ["5s", "5000ms"])
+def test_lock_timeout_of_the_project_in_any_unit_is_not_reported(value: str) -> None:
+    """A check compares it with the server's setting, which is in milliseconds."""
+    with project_database(OPTIONS={"options": f"-c lock_timeout={value}"}):
+        assert engine_of("default").weaknesses() == []
+    with cluster_of_a_project(OPTIONS={"options": f"-c lock_timeout={value}"}):
+        assert engine_of("default").weaknesses() == []
 
 
 @pytest.mark.postgres

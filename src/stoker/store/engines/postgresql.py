@@ -58,7 +58,7 @@ fetch and sort the whole queue for each claim, however long, instead of reading 
 READ_COMMITTED = r"-c default_transaction_isolation=read\ committed"
 """The isolation level of a process that decides. A server, a database or a role may have another
 default."""
-LOCK_TIMEOUT = re.compile(r"-c lock_timeout=(\S+)")
+LOCK_TIMEOUT = re.compile(r"-c lock_timeout=(\d+)(?!\S)")
 AMONG = "= ANY ((SELECT %(keys)s::uuid[])::uuid[])"
 WANTED = "unnest((SELECT %(keys)s::uuid[])) AS wanted (id)"
 LISTS = {
@@ -112,8 +112,9 @@ class PostgreSQL(Engine):
         connection_created.connect(prepared.limit_waits, dispatch_uid="stoker.limit_waits")
         if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
             # Not behind a transaction pooler, because the settings would affect its other clients.
-            ours = [f"-c statement_timeout={max(1, round(seconds)) * 1000}", *session]
-            options["options"] = f"{' '.join(ours)} {options.get('options', '')}".rstrip()
+            # The last value counts, so the project may choose its statement_timeout only.
+            ours = f"-c statement_timeout={max(1, round(seconds)) * 1000}"
+            options["options"] = " ".join(filter(None, (ours, options.get("options"), *session)))
 
     def limit_sessions(
         self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
@@ -124,10 +125,7 @@ class PostgreSQL(Engine):
             values |= {name: limits[name] for name in limits if not name.startswith("tcp_")}
             prepared.limit_transactions(self.alias, values)
             return ()
-        ours = [PLANNING, *(f"-c {name}={value}" for name, value in limits.items())]
-        options = self.connection.settings_dict["OPTIONS"]
-        # after the project's own options, because the last one counts
-        options["options"] = f"{options.get('options', '')} {READ_COMMITTED}".lstrip()
+        ours = [PLANNING, READ_COMMITTED, *(f"-c {name}={value}" for name, value in limits.items())]
         if keeps_statements and _has_psycopg3():
             ours.append(prepared.PLANNING)
             prepared.keep_statements(self.connection)
@@ -140,7 +138,7 @@ class PostgreSQL(Engine):
     def weaknesses(self) -> list[str]:
         given = LOCK_TIMEOUT.findall(str(self.connection.settings_dict["OPTIONS"].get("options")))
         used = self._read("SELECT setting FROM pg_settings WHERE name = 'lock_timeout'", [])
-        if len(given) != 1 or used == [(given[0],)]:  # or the project sets it, too
+        if not given or used == [(given[-1],)]:
             return []
         told = (
             f"The options of a cluster's sessions have no effect in the database {self.alias!r}, "
