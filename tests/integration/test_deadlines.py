@@ -1,7 +1,7 @@
-"""Deadlines that a cluster's own processes set on their database connections."""
+"""Database connections of a cluster's own processes: deadlines, poolers, wake-ups."""
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -189,6 +189,16 @@ def test_lock_timeout_of_the_project_in_any_unit_is_not_reported(value: str) -> 
         assert engine_of("default").weaknesses() == []
     with cluster_of_a_project(OPTIONS={"options": f"-c lock_timeout={value}"}):
         assert engine_of("default").weaknesses() == []
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("is_pooled", [True, False])
+def test_cluster_listens_only_without_a_pooler(*, is_pooled: bool) -> None:
+    with (
+        cluster_of_a_project(DISABLE_SERVER_SIDE_CURSORS=is_pooled),
+        closing(engine_of("default").open_wake()) as wake,
+    ):
+        assert (wake.fileno() is None) is is_pooled
 
 
 @pytest.mark.postgres

@@ -158,7 +158,9 @@ class PostgreSQL(Engine):
         return raw is not None and raw.info.transaction_status not in (prepared.IDLE, UNKNOWN)
 
     def open_wake(self) -> wake.Wake:
-        return wake.Listener(self.alias) if _has_psycopg3() else wake.NoWake()
+        # Behind a transaction pooler, LISTEN would stay in a session that other clients use.
+        is_pooled = self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS")
+        return wake.Listener(self.alias) if _has_psycopg3() and not is_pooled else wake.NoWake()
 
     def notify(self) -> None:
         if self.connection.in_atomic_block or not wake.may_notify(self.alias):
