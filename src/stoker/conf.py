@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
+from shlex import quote
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -273,6 +274,11 @@ class Settings:
     def most_workers(self) -> int:
         """Return the number of workers up to which a cluster can be resized."""
         return max(self.workers, self.max_workers or 2 * self.workers)
+
+    @property
+    def backend_option(self) -> str:
+        """Return the option that a command needs to act on this backend, for messages."""
+        return "" if self.alias == "default" else f" --backend {quote(self.alias)}"
 
     @property
     def shown_broker(self) -> str:

@@ -17,7 +17,7 @@ from django.utils import timezone
 from stoker import InSequence, Limit, Lock, Rate, chain, dead_letters, group, queues, set_limit
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
-from stoker.conf import settings_for
+from stoker.conf import Settings, settings_for
 from stoker.exceptions import PackageError
 from stoker.jobs import relay as outbox
 from stoker.jobs.execute import Executor
@@ -27,6 +27,7 @@ from stoker.jobs.record import finish
 from stoker.jobs.retries import UNKNOWN_TASK_WAIT
 from stoker.models import Claimed, Cluster, Deferred, Job, Ready, Tally
 from stoker.models.metrics import FINEST_SECONDS, Sums, TaskInQueue
+from stoker.operations.clusters import health_of
 from stoker.operations.operation import Operator
 from stoker.operations.waiting_jobs import HOLD
 from stoker.store.written import DatabaseNow, microseconds
@@ -564,6 +565,36 @@ def test_only_workers_that_would_take_the_job_are_free() -> None:
     assert asked(result).facts["free_workers"] == 0
     sign_on()
     assert (asked(result).facts["free_workers"], asked(result).advice) == (1, "")
+
+
+# -- advice ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def reports() -> Iterator[Settings]:
+    """Add the backend ``reports``, and return its settings."""
+    backend = {"BACKEND": BACKEND, "QUEUES": []}
+    with override_settings(TASKS={"default": backend, "reports": backend}):
+        yield settings_for("reports")
+
+
+def test_commands_in_advice_name_the_backend_and_quote_the_queue(reports: Settings) -> None:
+    """Without --backend, they would act on the backend ``default``."""
+    result = nothing.using(backend="reports", queue_name="big ones").enqueue()
+
+    def advice() -> str:
+        return why(reports, uuid.UUID(result.id)).advice
+
+    assert advice() == "Start one with `manage.py stoker run --backend reports`."
+    cluster = sign_on(state="quiet", queues=["mail"], alias="reports")
+    assert "`manage.py stoker run --queues 'big ones' --backend reports`" in advice()
+    cluster.info["queues"] = []
+    cluster.save(update_fields=["info"])
+    assert f"`manage.py stoker clusters resume {cluster.pk} --backend reports`" in advice()
+    queues.pause("big ones", backend="reports")
+    assert advice() == "`manage.py stoker resume 'big ones' --backend reports`."
+    health, _ = health_of(reports, "another", 30.0)
+    assert health.sentence.endswith("start one with `stoker run --backend reports`.")
 
 
 # -- outside the store ----------------------------------------------------------------------------

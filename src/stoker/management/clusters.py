@@ -17,11 +17,11 @@ from .subcommand import (
     BACKEND,
     BY,
     JSON,
-    NO_CLUSTER,
     ExitCode,
     Option,
     Subcommand,
     SubcommandGroup,
+    no_cluster,
     option,
     refuse,
 )
@@ -49,7 +49,7 @@ class ListClusters(Subcommand):
         settings = self.settings(options)
         found, longest = clusters.find(backend=settings.alias), longest_silence(settings)
         lines = [line for one in found for line in self._lines(one, state_of(one, longest))]
-        self.answer(options, {"clusters": found}, lines or [NO_CLUSTER])
+        self.answer(options, {"clusters": found}, lines or [no_cluster(settings)])
         return ExitCode.DONE
 
     def _lines(self, one: ClusterState, state: str) -> Iterator[str]:
@@ -104,7 +104,8 @@ class _AskClusters(Subcommand):
                 done = Done(first_line_of(error), is_good=False)
                 self.remark(done.sentence)
             answers.append({"id": cluster_id, "is_done": done.is_good, "sentence": done.sentence})
-        self.answer(options, {"clusters": answers}, lines if known else [NO_CLUSTER])
+        lines = lines if known else [no_cluster(operator.settings)]
+        self.answer(options, {"clusters": answers}, lines)
         return ExitCode.DONE if all(one["is_done"] for one in answers) else ExitCode.NO
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from stoker.conf import Settings
 from stoker.inspect.guards import Crowded, CrowdedKey, crowded
 from stoker.inspect.stats import (
     ClusterState,
@@ -23,12 +24,12 @@ from .screen.layout import one_line, pad, width_of
 from .subcommand import (
     BACKEND,
     JSON,
-    NO_CLUSTER,
     NO_JOBS,
     ExitCode,
     OutputLine,
     Subcommand,
     heading,
+    no_cluster,
 )
 
 
@@ -78,18 +79,19 @@ class InfoCommand(Subcommand):
         settings = self.settings(options)
         with self.without_broker():
             seen, guards = overview(settings), crowded(settings)
-        lines = (*self._lines(seen, longest_silence(settings)), *self._guard_lines(guards))
+        lines = (*self._lines(settings, seen), *self._guard_lines(guards))
         self.answer(options, {**asdict(seen), "guards": asdict(guards)}, lines)
         return ExitCode.DONE
 
-    def _lines(self, seen: Overview, max_silence_seconds: float) -> Iterator[OutputLine]:
+    def _lines(self, settings: Settings, seen: Overview) -> Iterator[OutputLine]:
         yield f"{seen.broker} ({seen.server}), cluster name {seen.cluster}"
         yield ""
         yield heading("Clusters")
+        max_silence_seconds = longest_silence(settings)
         for cluster in seen.clusters:
             yield from _cluster_lines(cluster, state_of(cluster, max_silence_seconds))
         if not seen.clusters:
-            yield f"  {NO_CLUSTER}"
+            yield f"  {no_cluster(settings)}"
         yield ""
         yield heading("Queues")
         rows = [queue_row(queue) for queue in seen.queues]

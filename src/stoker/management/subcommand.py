@@ -278,7 +278,11 @@ NODE = option("--node", default="", metavar="HOST", help="Only jobs that ran or 
 CHANGE_OPTIONS = (BY, BECAUSE, BACKEND, JSON)
 """The last options of subcommands that change something."""
 NO_JOBS = "No jobs. Enqueue one: manage.py stoker enqueue TASK"
-NO_CLUSTER = "No cluster is running. Start one: manage.py stoker run"
+
+
+def no_cluster(settings: Settings) -> str:
+    """Return the line that says that no cluster runs."""
+    return f"No cluster is running. Start one: manage.py stoker run{settings.backend_option}"
 
 
 def limit(default: int | None, what: str = "Maximum number to show.") -> Option:

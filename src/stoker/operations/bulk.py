@@ -117,10 +117,11 @@ def broker_notice(settings: Settings, row: BulkOperation) -> str:
     waiting = (
         "Jobs may wait" if number is None else plural(number.waiting, "job waits", "jobs wait")
     )
+    backend = settings.backend_option
     return (
         f"{waiting} at the broker. Of these, only jobs whose first attempt has ended are included. "
-        "`manage.py stoker clear QUEUE` cancels all that wait in a queue, and "
-        "`manage.py stoker jobs cancel ID` single ones."
+        f"`manage.py stoker clear QUEUE{backend}` cancels all that wait in a queue, and "
+        f"`manage.py stoker jobs cancel ID{backend}` single ones."
     )
 
 

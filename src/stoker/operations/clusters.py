@@ -154,7 +154,7 @@ def health_of(
         return judge(known, max_silence_seconds), known
     where = "on any host" if host is None else f"on {host}"
     sentence = f"No cluster of the backend {settings.alias!r} runs {where}"
-    return Health(False, f"{sentence}: start one with `stoker run`."), ()
+    return Health(False, f"{sentence}: start one with `stoker run{settings.backend_option}`."), ()
 
 
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:

@@ -136,7 +136,7 @@ def broker_notice(settings: Settings, wanted: JobFilter, number: NumberAtBroker 
     none. Lists of jobs are read from the database only."""
     if number is None:
         return "Jobs that no cluster has received yet may be at the broker. They are not listed."
-    backend = f" --backend {settings.alias}" if settings.alias != "default" else ""
+    backend = settings.backend_option
     counts, commands = [], []
     if number.waiting:
         counts.append(f"{plural(number.waiting, 'job waits', 'jobs wait')} at the broker")

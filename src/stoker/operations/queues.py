@@ -58,7 +58,8 @@ def _clear(
     elif cleared.left_at_server:
         more = (
             f" About {cleared.left_at_server:,} more wait at the broker, which can only delete all "
-            f"of them: `manage.py stoker clear {quote(queue)}` without --limit does so."
+            f"of them: `manage.py stoker clear {quote(queue)}{operator.settings.backend_option}` "
+            "without --limit does so."
         )
     elif cleared.matched == limit:
         more = " There may be more: clear the queue again."

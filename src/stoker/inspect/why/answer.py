@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
+from shlex import quote
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -219,6 +220,15 @@ class Asked:
         # The sentence may end with the message of another library.
         stop = "" if sentence.endswith((".", "!", "?", CUT)) else "."
         return Answer(self.job_id, kind, sentence + stop, advice, self.task, self.queue, facts)
+
+    def command(self, words: str, name: object = "") -> str:
+        """Return a command for this backend, for a sentence.
+
+        Args:
+            name: what it acts on, such as a queue.
+        """
+        target = f" {quote(str(name))}" if name else ""
+        return f"`manage.py stoker {words}{target}{self.settings.backend_option}`"
 
     def seconds_until(self, moment_us: int) -> float:
         """Return the seconds until a moment; negative if it is past."""

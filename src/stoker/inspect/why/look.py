@@ -158,7 +158,7 @@ def _answer_silent(asked: Asked, row: Claimed, cluster: ClusterState | None) -> 
     return asked.answer(
         Kind.CLUSTER_SILENT,
         f"{who}. Its lease ends in {in_words(left)}: then another cluster takes the job over.",
-        "" if others else "No other cluster is alive: start one with `manage.py stoker run`.",
+        "" if others else f"No other cluster is alive: start one with {asked.command('run')}.",
         **facts,
     )
 
@@ -221,7 +221,7 @@ def _answer_failed(asked: Asked, job: Job) -> Answer:
     return asked.answer(
         kind or Kind.DEAD_LETTER,
         f"{sentence}: {job.reason}" + (CUT if len(job.reason) == LONGEST_REASON else ""),
-        _advice(letter),
+        _advice(asked, letter),
         **facts,
     )
 
@@ -238,12 +238,12 @@ def _letter_of(asked: Asked) -> DeadLetter | None:
     return letters.filter(identity=sent.identity).first() if sent is not None else None
 
 
-def _advice(letter: DeadLetter | None) -> str:
+def _advice(asked: Asked, letter: DeadLetter | None) -> str:
     if letter is None:
         return "Its dead letter is not kept any more: enqueue the job again if it is still needed."
     if letter.state == DeadLetter.State.OPEN:
         again = " It is also requeued automatically." if letter.requeue_due_us is not None else ""
-        requeue = f"`manage.py stoker dead requeue {letter.pk}`"
+        requeue = asked.command("dead requeue", letter.pk)
         return f"Fix the cause, then {requeue}, or `discard`.{again}"
     if letter.state == DeadLetter.State.REQUEUED:
         return f"It was requeued as job {letter.successor_id}: ask about that job."
@@ -322,7 +322,7 @@ def _in_outbox(asked: Asked) -> Answer | None:
             f"It is in the outbox of the database {alias!r}: its broker does not have it yet.",
             "Clusters relay it within seconds. If it is not relayed, see their log."
             if alive
-            else "Clusters relay it, but none is alive: start one with `manage.py stoker run`.",
+            else f"Clusters relay it, but none is alive: start one with {asked.command('run')}.",
             database=alias,
             enqueued_at=moment(row.enqueued_at),
             is_cluster_alive=bool(alive),
@@ -377,7 +377,7 @@ def _nowhere(asked: Asked) -> Answer:
         return asked.answer(Kind.AT_BROKER, sentence, is_known=True)
     if is_blind:
         alive = any(asked.is_alive(one) for one in asked.clusters)
-        start = "" if alive else " No cluster is alive: start one with `manage.py stoker run`."
+        start = "" if alive else f" No cluster is alive: start one with {asked.command('run')}."
         return asked.answer(
             Kind.AT_BROKER,
             f"It has not ended, and does not run; the broker {name} can't look up single jobs.",
@@ -389,7 +389,7 @@ def _nowhere(asked: Asked) -> Answer:
         return asked.answer(
             Kind.LOST,
             "It has not ended and waits nowhere: no cluster will find it.",
-            "`manage.py stoker doctor` says how to repair that.",
+            f"{asked.command('doctor')} says how to repair that.",
         )
     made_at = (asked.job_id.int >> 80) / 1000 if asked.job_id.version == 7 else None
     return asked.answer(

@@ -56,7 +56,7 @@ def _paused(asked: Asked) -> Answer | None:
     return asked.answer(
         Kind.PAUSED,
         f"The queue {asked.queue} is paused since {when(pause.since)}{by}{why}",
-        f"`manage.py stoker resume {asked.queue}`.",
+        f"{asked.command('resume', asked.queue)}.",
         since=pause.since,
         by=pause.by,
         because=pause.because,
@@ -73,7 +73,7 @@ def _not_served(asked: Asked) -> Answer | None:
         return asked.answer(
             Kind.NO_CLUSTER,
             f"No cluster of the backend {asked.settings.alias!r} is alive{seen}.",
-            "Start one with `manage.py stoker run`.",
+            f"Start one with {asked.command('run')}.",
             silent=silent,
         )
     serving = [one for one in alive if _serves(one, asked.queue)]
@@ -81,8 +81,8 @@ def _not_served(asked: Asked) -> Answer | None:
         return asked.answer(
             Kind.NOT_SERVED,
             f"No cluster serves the queue {asked.queue}.",
-            f"Start one with `manage.py stoker run --queues {asked.queue}`, or name the queue "
-            "under QUEUES.",
+            f"Start one with {asked.command('run --queues', asked.queue)}, or name the queue under "
+            "QUEUES.",
             clusters=[_shown_seconds(one) for one in alive],
         )
     if all(one.state != Cluster.State.RUNNING for one in serving):
@@ -90,7 +90,7 @@ def _not_served(asked: Asked) -> Answer | None:
             Kind.CLUSTERS_QUIET,
             f"Every cluster that serves the queue {asked.queue} was asked to take no more jobs, or "
             "is stopping.",
-            f"`manage.py stoker clusters resume {serving[0].id}`, or start another.",
+            f"{asked.command('clusters resume', serving[0].id)}, or start another.",
             clusters=[_shown_seconds(one) for one in serving],
         )
     return None

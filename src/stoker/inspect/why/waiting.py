@@ -51,7 +51,7 @@ def answer_step(asked: Asked, step: Step) -> Answer:
         return asked.answer(
             Kind.WORKFLOW,
             f"It is a step of {name}, which is {state}: it will not run.",
-            f"`manage.py stoker workflows retry {step.workflow_id}` retries a failed workflow.",
+            f"{asked.command('workflows retry', step.workflow_id)} retries a failed workflow.",
             waits_for=[],
             **facts,
         )

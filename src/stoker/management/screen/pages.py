@@ -16,7 +16,7 @@ from stoker.inspect.jobs import JobFilter, JobSearch
 from stoker.inspect.stats import ClusterState, WorkerState, clusters, longest_silence, state_of
 from stoker.logs.lines import LogPage, newest_lines
 from stoker.management.details import job_lines, letter_lines
-from stoker.management.subcommand import NO_CLUSTER, NO_JOBS, OutputLine, StyledLine
+from stoker.management.subcommand import NO_JOBS, OutputLine, StyledLine, no_cluster
 from stoker.models import DeadLetter
 from stoker.operations.clusters import memory_in_words
 from stoker.operations.dead_letters import faults_of, kind_of, page_of
@@ -152,7 +152,7 @@ def _overview(known: dict[str, Settings], seen: Any, width: int) -> Iterator[Pag
 
 def _short_clusters(settings: Settings, seen: SeenBackend, width: int) -> Iterator[PageLine]:
     if not seen.clusters:
-        yield from _paragraph(NO_CLUSTER, width, "bad")
+        yield from _paragraph(no_cluster(settings), width, "bad")
     for one in seen.clusters:
         yield _cluster_line(settings, one, seen.max_silence_seconds, width)
         for worker in one.workers:
@@ -186,7 +186,7 @@ def _cluster_line(
 def _cluster_lines(settings: Settings, seen: Any, width: int) -> Iterator[PageLine]:
     known, max_silence_seconds = seen
     if not known:
-        yield from _paragraph(NO_CLUSTER, width, "bad")
+        yield from _paragraph(no_cluster(settings), width, "bad")
     for one in known:
         yield _cluster_line(settings, one, max_silence_seconds, width)
         yield from _worker_table(settings, one, width - 2, indent="  ")
