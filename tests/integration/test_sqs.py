@@ -102,6 +102,31 @@ class TestFifo:
             stand.transport.send([job])
         assert stand.transport.counts() == {"orders.fifo": 1}
 
+    def test_requests_to_a_fifo_queue_are_sent_in_order_up_to_the_first_failure(
+        self, stand: SqsStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        send = stand.transport._queues.send
+        sent: Counter[str] = Counter()
+
+        def send_to(name: str, entries: Any) -> None:
+            queue = stand.transport.address.queue_of(name)
+            sent[queue] += 1
+            if queue == "orders.fifo" and sent[queue] == 3:
+                _fails()
+            send(name, entries)
+
+        monkeypatch.setattr(stand.transport._queues, "send", send_to)
+        orders = [message(queue="orders.fifo") for _ in range(45)]
+        others = [message(queue=queue) for queue in ("other.fifo", "mail") for _ in range(15)]
+        with pytest.raises(BrokerUnavailable, match="It has gone away"):
+            stand.transport.send([*orders, *others])
+        assert sent == {"orders.fifo": 3, "other.fifo": 2, "mail": 2}
+        received: list[Any] = []
+        while found := stand.transport.receive(["orders.fifo"], 10):
+            received += [parcel.message.job_id for parcel in found]
+            stand.transport.drop(found)
+        assert received == [job.job_id for job in orders[:20]]
+
 
 class TestLimits:
     """Jobs that SQS cannot hold wait in the store."""

@@ -27,7 +27,7 @@ from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
 from stoker.models.need import Need, NewNeed
 
-from .queues import AT_ONCE, CONNECTIONS, LONGEST_WAIT_SECONDS, QueueRefused, Queues
+from .queues import AT_ONCE, CONNECTIONS, FIFO, LONGEST_WAIT_SECONDS, QueueRefused, Queues
 
 LONGEST_DELAY_SECONDS = 900
 BATCH_BYTES = 1 << 18
@@ -37,6 +37,10 @@ LONGEST_GROUP = 128
 PURGE_SECONDS = 60.0
 NAMES_SECONDS = 10.0
 """How long a list of queue names is used when all queues are served."""
+
+
+Load = list[dict[str, Any]]
+"""The entries of one request that sends messages."""
 
 
 class Receipt(NamedTuple):
@@ -86,12 +90,26 @@ class SqsTransport(Transport):
     # -- in ---------------------------------------------------------------------------------------
 
     def send(self, messages: Sequence[Message]) -> None:
-        self._queues.together(self._queues.send, list(self._loads(messages)))
+        """Send the loads of messages in parallel, but those of a FIFO queue one after another."""
+        apart: list[tuple[str, list[Load]]] = []
+        in_order: dict[str, list[Load]] = {}
+        for name, load in self._loads(messages):
+            if name.endswith(FIFO) and self.address.groups != "job":
+                in_order.setdefault(name, []).append(load)
+            else:
+                apart.append((name, [load]))
+        self._queues.together(self._send_in_order, [*apart, *in_order.items()])
 
-    def _loads(self, messages: Sequence[Message]) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    def _send_in_order(self, name: str, loads: Sequence[Load]) -> None:
+        """Send the loads to a queue, and stop at the first failure: later jobs of a FIFO queue must
+        not come before those that were not sent."""
+        for load in loads:
+            self._queues.send(name, load)
+
+    def _loads(self, messages: Sequence[Message]) -> Iterator[tuple[str, Load]]:
         """Yield the messages of each request, with the name of their queue."""
         most_bytes = max(BATCH_BYTES, self.address.max_message_bytes)
-        open_loads: dict[str, tuple[list[dict[str, Any]], int]] = {}
+        open_loads: dict[str, tuple[Load, int]] = {}
         for message in messages:
             name, entry = self.address.name_of(message.queue), self._entry(message)
             size = len(entry["MessageBody"])
