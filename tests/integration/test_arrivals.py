@@ -31,7 +31,7 @@ from stoker.brokers.orm.broker import OrmBroker
 from stoker.brokers.transport import Line, as_body, as_message, in_turn, lines_of
 from stoker.compat import TaskResultMismatch
 from stoker.conf import settings_for
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, PackageTooLarge
 from stoker.jobs.states import JobState
 from stoker.models import Job, Ready, Relayed
 from stoker.models.need import NewNeed
@@ -338,15 +338,24 @@ class TestRefused:
         job = Job.objects.get(pk=job_id)
         assert (job.task, job.queue) == stored
 
+    @pytest.mark.parametrize(
+        "refusal",
+        [DataError("a number is out of range"), PackageTooLarge("raise max_allowed_packet")],
+        ids=["data", "size"],
+    )
     def test_refused_job_stays_at_the_broker_and_delays_no_other(
-        self, stand: ArrivalsStand, transport: MemoryTransport, monkeypatch: pytest.MonkeyPatch
+        self,
+        stand: ArrivalsStand,
+        transport: MemoryTransport,
+        monkeypatch: pytest.MonkeyPatch,
+        refusal: Exception,
     ) -> None:
         put = stand.put(4)
         insert = OrmBroker.enqueue
 
         def enqueue(self: OrmBroker, messages: Any) -> None:
             if any(one.job_id == put[1] for one in messages):
-                raise DataError("a number is out of range")
+                raise refusal
             insert(self, messages)
 
         with monkeypatch.context() as patch:

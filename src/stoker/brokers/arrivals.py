@@ -28,7 +28,7 @@ from uuid import UUID
 from django.db import DatabaseError, DataError, IntegrityError, transaction
 
 from stoker.brokers.orm.broker import OrmBroker
-from stoker.exceptions import BrokerUnavailable, RowsLocked, StokerError
+from stoker.exceptions import BrokerUnavailable, PackageTooLarge, RowsLocked, StokerError
 from stoker.models import Job, Relayed
 from stoker.models.job import Message
 from stoker.models.outbox import RELAYED_SECONDS
@@ -318,7 +318,8 @@ class Arrivals:
 def _concerns_single_jobs(error: Exception) -> bool:
     """Return whether the error says something about some of the jobs, and not about the database:
     other jobs can be stored."""
-    return isinstance(error, RowsLocked | DataError) or is_text_refused(error)
+    refusals = RowsLocked | DataError | PackageTooLarge
+    return isinstance(error, refusals) or is_text_refused(error)
 
 
 def _in_ascii(message: Message, *fields: str) -> Message:
