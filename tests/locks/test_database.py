@@ -99,6 +99,20 @@ def test_redis_lock_inside_a_transaction_is_allowed(place: Place, name: str) -> 
         assert held.is_held
 
 
+@pytest.mark.sqlite
+@pytest.mark.redis
+@pytest.mark.parametrize("place", ["redis"], indirect=True)
+def test_redis_client_that_repeats_a_request_gets_the_lock(place: Place, name: str) -> None:
+    """redis-py repeats a request if its answer was lost."""
+    store = store_for(place.cache, "default")
+    claim = LockClaim(key_of(name), uuid.uuid4(), 30)
+    first, again = store.take(claim), store.take(claim)
+    assert first is not None
+    assert again is not None
+    assert again > first
+    assert store.take(LockClaim(claim.key, uuid.uuid4(), 30)) is None
+
+
 class InATestCase(TestCase):
     """A user's TestCase runs in a transaction that is never committed."""
 

@@ -6,7 +6,10 @@ local time = redis.call('TIME')
 local now_us = time[1] * 1000000 + time[2]
 local taken_us = redis.call('HGET', KEYS[1], 'taken_us')
 local gives_way_us = tonumber(ARGV[3])
-if taken_us and (gives_way_us < 0 or now_us - tonumber(taken_us) < gives_way_us) then
+-- Owners are new for every attempt. If this one has the lock, the client repeats a call whose answer
+-- was lost.
+local is_other = redis.call('HGET', KEYS[1], 'owner') ~= ARGV[1]
+if taken_us and is_other and (gives_way_us < 0 or now_us - tonumber(taken_us) < gives_way_us) then
     return false
 end
 -- A new counter begins at the present: above whatever a counter of this name has given out before.
