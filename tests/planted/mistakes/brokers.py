@@ -117,7 +117,7 @@ MISTAKES = (
             Change(
                 "brokers.arrivals:_concerns_single_jobs",
                 drop_operand(
-                    "isinstance(error, RowsLocked | DataError) or is_text_refused(error)",
+                    "isinstance(error, refusals) or is_text_refused(error)",
                     "is_text_refused(error)",
                 ),
             )
