@@ -102,6 +102,26 @@ def test_workflow_of_a_used_up_generator_is_refused() -> None:
         node.enqueue()
 
 
+@pytest.mark.parametrize("make", [double.map, add.starmap])
+def test_map_of_a_generator_that_was_partly_read_is_refused(make: Any) -> None:
+    """Otherwise a second try would store the remaining items only."""
+    node = make((one for one in [(1, 2), (3, 4), (5, object())]), chunk=1)
+    with pytest.raises(NotSerializable):
+        node.enqueue()
+    with pytest.raises(InvalidTaskOption, match="is exhausted"):
+        node.enqueue()
+    assert not Workflow.objects.exists()
+
+
+def test_generator_that_yields_none_is_refused() -> None:
+    with pytest.raises(InvalidTaskOption, match="None is not a step"):
+        group(one for one in [None, double.s(1)]).enqueue()
+
+
+def test_empty_generator_makes_an_empty_group() -> None:
+    assert group(one for one in ()).enqueue().value == []
+
+
 def test_rolled_back_enqueue_leaves_no_workflow() -> None:
     with transaction.atomic():
         chord([double.s(1)], total.s()).enqueue()

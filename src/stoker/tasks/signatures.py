@@ -152,7 +152,7 @@ class GroupNode(Node):
 
     def _first_backend(self) -> str | None:
         members = self.members
-        first = members.first if isinstance(members, MemberIterator) else next(iter(members), None)
+        first = members.peek() if isinstance(members, MemberIterator) else next(iter(members), None)
         return None if first is None else as_node(first)._first_backend()
 
     def nodes(self) -> Iterator[Node]:
@@ -182,20 +182,27 @@ class MapNode(Node):
 
 
 class MemberIterator:
-    """The members of a group that come from an iterator, so they can be read only once."""
+    """The members of a group or the items of a map that come from an iterator, so they can be read
+    only once."""
 
     def __init__(self, members: Iterator[Any]) -> None:
-        self.first = next(members, None)
         self._rest: Iterator[Any] | None = members
+
+    def peek(self) -> Any:
+        """Return the first member, which stays there; None = there is none."""
+        rest = iter(self)
+        first = list(islice(rest, 1))
+        self._rest = one_after_the_other(first, rest)
+        return first[0] if first else None
 
     def __iter__(self) -> Iterator[Any]:
         rest, self._rest = self._rest, None
         if rest is None:
             raise InvalidTaskOption(
-                "This group was made from a generator, which is exhausted: create the group again, "
+                "This group or map was made from a generator, which is exhausted: create it again, "
                 "or give it a list."
             )
-        return rest if self.first is None else one_after_the_other([self.first], rest)
+        return rest
 
 
 def as_node(thing: Any) -> Node:
@@ -287,9 +294,7 @@ def group(
     given: Iterable[Any] = members
     if len(members) == 1 and not isinstance(members[0], Node) and not is_task(members[0]):
         given = _iterable("group", members[0])
-    if isinstance(given, Iterator):
-        given = MemberIterator(given)
-    else:
+    if not isinstance(given, MemberIterator):
         given = tuple(as_node(member) for member in given)
     return GroupNode(
         members=given,
@@ -356,6 +361,8 @@ def _map(task: Any, each: str, items: Iterable[Any], chunk: int) -> MapNode:
 
 
 def _iterable(where: str, thing: Any) -> Iterable[Any]:
+    if isinstance(thing, Iterator):
+        return MemberIterator(thing)
     try:
         iter(thing)
     except TypeError:
