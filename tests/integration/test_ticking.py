@@ -88,8 +88,6 @@ def test_next_moment_follows_a_change_of_the_time_zone(ticks: Ticks) -> None:
     for name, tz in (("moved", "Asia/Dhaka"), ("same", "Asia/Karachi")):
         schedules.create(name, nothing, Cron("0 9 * * *", tz=tz, jitter=60))
     former, same = next_moment("moved"), next_moment("same")
-    broken = schedules.create("broken", nothing, Cron("0 9 * * *"))
-    Schedule.objects.filter(pk=broken.pk).update(expression="broken")
     Schedule.objects.filter(name="moved").update(zone="Asia/Karachi")
     ticks._declare_if_due()
     assert next_moment("moved") == former + HOUR_US
@@ -97,6 +95,18 @@ def test_next_moment_follows_a_change_of_the_time_zone(ticks: Ticks) -> None:
     Schedule.objects.filter(name="moved").update(zone="Asia/Dhaka")
     ticks._moments.follow_zones()
     assert next_moment("moved") == former
+
+
+@pytest.mark.parametrize("damage", [{"expression": "broken"}, {"moment_us": 2**62}], ids=str)
+def test_unreadable_schedule_stops_no_correction(damage: dict[str, object], ticks: Ticks) -> None:
+    broken = schedules.create("broken", nothing, Cron("0 9 * * *"))
+    Firing(settings_for()).fire(broken.pk, next_moment("broken") + HOUR_US)
+    Schedule.objects.filter(pk=broken.pk).update(**damage)
+    schedules.create("moved", nothing, Cron("0 9 * * *", tz="Asia/Dhaka"))
+    former = next_moment("moved")
+    Schedule.objects.filter(name="moved").update(zone="Asia/Karachi")
+    ticks._declare_if_due()
+    assert next_moment("moved") == former + HOUR_US
 
 
 def test_tick_that_has_fired_in_the_former_zone_does_not_fire_again(ticks: Ticks) -> None:

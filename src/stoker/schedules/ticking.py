@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +18,7 @@ from uuid import UUID
 from zlib import crc32
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
-from django.db.models import Exists, OuterRef
+from django.db.models import Exists, Min, OuterRef
 
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
@@ -41,7 +41,7 @@ from stoker.store.engines.sessions import Patience
 from stoker.store.prepared import Compiled
 from stoker.store.written import DatabaseNow, as_uuid, database_now_us, microseconds
 from stoker.values.cron import zone_named
-from stoker.values.ticks import Course, as_moment
+from stoker.values.ticks import as_moment
 
 from .declare import Declaring, find_declared
 from .fire import Firing
@@ -65,6 +65,8 @@ DATABASE_REST_SECONDS = 0.25
 """First pause after a database error. The error is not shown yet: the server may be restarting."""
 BROKEN_CODE_SECONDS = 300.0
 
+UNREADABLE = (ValueError, OverflowError)
+"""Errors of a rule or moment that cannot be read. They are reported when the schedule is due."""
 MAY_PASS = (BrokerError, OperationalError, InterfaceError)
 MAY_BE_AWAY = (*MAY_PASS, DatabaseError)
 
@@ -335,9 +337,10 @@ class NextMoments:
 
         Called at the start: hosts with different data would otherwise move them to and fro.
         """
-        for row, course in _courses_of(self._recurring.filter(moment_us__isnull=False)):
-            assert row.moment_us is not None
-            self._move(row, course, course.nearest(row.moment_us), "its time zone has changed")
+        for row in self._recurring.filter(moment_us__isnull=False):
+            with suppress(*UNREADABLE):
+                assert row.moment_us is not None
+                self._move(row, row.course.nearest(row.moment_us), "its time zone has changed")
 
     def follow_clock(self) -> None:
         """Set next moments back if ticks fired while the database's clock was ahead.
@@ -347,27 +350,24 @@ class NextMoments:
         """
         now_us = database_now_us(self._alias)
         early = self._ticks.filter(schedule_id=OuterRef("pk"), moment_us__gt=now_us)
-        rows = self._recurring.filter(Exists(early), moment_us__gt=now_us)
-        for row, course in _courses_of(rows):
-            own = self._ticks.filter(schedule_id=row.pk)
-            oldest_us = own.order_by("moment_us").values_list("moment_us", flat=True)[0]
-            moment_us = course.first(max(now_us, oldest_us - 1))
-            if moment_us is not None and row.moment_us is not None and moment_us < row.moment_us:
-                own.filter(outcome=Tick.Outcome.MISSED, moment_us__gt=now_us).delete()
-                self._move(row, course, moment_us, "the clock of the database was set back")
+        for row in self._recurring.filter(Exists(early), moment_us__gt=now_us):
+            with suppress(*UNREADABLE):
+                self._set_back(row, now_us)
 
-    def _move(self, row: Schedule, course: Course, moment_us: int, because: str) -> None:
+    def _set_back(self, row: Schedule, now_us: int) -> None:
+        own = self._ticks.filter(schedule_id=row.pk)
+        oldest_us = own.aggregate(oldest_us=Min("moment_us"))["oldest_us"] or 0
+        moment_us = row.course.first(max(now_us, oldest_us - 1))
+        if moment_us is not None and row.moment_us is not None and moment_us < row.moment_us:
+            own.filter(outcome=Tick.Outcome.MISSED, moment_us__gt=now_us).delete()
+            self._move(row, moment_us, "the clock of the database was set back")
+
+    def _move(self, row: Schedule, moment_us: int, because: str) -> None:
         if moment_us == row.moment_us:
             return
-        if self._schedules.advance(row, moment_us=moment_us, due_us=course.due(moment_us)):
+        if self._schedules.advance(row, moment_us=moment_us, due_us=row.course.due(moment_us)):
             moment = as_moment(moment_us).astimezone(zone_named(row.zone))
             tell("schedule_moved", name=row.name, moment=moment, because=because)
-
-
-def _courses_of(rows: ScheduleQuerySet) -> Iterator[tuple[Schedule, Course]]:
-    for row in rows:
-        with suppress(ValueError):  # the rule cannot be read: reported when the schedule is due
-            yield row, row.course
 
 
 class ClusterShare:
