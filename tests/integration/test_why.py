@@ -386,6 +386,7 @@ def blocked(task: Any, count: int = 2) -> list[Any]:
 
 
 def test_job_blocked_by_a_lock_answers_lock_with_its_holder() -> None:
+    sign_on()
     first, second, third = blocked(nothing.using(lock=Lock("printer")), 3)
     answer = asked(second)
     assert (answer.kind, answer.facts["before"]) == (Kind.LOCK, 0)
@@ -420,6 +421,7 @@ def test_job_blocked_by_a_rate_answers_rate() -> None:
 
 
 def test_job_behind_another_of_its_sequence_answers_sequence() -> None:
+    sign_on()
     first, second = blocked(nothing.using(sequence="orders"))
     answer = asked(second)
     assert answer.kind == Kind.SEQUENCE
@@ -445,6 +447,7 @@ def test_job_of_a_halted_sequence_answers_with_the_dead_letter() -> None:
 
 
 def test_job_of_a_limit_of_zero_needs_somebody() -> None:
+    sign_on()
     set_limit("tenant", 0)
     _, second = blocked(nothing.using(limit=Limit(2, "tenant")))
     answer = asked(second)
@@ -565,6 +568,48 @@ def test_only_workers_that_would_take_the_job_are_free() -> None:
     assert asked(result).facts["free_workers"] == 0
     sign_on()
     assert (asked(result).facts["free_workers"], asked(result).advice) == (1, "")
+
+
+def test_deferred_job_of_a_paused_queue_needs_somebody(capsys: pytest.CaptureFixture[str]) -> None:
+    result = nothing.using(run_after=60).enqueue()
+    sign_on()
+    assert not asked(result).needs_somebody
+    queues.pause("default", by="alice")
+    answer = asked(result)
+    assert (answer.kind, answer.facts["then"]) == (Kind.RUN_AFTER, "paused")
+    assert "becomes ready in" in answer.sentence
+    assert "The queue default is paused since" in answer.sentence
+    assert answer.advice == "`manage.py stoker resume default`."
+    assert run_why(capsys, str(result.id))[0] == 1
+
+
+@pytest.mark.parametrize(("queues", "then"), [([], "no_cluster"), (["mail"], "not_served")])
+def test_blocked_job_whose_queue_is_not_served_needs_somebody(queues: list[str], then: str) -> None:
+    _, second = blocked(nothing.using(lock=Lock("printer")))
+    if queues:
+        sign_on(queues=queues)
+    answer = asked(second)
+    assert (answer.kind, answer.facts["then"], answer.needs_somebody) == (Kind.LOCK, then, True)
+    assert "It is next. No cluster " in answer.sentence
+
+
+def test_expired_job_answers_expired() -> None:
+    result = nothing.using(expires=0.001).enqueue()
+    sign_on()
+    answer = asked(result)
+    assert (answer.kind, answer.needs_somebody) == (Kind.EXPIRED, True)
+    assert answer.sentence.startswith("It expired at 20")
+
+
+def test_deferred_job_that_expires_before_it_is_due_says_so() -> None:
+    """A retry or an operator may give it a later start."""
+    result = nothing.using(run_after=60, expires=3600).enqueue()
+    sign_on()
+    assert not asked(result).needs_somebody
+    Deferred.objects.update(due_us=F("due_us") + microseconds(7200))
+    answer = asked(result)
+    assert (answer.kind, answer.facts["then"]) == (Kind.RUN_AFTER, "expired")
+    assert "It expires at 20" in answer.sentence
 
 
 # -- advice ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ MISTAKES = (
             Change(
                 "inspect.why.ready:answer_ready",
                 drop_operand(
-                    "_ or _paused(asked) or _ or _ or _",
+                    "_ or _ or _paused(asked) or _ or _ or _",
                     "_paused(asked)",
                 ),
             )
@@ -288,7 +288,7 @@ MISTAKES = (
         [
             Change(
                 "inspect.why.ready:answer_ready",
-                drop_operand("_unreadable(asked) or _ or _ or _ or _", "_unreadable(asked)"),
+                drop_operand("_unreadable(asked) or _ or _ or _ or _ or _", "_unreadable(asked)"),
             )
         ],
         "tests/integration/test_why.py",
@@ -299,7 +299,7 @@ MISTAKES = (
         [
             Change(
                 "inspect.why.ready:answer_ready",
-                drop_operand("_ or _ or _not_served(asked) or _ or _", "_not_served(asked)"),
+                drop_operand("_ or _ or _ or _not_served(asked) or _ or _", "_not_served(asked)"),
             )
         ],
         "tests/integration/test_why.py",

@@ -54,7 +54,10 @@ class Kind(TextChoices):
     """Its cluster sends no heartbeats. Facts: cluster, host, silent_seconds, lease_seconds,
     is_cluster_alive (whether another cluster is alive)."""
     RUN_AFTER = "run_after"
-    """It is deferred. Facts: due_at, seconds, is_held (whether an operator holds it)."""
+    """It is deferred. Facts: due_at, seconds, is_held (whether an operator holds it).
+
+    Deferred and blocked jobs (from here to ``sequence``) have the fact ``then`` if they will not
+    run afterwards: the ``Kind`` of that obstacle, such as ``paused``."""
     RETRY = "retry"
     """It failed and will be retried. Facts: due_at, seconds, attempts, max_attempts, error."""
     PUT_BACK = "put_back"
@@ -71,6 +74,8 @@ class Kind(TextChoices):
     """An earlier job of its sequence has not ended. Facts: key, holders, halted_by."""
     WORKFLOW = "workflow"
     """It is a step that has not started yet. Facts: workflow, workflow_state, waits_for."""
+    EXPIRED = "expired"
+    """It has expired, and becomes a dead letter instead of running. Facts: expires_at."""
     PAUSED = "paused"
     """Its queue is paused. Facts: since, by, because."""
     NO_CLUSTER = "no_cluster"
@@ -110,6 +115,7 @@ HELD_UP = frozenset(
         Kind.DEAD_LETTER,
         Kind.UNREADABLE,
         Kind.UNKNOWN_TASK,
+        Kind.EXPIRED,
         Kind.PAUSED,
         Kind.NO_CLUSTER,
         Kind.NOT_SERVED,
@@ -146,6 +152,7 @@ class Answer:
             or facts.get("is_cluster_alive") is False
             or facts.get("is_held", False)
             or facts.get("halted_by") is not None
+            or "then" in facts
             or (self.kind == Kind.LIMIT and facts["places"] == 0)
             or (self.kind == Kind.WORKFLOW and facts["workflow_state"] != Workflow.State.RUNNING)
         )

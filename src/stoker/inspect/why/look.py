@@ -39,7 +39,7 @@ from stoker.tasks.arguments import CUT
 from stoker.values.durations import in_words
 
 from .answer import Answer, Asked, Kind, at, when
-from .ready import answer_ready
+from .ready import answer_ready, with_next_obstacle
 from .waiting import LATE_SECONDS, answer_blocked, answer_deferred, answer_retry, answer_step
 
 Seat = tuple[ClusterState, WorkerState, RunningJob]
@@ -288,9 +288,9 @@ def _look(asked: Asked) -> Answer | None:
     if asked.job is not None and asked.job.status is not None:
         return _with_waits(asked, answer_ended(asked))
     if asked.may_be(JobState.DEFERRED) and (deferred := asked.row(Deferred)) is not None:
-        return answer_deferred(asked, deferred)
+        return with_next_obstacle(asked, answer_deferred(asked, deferred))
     if asked.may_be(JobState.BLOCKED) and (blocked := asked.row(Blocked)) is not None:
-        return answer_blocked(asked, blocked)
+        return with_next_obstacle(asked, answer_blocked(asked, blocked))
     if asked.may_be(JobState.READY) and (ready := asked.row(Ready)) is not None:
         return answer_ready(asked, ready)
     is_claimed = asked.may_be(JobState.RUNNING) or asked.may_be(JobState.CLAIMED)
@@ -357,10 +357,11 @@ def _at_broker(asked: Asked) -> Answer | None:
         sentence = f"A cluster has claimed it from the broker {name}, and not reported it yet."
         return asked.answer(Kind.HANDED_OUT, sentence)
     if due_us is not None and failure is not None:
-        return answer_retry(asked, due_us, failure.number, failure)
+        return with_next_obstacle(asked, answer_retry(asked, due_us, failure.number, failure))
     until = "start time or its next attempt" if due_at is None else f"start time, {when(due_at)}"
     sentence = f"The broker {name} keeps it until its {until}."
-    return asked.answer(Kind.AT_BROKER, sentence, broker=name, due_at=due_at)
+    answer = asked.answer(Kind.AT_BROKER, sentence, broker=name, due_at=due_at)
+    return with_next_obstacle(asked, answer)
 
 
 def _nowhere(asked: Asked) -> Answer:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -9,9 +11,11 @@ from django.utils import timezone
 
 from stoker.exceptions import PackageError
 from stoker.inspect.stats import ClusterState
+from stoker.jobs.package import Package
 from stoker.metrics import ended_lately
 from stoker.models import Blocked, Cluster, Ready
 from stoker.store.counting import Number, count_of
+from stoker.store.written import moment
 from stoker.values.durations import in_words
 from stoker.values.text import plural
 
@@ -27,10 +31,27 @@ def answer_ready(asked: Asked, row: Ready | None) -> Answer:
         asked.queue = row.queue
     return (
         _unreadable(asked)
+        or _expired(asked, time.time())
         or _paused(asked)
         or _not_served(asked)
         or _unknown_task(asked)
         or _in_line(asked, row)
+    )
+
+
+def with_next_obstacle(asked: Asked, answer: Answer | None) -> Answer | None:
+    """Add to the answer for a deferred or blocked job why it will not run afterwards either."""
+    if answer is None or answer.needs_somebody:
+        return answer
+    starts_at = time.time() + answer.facts.get("seconds", 0.0)
+    obstacle = _expired(asked, starts_at) or _paused(asked) or _not_served(asked)
+    if obstacle is None:
+        return answer
+    return replace(
+        answer,
+        sentence=f"{answer.sentence} {obstacle.sentence}",
+        advice=f"{answer.advice} {obstacle.advice}".lstrip(),
+        facts={**answer.facts, "then": obstacle.kind.value},
     )
 
 
@@ -44,6 +65,25 @@ def _unreadable(asked: Asked) -> Answer | None:
         "alive. If clusters have the same SECRET_KEY, CLUSTER and SERIALIZER as this process, fix "
         "the settings first.",
         error=str(asked.package),
+    )
+
+
+def _expired(asked: Asked, starts_at: float) -> Answer | None:
+    """Answer if the job expires before it starts. The hosts' clocks decide about that.
+
+    Args:
+        starts_at: in seconds since 1970.
+    """
+    package = asked.package
+    expires_at = package.options.expires_at if isinstance(package, Package) else None
+    if expires_at is None or expires_at > starts_at:
+        return None
+    expires = "expires" if expires_at > time.time() else "expired"
+    return asked.answer(
+        Kind.EXPIRED,
+        f"It {expires} at {when(moment(expires_at))}: it becomes a dead letter instead of running.",
+        "Requeue the dead letter if it is still needed.",
+        expires_at=moment(expires_at),
     )
 
 
