@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.db import OperationalError, connection, transaction
@@ -12,6 +14,7 @@ from django.db.backends.signals import connection_created
 
 from stoker.conf import settings_for
 from stoker.models import Job
+from stoker.store.engines import engine_of
 from stoker.store.statements import set_deadlines
 
 from tests.app.tasks import nothing
@@ -54,21 +57,28 @@ def test_cluster_with_pooler_settings_runs_jobs(pooler: PrivatePgbouncer, tmp_pa
         assert "Traceback" not in cluster.text()
 
 
-def test_every_call_through_the_pooler_has_a_deadline(
-    pooler: PrivatePgbouncer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other clients of the pooler do not get these deadlines."""
+@contextmanager
+def connected_through(pooler: PrivatePgbouncer, **database: Any) -> Iterator[None]:
+    """Let this thread's connection go through the pooler, with these values in DATABASES."""
     before, receivers = connection.settings_dict, connection_created.receivers.copy()
     wrappers = connection.execute_wrappers.copy()
     connection.close()
-    connection.settings_dict = {
-        **before,
-        "HOST": "127.0.0.1",
-        "PORT": str(pooler.port),
-        "DISABLE_SERVER_SIDE_CURSORS": True,
-        "OPTIONS": {},
-    }
+    through = {"HOST": "127.0.0.1", "PORT": str(pooler.port), "OPTIONS": {}}
+    connection.settings_dict = {**before, **through, **database}
     try:
+        yield
+    finally:
+        connection.close()
+        connection.settings_dict = before
+        connection.execute_wrappers[:] = wrappers
+        connection_created.receivers = receivers
+        connection_created.sender_receivers_cache.clear()
+
+
+def test_every_call_through_the_pooler_has_a_deadline(pooler: PrivatePgbouncer) -> None:
+    """Other clients of the pooler do not get these deadlines."""
+    wrappers = connection.execute_wrappers.copy()
+    with connected_through(pooler, DISABLE_SERVER_SIDE_CURSORS=True):
         set_deadlines(replace(settings_for(), database_seconds=1.0))
         for _ in range(2):
             with pytest.raises(OperationalError, match="statement timeout"):
@@ -80,12 +90,13 @@ def test_every_call_through_the_pooler_has_a_deadline(
             assert ask("SHOW idle_in_transaction_session_timeout") == "2s"
         connection.execute_wrappers[:] = wrappers
         assert ask("SHOW statement_timeout") == "0"
-    finally:
-        connection.close()
-        connection.settings_dict = before
-        connection.execute_wrappers[:] = wrappers
-        connection_created.receivers = receivers
-        connection_created.sender_receivers_cache.clear()
+
+
+def test_deadline_of_another_database_needs_no_pooler_settings(pooler: PrivatePgbouncer) -> None:
+    """A scheduler sets it for databases that have an outbox only."""
+    with connected_through(pooler):
+        engine_of("default").limit_calls(connection, 15.0)
+        assert ask("SHOW statement_timeout") == "0"
 
 
 def ask(statement: str) -> str:

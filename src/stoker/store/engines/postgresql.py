@@ -110,8 +110,7 @@ class PostgreSQL(Engine):
         super().limit_calls(connection, seconds)
         connection.settings_dict[prepared.SECONDS_KEY] = seconds + CLIENT_EXTRA_SECONDS
         connection_created.connect(prepared.limit_waits, dispatch_uid="stoker.limit_waits")
-        if not connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-            # Not behind a transaction pooler, because the settings would affect its other clients.
+        if session:
             # The last value counts, so the project may choose its statement_timeout only.
             ours = f"-c statement_timeout={max(1, round(seconds)) * 1000}"
             options["options"] = " ".join(filter(None, (ours, options.get("options"), *session)))
@@ -121,6 +120,7 @@ class PostgreSQL(Engine):
     ) -> Sequence[str]:
         limits = session_limits(settings) if is_cluster else {}
         if self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
+            # Session options would affect the other clients of a transaction pooler.
             values = {"statement_timeout": max(1, round(settings.database_seconds)) * 1000}
             values |= {name: limits[name] for name in limits if not name.startswith("tcp_")}
             prepared.limit_transactions(self.alias, values)
