@@ -608,7 +608,7 @@ def test_deferred_job_that_expires_before_it_is_due_says_so() -> None:
     assert not asked(result).needs_somebody
     Deferred.objects.update(due_us=F("due_us") + microseconds(7200))
     answer = asked(result)
-    assert (answer.kind, answer.facts["then"]) == (Kind.RUN_AFTER, "expired")
+    assert (answer.needs_somebody, answer.facts["then"]) == (True, "expired")
     assert "It expires at 20" in answer.sentence
 
 
