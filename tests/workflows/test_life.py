@@ -11,6 +11,7 @@ from stoker import WorkflowResult, chain, chord, dead_letters, get_workflow, gro
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
 from stoker.exceptions import JobFailed, WorkflowNotFound
 from stoker.jobs.relay import relay_from
@@ -147,6 +148,21 @@ def test_results_are_passed_on_though_they_are_not_kept(settings: Any) -> None:
     assert DONE == [6]
     assert get_workflow(workflow.id).status == "SUCCESSFUL"
     assert not Job.objects.exists()
+    with pytest.raises(TaskResultDoesNotExist, match=r"tasks\.tell .*is not kept"):
+        workflow.wait(1)
+
+
+def test_value_of_a_group_is_refused_if_the_result_of_a_member_is_not_kept() -> None:
+    FAILING.add("b")
+    members = [note.si("a"), note.si("b").optional(), note.si("c")]
+    workflow = group(members).enqueue()
+    drain()
+    workflow.refresh()
+    assert workflow.value == ["a", None, "c"]
+    Job.objects.filter(task="tests.workflows.tasks.note", status="SUCCESSFUL").first().delete()
+    with pytest.raises(TaskResultDoesNotExist, match="is not kept"):
+        _ = workflow.value
+    assert list(workflow.results()).count(None) == 2
 
 
 def test_values_are_deleted_and_workflows_pruned() -> None:

@@ -168,8 +168,8 @@ class Values:
             self._filled([step])
         if step.value is None and self._is_strict:
             raise ResultNotKept(
-                f"The result of {step.label} (job {step.job_id}) is not kept any more. Enqueue the "
-                "workflow again, with a KEEP_RESULTS that is longer than it takes."
+                f"The result of {step.label} (job {step.job_id}) is not kept (any more). Enqueue "
+                "the workflow again, with a KEEP_RESULTS that is longer than it takes."
             )
         return None if step.value is None else self._sealer.open_value(bytes(step.value))
 

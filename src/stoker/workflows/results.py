@@ -13,12 +13,14 @@ from uuid import UUID
 from asgiref.sync import sync_to_async
 from django.db.models import Count
 
+from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import Settings, settings_for
 from stoker.dead_letters.requeueing import Wish
 from stoker.exceptions import (
     BrokerUnavailable,
     JobCancelled,
     JobFailed,
+    ResultNotKept,
     ResultTimeout,
     WorkflowNotFound,
     as_seconds,
@@ -214,21 +216,25 @@ class WorkflowResult:
     def value(self) -> Any:
         """The result of a workflow that succeeded. For a chain or chord it is the result of the
         last step, for a group or map the list of its members' results. The result of a member is
-        None if it failed or its value is not kept.
+        None if it failed.
 
         Raises:
             ValueError: the workflow has not finished, or has failed.
+            TaskResultDoesNotExist: a result is not kept (any more).
         """
         if self._row.state != Workflow.State.SUCCESSFUL:
             raise ValueError(f"Workflow {self.id} is {self.status}: there is no value.")
-        return self._values.of(self._root())
+        try:
+            return Values(self._settings, is_strict=True).of(self._root())
+        except ResultNotKept as error:
+            raise TaskResultDoesNotExist(str(error)) from error
 
     def results(self) -> Iterator[Any]:
         """Yield the results of the members or steps in order, reading a thousand at a time.
 
         The result is None for a step that has not ended, has failed, or whose value is not kept.
         """
-        return self._values.of_members(self._root())
+        return Values(self._settings).of_members(self._root())
 
     def wait(self, timeout: float | timedelta | None = None, *, poll_seconds: float = 0.5) -> Any:
         """Wait for the end of the workflow, and return its value.
@@ -242,6 +248,7 @@ class WorkflowResult:
             ResultTimeout: the workflow had not ended by then. It continues.
             JobFailed, JobCancelled: the workflow failed or was cancelled.
             WorkflowNotFound: the workflow does not exist (any more).
+            TaskResultDoesNotExist: it succeeded, but a result is not kept (any more).
             TransactionManagementError: the open transaction could never see the workflow end.
             BrokerUnavailable: as for ``Result.wait``.
         """
@@ -322,10 +329,6 @@ class WorkflowResult:
     @property
     def _steps(self) -> Any:
         return Step.objects.using(self._settings.database).filter(workflow_id=self._row.pk)
-
-    @property
-    def _values(self) -> Values:
-        return Values(self._settings)
 
     def _root(self) -> Step:
         root: Step | None = self._steps.defer("sealed").filter(pk=self._row.pk).first()
