@@ -322,6 +322,28 @@ class TestQueues:
 
         wait_for(comes_before_the_others_end)
 
+    def test_new_queue_is_served_while_polls_of_others_wait(
+        self, stand: SqsStand, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stoker.brokers.sqs.transport.NAMES_SECONDS", 0.1)
+        stand.put(queue="a")
+        stand.transport.drop(stand.transport.receive((), 10))
+        receive, sent = stand.transport._queues.receive, []
+        is_over = threading.Event()
+
+        def receive_later_from_a(name: str, *args: Any, **options: Any) -> Any:
+            if name.endswith("-a") and not sent:
+                sent.extend(stand.put(queue="b"))
+                is_over.wait()
+            return receive(name, *args, **options)
+
+        monkeypatch.setattr(stand.transport._queues, "receive", receive_later_from_a)
+        found: list[Parcel] = []
+        while not found:
+            found = stand.transport.receive((), 10, wait_seconds=600)
+        assert [parcel.message.job_id for parcel in found] == sent
+        is_over.set()
+
 
 class TestPolls:
     def test_poll_that_failed_is_made_again(self) -> None:
@@ -336,8 +358,8 @@ class TestPolls:
 
         polls = Polls(receive, lambda _: None, 10)
         with pytest.raises(RuntimeError, match="unexpected"):
-            polls.wait(["a"], 600)
-        assert polls.wait(["a"], 600) == [parcel]
+            polls.wait(["a"], 600, 600)
+        assert polls.wait(["a"], 600, 600) == [parcel]
 
     def test_failed_poll_does_not_end_the_wait_for_other_queues(self) -> None:
         parcel = Parcel(message(), None)
@@ -356,7 +378,7 @@ class TestPolls:
             return answers.pop(0)
 
         polls = Polls(receive, released.extend, 10)
-        assert polls.wait(["refused", "a"], 600) == [parcel]
+        assert polls.wait(["refused", "a"], 600, 600) == [parcel]
         assert len(failed) == 1, "a failed queue is polled once in each wait"
         assert released == []
 
@@ -370,7 +392,7 @@ class TestPolls:
         def raises() -> bool:
             """A busy machine may start the threads too late."""
             try:
-                return bool(polls.wait(["refused", "a"], 0.1))
+                return bool(polls.wait(["refused", "a"], 0.1, 0.1))
             except BrokerUnavailable:
                 return True
 
@@ -385,8 +407,8 @@ class TestPolls:
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", _no_thread)
             with pytest.raises(RuntimeError, match="can't start new thread"):
-                polls.wait(["a"], 600)
-        assert polls.wait(["a"], 600) == [parcel]
+                polls.wait(["a"], 600, 600)
+        assert polls.wait(["a"], 600, 600) == [parcel]
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,9 @@ class SqsTransport(Transport):
             self._turn = (self._turn + 1) % len(left)
             left = left[self._turn :] + left[: self._turn]
         if wait_seconds:
-            return self._polls.wait(left, wait_seconds) if limit > 0 else []
+            # Polls under way go on after a wait that ends to list new queues.
+            seconds = wait_seconds if queues else min(wait_seconds, NAMES_SECONDS)
+            return self._polls.wait(left, seconds, wait_seconds) if limit > 0 else []
         parcels: list[Parcel] = []
         failures: list[BaseException] = []
         width = 1
@@ -331,8 +333,13 @@ class Polls:
         """Errors by queue. A queue that failed is not polled again during the same wait."""
         self._is_waiting = False
 
-    def wait(self, names: Sequence[str], seconds: float) -> list[Parcel]:
+    def wait(self, names: Sequence[str], seconds: float, poll_seconds: float) -> list[Parcel]:
         """Return the messages of the first poll that receives any, or nothing after ``seconds``.
+
+        Args:
+            names: SQS names of the queues.
+            seconds: the longest wait.
+            poll_seconds: how long a poll waits that this starts.
 
         Raises:
             Exception: polls of some queues failed and no other queue had messages by the end of the
@@ -348,7 +355,7 @@ class Polls:
                     if names and not working:
                         break
                     for name in working - self._under_way:
-                        arguments = (name, seconds)
+                        arguments = (name, poll_seconds)
                         threading.Thread(target=self._poll, args=arguments, daemon=True).start()
                         self._under_way.add(name)
                     self._turn.wait(max(0.0, until - time.monotonic()))
