@@ -2,15 +2,26 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from uuid import uuid4
 
 import pytest
-from asgiref.sync import SyncToAsync, sync_to_async
+from asgiref.sync import SyncToAsync, async_to_sync, sync_to_async
 from django.db import connection, connections, transaction
 
+from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.cluster.worker.workload import WorkerAftercare
+from stoker.conf import settings_for
 from stoker.exceptions import TransactionLeftOpen
+from stoker.jobs.execute import Executor
+from stoker.jobs.outcomes import Attempted, Cancelled, Failed
+from stoker.jobs.running import Running, listen
 from stoker.store.engines import engine_for
+
+from tests.app import chaos, tasks
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -25,28 +36,34 @@ def aftercare(monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerAftercare]:
     aftercare.shared_thread.shutdown()
 
 
-class Neighbour:
-    """A call of another async task, which stays inside a transaction until it may end."""
+@asynccontextmanager
+async def call_of_another_task() -> AsyncIterator[None]:
+    """Run a call that stays inside a transaction until the end of the block."""
+    has_begun, may_end = threading.Event(), threading.Event()
 
-    def __init__(self) -> None:
-        self._has_begun, self._may_end = threading.Event(), threading.Event()
-        self._call: asyncio.Future[None] | None = None
-
-    async def begin(self) -> None:
-        self._call = asyncio.ensure_future(sync_to_async(self._work)())
-        await asyncio.to_thread(self._has_begun.wait)
-
-    async def end(self) -> None:
-        assert self._call is not None
-        assert not self._call.done()
-        self._may_end.set()
-        await self._call
-
-    def _work(self) -> None:
+    def work() -> None:
         with transaction.atomic(durable=True):
             connection.ensure_connection()
-            self._has_begun.set()
-            self._may_end.wait()
+            has_begun.set()
+            may_end.wait()
+
+    call = asyncio.ensure_future(sync_to_async(work)())
+    await asyncio.to_thread(has_begun.wait)
+    try:
+        yield
+        assert not call.done()
+    finally:
+        may_end.set()
+        await call
+
+
+def opened(task: Any) -> Running:
+    """Return a job of this task, ready to run."""
+    task.using(max_attempts=1).enqueue()
+    (delivery,) = broker_for(settings_for()).claim(ClaimRequest(1, uuid4(), 60))
+    running = Executor(settings_for(), worker_id="me").open(delivery)
+    assert isinstance(running, Running)
+    return running
 
 
 def begin_transaction() -> None:
@@ -62,15 +79,13 @@ def commit() -> None:
 def test_async_task_ends_while_a_call_of_another_one_runs(aftercare: WorkerAftercare) -> None:
     """The call may be in a transaction, but will end it."""
 
-    async def end_beside_neighbour() -> None:
-        neighbour = Neighbour()
+    async def end() -> None:
         before = aftercare.before_async()
-        await neighbour.begin()
-        await aftercare.after_async(before)
-        await neighbour.end()
+        async with call_of_another_task():
+            await aftercare.after_async(before)
         await aftercare.after_async(before)
 
-    asyncio.run(end_beside_neighbour())
+    asyncio.run(end())
 
 
 @pytest.mark.parametrize(
@@ -108,3 +123,81 @@ def test_closed_connection_is_in_no_transaction() -> None:
         assert not engine_for(connection).is_in_transaction(connection)
     finally:
         connection.connection = None
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_attempt_that_does_not_succeed_ends_after_its_calls(
+    how: str, aftercare: WorkerAftercare
+) -> None:
+    """Otherwise the next attempt would run beside them."""
+    running, ends = opened(chaos.raise_keyboard_interrupt_async), []
+    has_begun, may_end, is_over = threading.Event(), threading.Event(), asyncio.Event()
+
+    def work() -> None:
+        has_begun.set()
+        may_end.wait()
+        ends.append("call")
+
+    async def function() -> None:
+        call = asyncio.ensure_future(sync_to_async(work)())
+        await asyncio.to_thread(has_begun.wait)
+        try:
+            if how == "failed":
+                call.cancel()
+                raise ConnectionError
+            running.interruption.cancel("enough")
+            await call
+        finally:
+            is_over.set()
+
+    @contextmanager
+    def limit() -> Iterator[None]:
+        try:
+            yield
+        finally:
+            ends.append("attempt")
+
+    async def run() -> Attempted:
+        executor = Executor(settings_for(), worker_id="me", aftercare=aftercare)
+        attempt = asyncio.ensure_future(executor.run_opened_async(running, asyncio.to_thread))
+        await is_over.wait()
+        for _ in range(100):
+            await asyncio.sleep(0)
+        may_end.set()
+        return await attempt
+
+    running.function, running.hard_limit = function, limit()
+    attempted = asyncio.run(run())
+    assert isinstance(attempted.outcome, Cancelled if how == "cancelled" else Failed)
+    assert ends == ["call", "attempt"]
+
+
+def test_failed_attempt_does_not_wait_for_calls_of_others(aftercare: WorkerAftercare) -> None:
+    running = opened(tasks.nothing)
+
+    async def wait() -> None:
+        async with call_of_another_task():
+            await aftercare.wait_for_calls(running)
+
+    asyncio.run(wait())
+
+
+def test_coroutine_of_a_cancelled_sync_task_ends_before_the_attempt() -> None:
+    """``async_to_sync`` runs it in another thread."""
+    listen()
+    running, ends = opened(tasks.nothing), []
+
+    async def work() -> None:
+        running.interruption.cancel("enough")
+        try:
+            while True:
+                running.interruption.remind()
+                await asyncio.sleep(0.001)
+        finally:
+            ends.append("coroutine")
+
+    running.function = async_to_sync(work)
+    executor = Executor(settings_for(), worker_id="me", aftercare=WorkerAftercare())
+    attempted = executor.run_opened(running)
+    assert isinstance(attempted.outcome, Cancelled)
+    assert ends == ["coroutine"]

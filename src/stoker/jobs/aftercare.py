@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .running import Running
+
 
 class Aftercare:
     """Clean-up after a task. This base class does nothing; workers use a subclass."""
@@ -23,6 +25,10 @@ class Aftercare:
     def before_async(self) -> int:
         """Called before an async task begins. Return a value for ``after_async``."""
         return 0
+
+    async def wait_for_calls(self, running: Running) -> None:
+        """Wait for the calls that an async task has made in another thread. Called after the task
+        raised an error or was interrupted. Cancelling a task does not end its calls."""
 
     async def after_async(self, before: int) -> None:
         """Async version of ``after_sync``, for a task on the event loop."""

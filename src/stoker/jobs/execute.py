@@ -336,13 +336,11 @@ class Executor:
 
     def _try(self, running: Running) -> tuple[Any, outcomes.Succeeded]:
         besides = self.settings.database if running.found.is_atomic else None
-        try:
-            value = self._call(running)
-        except BaseException:
-            with suppress(TransactionLeftOpen):  # the task's own error takes precedence
-                self._aftercare.after_sync(besides)
-            raise
-        self._aftercare.after_sync(besides)
+        if running.timeout_seconds is None:
+            value = self._call_with_aftercare(running, besides)
+        else:
+            with running.hard_limit:
+                value = self._call_with_aftercare(running, besides)
         running.has_returned = True
         sealed = self._sealer.seal_value(value)
         if len(sealed) >= LARGE_BYTES:
@@ -354,24 +352,37 @@ class Executor:
         if self.settings.results_cache is None:
             engine_of(self.settings.database).refuse_too_large(sealed)
 
+    def _call_with_aftercare(self, running: Running, besides: str | None) -> Any:
+        try:
+            value = self._call(running)
+        except BaseException:
+            with suppress(TransactionLeftOpen):  # the task's own error takes precedence
+                self._aftercare.after_sync(besides)
+            raise
+        self._aftercare.after_sync(besides)
+        return value
+
     def _call(self, running: Running) -> Any:
         if running.found.is_async:
-            with running.hard_limit:
-                return async_to_sync(self._await)(running)
+            return async_to_sync(self._await)(running)
         with running.interruption:
             running.interruption.check()
             if running.timeout_seconds is None:
                 return running.function(*self._arguments(running), **running.package.kwargs)
-            with running.hard_limit, self._limit(running.timeout_seconds):
+            with self._limit(running.timeout_seconds):
                 return running.function(*self._arguments(running), **running.package.kwargs)
 
     async def _await_with_aftercare(self, running: Running) -> Any:
         before = self._aftercare.before_async()
         try:
             with running.hard_limit:
-                value = await self._await(running)
+                try:
+                    value = await self._await(running)
+                except BaseException:
+                    await self._aftercare.wait_for_calls(running)
+                    raise
         except BaseException:
-            with suppress(TransactionLeftOpen):  # as in _try
+            with suppress(TransactionLeftOpen):  # as in _call_with_aftercare
                 await self._aftercare.after_async(before)
             raise
         await self._aftercare.after_async(before)

@@ -11,6 +11,7 @@ loses one.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
@@ -23,7 +24,7 @@ from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
-from asgiref.sync import sync_to_async
+from asgiref.sync import AsyncToSync, sync_to_async
 from django.core.cache import caches
 from django.db import connections
 from django.db.backends.signals import connection_created
@@ -35,12 +36,15 @@ from stoker.cluster.process import leave_forked_child
 from stoker.cluster.wire import Job, Report
 from stoker.exceptions import TaskCancelled, TaskTimeout, TransactionLeftOpen
 from stoker.jobs.aftercare import Aftercare
+from stoker.jobs.running import Running, current
 from stoker.logs.capture import Capture
 from stoker.signals import tell
 from stoker.store.engines import engine_for
 from stoker.store.transactions import roll_back
 
 FLUSH_SECONDS = 0.002
+LOOK_SECONDS = 0.01
+"""How often to check whether an event loop in another thread has ended."""
 
 T = TypeVar("T")
 
@@ -361,6 +365,24 @@ def close_connections(besides: str | None) -> None:
             connection.close()
 
 
+def end_event_loops() -> None:
+    """Cancel the coroutines that a sync task has called by ``async_to_sync``, and that run on in
+    other threads because the task was interrupted. Wait for their end."""
+    thread = threading.current_thread()
+    executors = AsyncToSync.loop_thread_executors.copy()
+    loops = [loop for loop, one in executors.items() if one._work_thread is thread]
+    for loop in loops:
+        with suppress(RuntimeError):  # it has just been closed
+            loop.call_soon_threadsafe(_cancel_tasks, loop)
+    while not all(loop.is_closed() for loop in loops):
+        time.sleep(LOOK_SECONDS)
+
+
+def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    for task in asyncio.all_tasks(loop):
+        task.cancel()
+
+
 class SharedThread(ThreadPoolExecutor):
     """The thread in which asgiref makes the calls of all async tasks of a worker, one by one."""
 
@@ -369,9 +391,19 @@ class SharedThread(ThreadPoolExecutor):
         self.has_open_transaction = False
         """Whether the last call ended inside a transaction. While a call runs it may be in one
         that it will end itself."""
+        self._calls: dict[Future[Any], Running | None] = {}
+        """Call that waits or runs -> the attempt that made it."""
 
     def submit(self, call: Callable[..., T], /, *args: Any, **options: Any) -> Future[T]:
-        return super().submit(self._call, partial(call, *args, **options))
+        future = super().submit(self._call, partial(call, *args, **options))
+        self._calls[future] = current.get()
+        future.add_done_callback(self._calls.pop)
+        return future
+
+    async def wait_for_calls(self, running: Running) -> None:
+        """Wait until the calls of an attempt have ended."""
+        calls = [call for call, its in self._calls.copy().items() if its is running]
+        await asyncio.gather(*map(asyncio.wrap_future, calls), return_exceptions=True)
 
     def _call(self, call: Callable[[], T]) -> T:
         try:
@@ -397,6 +429,8 @@ class WorkerAftercare(Aftercare):
     def after_sync(self, besides: str | None) -> None:
         if self._is_forked:
             leave_forked_child()
+        if AsyncToSync.loop_thread_executors:
+            end_event_loops()
         if isinstance(sys.exception(), TaskTimeout | TaskCancelled):
             # first, because a session with an interrupted query seems to be in a transaction
             close_connections(besides)
@@ -406,6 +440,9 @@ class WorkerAftercare(Aftercare):
 
     def before_async(self) -> int:
         return self._rolled_back
+
+    async def wait_for_calls(self, running: Running) -> None:
+        await self.shared_thread.wait_for_calls(running)
 
     async def after_async(self, before: int) -> None:
         """Roll back transactions that an async task left open. Async tasks share a thread and
