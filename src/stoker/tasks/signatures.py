@@ -294,7 +294,9 @@ def group(
     given: Iterable[Any] = members
     if len(members) == 1 and not isinstance(members[0], Node) and not is_task(members[0]):
         given = _iterable("group", members[0])
-    if not isinstance(given, MemberIterator):
+    if isinstance(given, MemberIterator):
+        given.peek()  # so that its first error is raised here
+    else:
         given = tuple(as_node(member) for member in given)
     return GroupNode(
         members=given,
