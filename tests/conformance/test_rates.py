@@ -295,3 +295,37 @@ def test_new_jobs_do_not_delay_a_rate_after_the_clock_was_set_back(stand: Stand)
         assert claim(stand) == []
         let_pass(PERIOD_SECONDS / 2 + 2 * MARGIN_SECONDS)
     assert ids(claim(stand)) == [second]
+
+
+def test_job_that_waits_for_its_weight_is_not_overtaken_from_other_queues(stand: Stand) -> None:
+    heavy = heavy_job_of_another_queue(stand)
+    for _ in range(5):
+        put(stand, rate(7), queue="b")
+        assert claim_from(stand, "a", "b") == []
+        let_pass(PERIOD_SECONDS / 5 + MARGIN_SECONDS)
+    assert claim_from(stand, "a", "b")[0] == heavy
+
+
+@pytest.mark.parametrize(
+    ("queues", "options"),
+    [("b", {}), ("ab", {"passed_over": ("a",)})],
+    ids=["not served", "paused"],
+)
+def test_job_of_a_queue_that_the_claim_does_not_serve_delays_no_other(
+    queues: str, options: dict[str, Any], stand: Stand
+) -> None:
+    heavy_job_of_another_queue(stand)
+    (light,) = put(stand, rate(7), queue="b")
+    assert claim_from(stand, *queues, **options) == [light]
+
+
+def heavy_job_of_another_queue(stand: Stand) -> uuid.UUID:
+    """Start a job of the queue b, so that a job of the queue a has to wait for its weight."""
+    (first,) = put(stand, rate(7, weight=3), queue="b")
+    (heavy,) = put(stand, rate(7, weight=5), queue="a")
+    assert claim_from(stand, "a", "b") == [first]
+    return heavy
+
+
+def claim_from(stand: Stand, *queues: str, **options: Any) -> list[uuid.UUID]:
+    return ids(stand.claim(100, *queues, rated_limit=100, **options))

@@ -8,7 +8,7 @@ row. See ``docs/decisions/0015-guards-decide-at-claim.md``.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
@@ -47,6 +47,10 @@ class AdmissionTerms(NamedTuple):
     ahead: Container[UUID] = ()
     """The jobs behind which others with the same lock may be admitted, according to the cluster.
     Those whose lease it has lost are left out."""
+    queues: Collection[str] = ()
+    """The queues that the claim serves; empty = all."""
+    passed_over: Container[str] = ()
+    """The queues that it does not serve, because they are paused."""
 
 
 class Admitted(NamedTuple):
@@ -217,9 +221,7 @@ class _Admission:
             for need in self._needs[place.job_id]
             if self._keys[need.key_id].has_line and need.kind != Need.Kind.SEQUENCE
         }
-        if self._terms.turns > 1:
-            locks = {line.key_id for line in lines if kinds[line.key_id] == Need.Kind.LOCK}
-            lines |= {BlockedLine(*line) for line in engine_of(self._alias).lines_of(list(locks))}
+        lines |= self._lines_of_other_queues({line.key_id for line in lines}, kinds)
         state = engine_of(self._alias).guard_state(
             [key_id for key_id, kind in kinds.items() if kind != Need.Kind.RATE],
             [key_id for key_id, kind in kinds.items() if kind == Need.Kind.SEQUENCE],
@@ -236,6 +238,22 @@ class _Admission:
                 self._firsts[key_id] = job_id
             elif what == HEAD:
                 self._heads.setdefault(key_id, {})[queue] = (number, job_id)
+
+    def _lines_of_other_queues(
+        self, key_ids: Iterable[UUID], kinds: Mapping[UUID, str]
+    ) -> set[BlockedLine]:
+        """Return all lines of the locks under which jobs may follow others, and the lines of the
+        rates in the queues that this claim serves."""
+        terms, wanted = self._terms, {Need.Kind.RATE}
+        if terms.turns > 1:
+            wanted.add(Need.Kind.LOCK)
+        found = engine_of(self._alias).lines_of([pk for pk in key_ids if kinds[pk] in wanted])
+        return {
+            BlockedLine(key_id, queue)
+            for key_id, queue in found
+            if kinds[key_id] == Need.Kind.LOCK
+            or ((not terms.queues or queue in terms.queues) and queue not in terms.passed_over)
+        }
 
     def _held_ahead(self, holder: UUID) -> set[UUID]:
         """Return the jobs behind which others may be leased: they hold a key and are still leased
@@ -321,9 +339,12 @@ class _Admission:
         return self._firsts.get(need.key_id) == need.job_id
 
     def _is_another_ahead(self, key: LockedKey, place: Place) -> bool:
-        """Return whether another job of this queue is blocked by the key and comes first."""
-        head = self._heads.get(key.pk, {}).get(place.queue)
-        return head is not None and head < (place.rank, place.job_id)
+        """Return whether another job is blocked by the key and comes first. For a rate it may be of
+        any queue that the claim serves: otherwise a job with a weight would wait for as long as
+        other queues have lighter ones."""
+        heads = self._heads.get(key.pk, {})
+        ahead = heads.values() if key.kind == Need.Kind.RATE else [heads.get(place.queue)]
+        return any(head is not None and head < (place.rank, place.job_id) for head in ahead)
 
     def _has_other_lines(self, key_id: UUID, place: Place) -> bool:
         """Return whether the key blocks jobs of other queues. Such jobs may start only when the key

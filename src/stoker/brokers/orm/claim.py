@@ -268,9 +268,8 @@ def leasing_of(request: ClaimRequest) -> Leasing:
 
 def terms_of(request: ClaimRequest) -> AdmissionTerms:
     permit_us = microseconds(request.permit_seconds)
-    return AdmissionTerms(
-        request.rated_limit, permit_us, time.monotonic(), request.turns, request.ahead
-    )
+    others = request.turns, request.ahead, request.queues, request.passed_over
+    return AdmissionTerms(request.rated_limit, permit_us, time.monotonic(), *others)
 
 
 def deliveries_of(claims: Iterable[Claim], lease_id: int) -> list[Delivery]:
