@@ -10,11 +10,14 @@ from django.test import override_settings
 
 from stoker.cluster.worker.workload import WorkerAftercare
 from stoker.exceptions import TaskTimeout
+from stoker.locks.stores.contract import LockClaim
+from stoker.locks.stores.database import DatabaseLocks
 from stoker.models import Outgoing
 from stoker.models.outbox import forget_tables
 from stoker.store.transactions import roll_back
 
 from tests.app.tasks import nothing
+from tests.guards.sessions import session
 from tests.integration.work import another_database
 
 pytestmark = [pytest.mark.postgres, pytest.mark.django_db(transaction=True)]
@@ -93,3 +96,13 @@ def test_first_enqueue_in_a_transaction_needs_no_second_connection(pool: Pool) -
             nothing.enqueue()
             assert Outgoing.objects.exists()
             transaction.set_rollback(True)
+
+
+def test_lock_is_renewed_on_a_connection_outside_the_pool(pool: Pool) -> None:
+    store = DatabaseLocks("default")
+    owner = uuid4()
+    store.take(LockClaim("one", owner, 30.0))
+    assert pool.taken == 1
+    with session() as renewal:
+        renewal.do(lambda: store.give_up_after(5))
+        assert renewal.do(lambda: store.renew("one", owner, 30.0))

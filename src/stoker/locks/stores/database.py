@@ -59,17 +59,21 @@ class _LocksInDatabase(LockStore):
         return not is_of_a_test_case(self._database)
 
     def give_up_after(self, seconds: int) -> None:
-        """Set a time-out for calls on this thread's connection, if the driver supports it.
+        """Set a time-out for calls on this thread's connection, if the driver supports it, and use
+        no pool.
 
-        Otherwise a host that does not answer would delay the renewals of other locks.
+        Otherwise a host that does not answer would delay the renewals of other locks, and a lock
+        would be lost while its holder and others use all connections of the pool.
         """
         connection = connections[self._database]
         options: dict[str, Any] = connection.settings_dict.get("OPTIONS", {})
         limits = engine_of(self._database).call_limits(seconds)
-        if not limits.keys() - options.keys() or options.get("pool"):  # all threads share a pool
+        if not limits.keys() - options.keys() and "pool" not in options:
             return
         # Replace the settings by a copy, because all threads share them.
-        connection.settings_dict = {**connection.settings_dict, "OPTIONS": {**limits, **options}}
+        options = {**limits, **options}
+        options.pop("pool", None)
+        connection.settings_dict = {**connection.settings_dict, "OPTIONS": options}
 
     def rest(self) -> None:
         connections[self._database].close_if_unusable_or_obsolete()
