@@ -208,6 +208,17 @@ class TestSilentNodes:
         assert clock.now == 10.0
 
 
+@pytest.mark.parametrize(
+    ("cluster", "count"), [("shop:low", 1), ("shop:low:2", 1), ("shop-low", 0), ("low:shop", 0)]
+)
+def test_name_of_cluster_whose_jobs_another_would_take_is_reported(
+    nodes: list[PrivateDisque], cluster: str, count: int
+) -> None:
+    with closing(DisqueTransport(Settings(broker=url_of(nodes), cluster=cluster))) as transport:
+        found = transport.weaknesses()
+    assert sum("takes the jobs of" in sentence for sentence in found) == count
+
+
 def test_one_silent_node_does_not_hide_the_jobs_of_others(
     nodes: list[PrivateDisque], transport: DisqueTransport
 ) -> None:

@@ -51,6 +51,15 @@ def transport(proxy: Proxy) -> Iterator[IronmqTransport]:
         yield made
 
 
+def test_name_of_cluster_whose_jobs_another_would_take_is_reported(server: PrivateIronmq) -> None:
+    name = f"test-{uuid.uuid4().hex}"
+    settings = Settings(broker=url_at(server.port), cluster=f"{name}-high-2")
+    with closing(IronmqTransport(settings)) as transport:
+        (sentence,) = transport.weaknesses()
+    assert repr(name) in sentence
+    assert "without '-high'" in sentence
+
+
 class TestBusy:
     def test_request_to_a_busy_server_is_repeated(
         self, server: PrivateIronmq, transport: IronmqTransport

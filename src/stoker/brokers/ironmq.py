@@ -39,6 +39,7 @@ from .transport import (
     band_of,
     in_turn,
     lines_of,
+    warnings_of_name,
 )
 
 AT_ONCE = 100
@@ -441,7 +442,7 @@ class IronmqTransport(Transport):
         return {"broker": self._service.shown, "server": "IronMQ 3"}
 
     def weaknesses(self) -> list[str]:
-        found = []
+        found = warnings_of_name(self.settings.cluster, "-")
         for line in sorted(self._listed()):
             about = self._about_line(line)
             kept_seconds = int(about.get("message_expiration", KEPT_SECONDS))

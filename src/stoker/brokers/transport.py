@@ -210,6 +210,27 @@ def lines_of(queues: Iterable[str]) -> list[Line]:
     return [Line(band, queue) for queue in dict.fromkeys(queues) for band in BANDS]
 
 
+def warnings_of_name(cluster: str, separator: str) -> list[str]:
+    """Return a warning if the lines of this cluster look like lines of a cluster with a shorter
+    name.
+
+    Args:
+        cluster: the option ``CLUSTER``.
+        separator: what stands between cluster, band and queue in the name of a line.
+    """
+    parts = cluster.split(separator)
+    for place, part in enumerate(parts):
+        if place and part in BANDS:
+            shorter = separator.join(parts[:place])
+            sentence = (
+                f"A cluster with the CLUSTER {shorter!r} at the same server takes the jobs of "
+                f"{cluster!r} if it serves every queue. Choose a CLUSTER without "
+                f"'{separator}{part}'."
+            )
+            return [sentence]
+    return []
+
+
 def in_turn(lines: Collection[Line], turn: int) -> Iterator[Line]:
     """Yield the lines, most urgent band first. Rotate the lines within a band by ``turn``."""
     urgent_first = sorted(lines, key=lambda line: (BANDS.index(line.band), line.queue))

@@ -30,6 +30,7 @@ from stoker.brokers.transport import (
     band_of,
     in_turn,
     lines_of,
+    warnings_of_name,
 )
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
@@ -193,7 +194,7 @@ class DisqueTransport(Transport):
         return {"broker": self.settings.shown_broker, "server": f"Disque {version}".strip()}
 
     def weaknesses(self) -> list[str]:
-        return self._nodes.weaknesses()
+        return self._nodes.weaknesses() + warnings_of_name(self.settings.cluster, ":")
 
     def close(self) -> None:
         self._nodes.close()
