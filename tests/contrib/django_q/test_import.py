@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from django.core.management import call_command
 from django.core.signing import TimestampSigner
-from django.db import connection
+from django.db import connection, connections
 from django.test import override_settings
 from django.utils import timezone
 from django.utils.dateparse import parse_datetime
@@ -261,6 +261,30 @@ def test_compressed_package_is_opened() -> None:
     payload = signer.sign_object(given, serializer=Pickle, compress=True)  # type: ignore[arg-type] # as Django Q does
     assert payload.startswith(".")
     assert read_package(payload, "oldname") == given
+
+
+@pytest.mark.two_databases
+@pytest.mark.usefixtures("lock_expired")
+@override_settings(Q_CLUSTER={"name": "oldname", "orm": "queue"})
+def test_each_table_is_read_where_django_q_has_its_rows() -> None:
+    """Django Q keeps only packages in the database of "orm". The other tables are empty there."""
+    queue = connections["queue"]
+    with queue.schema_editor() as editor:
+        for model in MODELS.values():
+            editor.create_model(model)
+    try:
+        packages = list(OldPackage.objects.all())
+        OldPackage.objects.using("queue").bulk_create(packages)
+        OldPackage.objects.all().delete()
+        told = import_all()
+        assert "django_q_schedule: 3 rows, 3 copied" in told
+        assert "django_q_ormq: 4 rows, 4 copied" in told
+        assert "django_q_task: 2 rows, 2 copied" in told
+        assert "django_q_task: 0 rows" in import_all("--from", "queue")
+    finally:
+        with queue.schema_editor() as editor:
+            for model in MODELS.values():
+                editor.delete_model(model)
 
 
 def test_missing_table_is_skipped() -> None:

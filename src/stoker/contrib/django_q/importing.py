@@ -23,7 +23,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.color import no_style
 from django.core.signing import BadSignature, TimestampSigner, b64_decode
-from django.db import connections, models, transaction
+from django.db import connections, models, router, transaction
 from django.db.migrations.state import ProjectState
 from django.utils import timezone
 
@@ -195,11 +195,23 @@ class _Left(Exception):
     """Raised to skip a row; the message says why."""
 
 
-def import_tables(alias: str, name: str, *, dry_run: bool) -> list[Copied]:
+def source_of(model: type[models.Model]) -> str:
+    """Return the database in which Django Q has the rows of this model.
+
+    Only packages are in the database that "orm" names. ``migrate`` also makes the other tables
+    there, but they stay empty.
+    """
+    if model is OldPackage and conf.given().get("orm"):
+        return str(conf.given()["orm"])
+    return router.db_for_read(model)
+
+
+def import_tables(alias: str | None, name: str, *, dry_run: bool) -> list[Copied]:
     """Copy schedules, waiting packages, results and failures.
 
     Args:
-        alias: the database with Django Q's tables.
+        alias: the database with all of Django Q's tables; None = each table is where Django Q has
+            its rows.
         name: the name in Q_CLUSTER, with which packages were signed.
         dry_run: roll back every copy.
 
@@ -213,10 +225,11 @@ def import_tables(alias: str, name: str, *, dry_run: bool) -> list[Copied]:
     )
     done = []
     for model, copy in steps:
-        if is_there(model, alias):
+        source = alias or source_of(model)
+        if is_there(model, source):
             report = Copied(model._meta.db_table)
             done.append(report)
-            for row in rows(model, alias):
+            for row in rows(model, source):
                 _one(report, row, copy, dry_run=dry_run)
                 come_so_far(sum(one.found for one in done))
     _set_sequence()
@@ -369,7 +382,7 @@ def _cluster(name: str | None) -> str | None:
 def summary(done: list[Copied], *, dry_run: bool) -> Iterator[str]:
     """Yield lines that describe the outcome."""
     if not done:
-        yield "This database has no tables of Django Q."
+        yield "There are no tables of Django Q."
     for report in done:
         word = "would be copied" if dry_run else "copied"
         line = f"{report.table}: {report.found} rows, {report.copied} {word}"
@@ -419,14 +432,15 @@ class ImportDjangoQ(Subcommand):
             "--from",
             dest="source",
             metavar="ALIAS",
-            help="The database that has the tables, by its name under DATABASES. Default: that of "
-            '"orm" in Q_CLUSTER, else "default".',
+            help="The database that has all the tables, by its name under DATABASES. Default: "
+            'for waiting packages that of "orm" in Q_CLUSTER; for schedules and results the one '
+            'that the project\'s database routers name for them, usually "default".',
         ),
     )
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        source = options["source"] or conf.given().get("orm") or "default"
-        if source not in connections:
+        source = options["source"]
+        if source is not None and source not in connections:
             raise refuse(f"DATABASES has no {source!r}: name one of {', '.join(connections)}.")
         name = options["name"] or conf.Conf.PREFIX
         with bar("copying rows"):
