@@ -104,6 +104,30 @@ def test_cron_schedule_computes_the_next_run() -> None:
     assert row.calculate_next_run(FUTURE) == datetime(2040, 2, 1, 3, tzinfo=UTC)
 
 
+@pytest.mark.parametrize(
+    ("rule", "following"),
+    [
+        ("0 3 * * * 0", [(1, 3, 0, 0), (2, 3, 0, 0), (3, 3, 0, 0)]),
+        ("*/30 12 31 * * 15", [(31, 12, 0, 15), (31, 12, 30, 15)]),
+        ("0 3 */10 * 1", [(1, 3, 0, 0), (2, 3, 0, 0), (9, 3, 0, 0), (11, 3, 0, 0)]),
+        ("0 3 10 * */3", [(1, 3, 0, 0), (4, 3, 0, 0), (7, 3, 0, 0), (8, 3, 0, 0), (10, 3, 0, 0)]),
+        ("0 3 */10 * *", [(1, 3, 0, 0), (11, 3, 0, 0), (21, 3, 0, 0), (31, 3, 0, 0)]),
+        ("0 3 * * */2", [(1, 3, 0, 0), (3, 3, 0, 0), (5, 3, 0, 0), (7, 3, 0, 0), (8, 3, 0, 0)]),
+        ("0 3 13 * 5", [(6, 3, 0, 0), (13, 3, 0, 0), (20, 3, 0, 0)]),
+        ("@daily", [(1, 0, 0, 0), (2, 0, 0, 0)]),
+    ],
+)
+def test_cron_rule_means_what_it_means_in_django_q(rule: str, following: list[Any]) -> None:
+    """The moments of January 2040 are those of croniter 7. Its first day is a Sunday."""
+    at = datetime(2039, 12, 31, 23, 59, 59, tzinfo=UTC)
+    row = schedule(f"{HERE}.note", schedule_type=Schedule.CRON, cron=rule, next_run=at)
+    found = []
+    for _ in following:
+        at = row.calculate_next_run(at)
+        found.append((at.day, at.hour, at.minute, at.second))
+    assert found == following
+
+
 def test_invalid_schedule_is_refused_on_create() -> None:
     with pytest.raises(ValidationError):
         schedule(f"{HERE}.note", schedule_type=Schedule.CRON, cron="every day")

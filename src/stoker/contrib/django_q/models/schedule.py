@@ -35,7 +35,7 @@ from stoker.models import Schedule as OwnSchedule
 from stoker.schedules import service as schedules
 from stoker.store.written import database_now_us
 from stoker.tasks.schedules import Cron, Every, Once, Scheduled
-from stoker.values.cron import zone_named
+from stoker.values.cron import fields_of, zone_named
 from stoker.values.ticks import as_moment, as_us
 
 from .task import Task
@@ -47,10 +47,29 @@ def now() -> datetime:
     return timezone.now().replace(microsecond=0)
 
 
+def as_own_rule(rule: str) -> str:
+    """Return a cron rule of Django Q in the form that means the same to Stoker.
+
+    In Django Q the last of six fields are the seconds; here it is the first. If both fields of days
+    are restricted, Django Q runs on the days of either. Stoker does the same, unless one of them
+    begins with ``*``, as in ``*/2``.
+    """
+    try:
+        fields = fields_of(rule)
+    except ValueError:
+        return rule  # Cron() says what is wrong
+    if len(fields) == 6:
+        fields = [fields[-1], *fields[:-1]]
+    if fields[-3] != "*" and fields[-1] != "*":
+        fields[-3] = fields[-3].replace("*", "1-31")
+        fields[-1] = fields[-1].replace("*", "0-6")
+    return " ".join(fields)
+
+
 def validate_cron(value: str) -> None:
     """Raise ValidationError unless the value is a cron rule of five or six fields."""
     try:
-        Cron(value)
+        Cron(as_own_rule(value))
     except InvalidSchedule as error:
         raise ValidationError(str(error)) from None
 
@@ -376,7 +395,7 @@ def _when(row: Schedule, known: OwnSchedule | None) -> Scheduled:
     if row.schedule_type == Schedule.CRON:
         if not row.cron:
             raise InvalidSchedule('schedule_type "C" needs a cron rule: cron="0 3 * * *".')
-        return Cron(row.cron, start=start, **terms)
+        return Cron(as_own_rule(row.cron), start=start, **terms)
     if row.schedule_type not in UNITS:
         known_types = ", ".join(kind for kind, _ in Schedule.TYPE)
         raise InvalidSchedule(f"schedule_type={row.schedule_type!r}: write one of {known_types}.")
