@@ -157,21 +157,48 @@ def test_deleting_a_queued_task_cancels_its_job(anna: Visitor) -> None:
     assert Job.objects.get(pk=row.pk).status == "CANCELLED"
 
 
-@pytest.mark.parametrize("cron", ["*/5 * * * *", "every day"])
-def test_schedules_are_added_and_bad_ones_refused(cron: str, anna: Visitor) -> None:
-    schedule(f"{HERE}.add", 1, name="hourly", schedule_type=Schedule.HOURLY)
-    assert "hourly" in open_page(anna, "schedule/")
+def add_schedule(anna: Visitor, **changed: str) -> str:
+    """Fill in the form of a new schedule, send it, and return the page that follows."""
     fields = {
         "name": "often",
         "func": f"{HERE}.add",
-        "schedule_type": "C",
-        "cron": cron,
+        "schedule_type": "D",
         "repeats": "-1",
         "next_run_0": "2030-01-01",
         "next_run_1": "00:00:00",
+        **changed,
     }
     response = anna.client.post(f"{PAGES}/schedule/add/", fields, follow=True)
-    page = response.content.decode()
-    is_good = cron.startswith("*")
-    assert ("was added successfully" in page) is is_good, page
-    assert Schedule.objects.filter(name="often").exists() is is_good
+    assert response.status_code == 200
+    return response.content.decode()
+
+
+def test_schedule_is_added(anna: Visitor) -> None:
+    schedule(f"{HERE}.add", 1, name="hourly", schedule_type=Schedule.HOURLY)
+    assert "hourly" in open_page(anna, "schedule/")
+    assert "was added successfully" in add_schedule(anna, schedule_type="C", cron="*/5 * * * *")
+    row = Schedule.objects.get(name="often")
+    assert row.own_id is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"schedule_type": "C", "cron": "every day"}, "is not a cron rule"),
+        ({"schedule_type": "C"}, "needs a cron rule"),
+        ({"args": "John"}, "cannot be read: write plain values"),
+        ({"kwargs": "q_options={'chain': [1]}"}, "cannot have the option &quot;chain&quot;"),
+        ({"schedule_type": "I", "minutes": "99999999"}, "must be a whole number from 1 to"),
+        ({"name": "", "func": f"a.{'f' * 254}"}, "is longer than 255 characters"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_form_says_why_a_schedule_is_refused(
+    changed: dict[str, str], why: str, anna: Visitor
+) -> None:
+    assert why in add_schedule(anna, **changed)
+    assert not Schedule.objects.exists()
+
+
+def test_schedule_that_has_ended_can_be_changed(anna: Visitor) -> None:
+    assert "was added successfully" in add_schedule(anna, args="John", repeats="0")

@@ -67,6 +67,7 @@ def test_row_without_a_key_after_bulk_create_runs(monkeypatch: pytest.MonkeyPatc
 
 def test_row_with_a_wrong_value_stops_no_other(caplog: pytest.LogCaptureFixture) -> None:
     insert(func=f"{HERE}.note", args="1, two")
+    insert(func="f" * 256)
     insert(func=f"{HERE}.note", name="good", schedule_type=Schedule.DAILY)
     insert(func=f"{HERE}.note", name="over", repeats=0)
     insert(func=f"{HERE}.note", name="stopped", next_run=None)

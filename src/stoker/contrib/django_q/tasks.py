@@ -391,7 +391,7 @@ def schedule(func: Any, *args: Any, **kwargs: Any) -> Schedule:
     )
     row.args = repr(tuple(args)) if args else None
     row.kwargs = repr(kwargs) if kwargs else None
-    row.full_clean(exclude=["args", "kwargs"], validate_unique=False)
+    row.clean_fields(exclude=["args", "kwargs"])
     with transaction.atomic(using=conf.database()):
         if name and Schedule.objects.filter(name=name).exists():
             raise IntegrityError(f"There is a schedule {name!r} already.")

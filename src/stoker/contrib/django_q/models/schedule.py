@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any, ClassVar
+from uuid import uuid4
 
 from django.conf import settings as django_settings
 from django.core.exceptions import ValidationError
@@ -19,6 +20,7 @@ from django.db.models import F, Max
 from django.db.models.signals import post_delete
 from django.utils import timezone
 
+from stoker.compat import InvalidTask
 from stoker.conf import Settings
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.calls import call_task
@@ -33,6 +35,7 @@ from stoker.contrib.django_q.spec import (
 from stoker.exceptions import InvalidSchedule, ScheduleExists, StokerError
 from stoker.models import Schedule as OwnSchedule
 from stoker.schedules import service as schedules
+from stoker.schedules.rows import values_of
 from stoker.store.written import database_now_us
 from stoker.tasks.schedules import Cron, Every, Once, Scheduled
 from stoker.values.cron import fields_of, zone_named
@@ -41,6 +44,8 @@ from stoker.values.ticks import as_moment, as_us
 from .task import Task
 
 logger = logging.getLogger("stoker")
+REFUSALS = (StokerError, InvalidTask, ValueError)
+"""Errors of wrong values."""
 
 
 def now() -> datetime:
@@ -180,6 +185,16 @@ class Schedule(models.Model):
             super().save(*args, **kwargs)
             reflect(self)
 
+    def clean(self) -> None:
+        """Raise ValidationError for values that ``save()`` would refuse, so that forms show why."""
+        if self.repeats == 0 or self.next_run is None:
+            return
+        name, _ = _names(self)
+        try:
+            values_of(conf.settings(), uuid4(), name, _task_of(self), _when(self, None))
+        except REFUSALS as error:
+            raise ValidationError(str(error)) from None
+
     @classmethod
     def refresh(cls, schedule_id: int) -> None:
         """Write the progress of Stoker's schedule into the row. Called after the commit of a tick.
@@ -242,11 +257,11 @@ def reflect(row: Schedule, *, keeps_moment: bool = False) -> None:
     if row.repeats == 0 or row.next_run is None:
         remove(row)
         return
-    alias, known = conf.alias(), _find(row)
+    known = _find(row)
     next_us = _as_whole_us(row.next_run)
     is_kept = known is not None and (keeps_moment or known.moment_us == next_us)
     when = _when(row, known if is_kept else None)
-    task = call_task.under(row.func).using(backend=alias)
+    task = _task_of(row)
     own = _create(row, task, when) if known is None else _change(row, known, task, when)
     if row.own_id != own.pk:
         row.own_id = own.pk
@@ -290,9 +305,13 @@ def reflect_unsaved(settings: Settings, beat: Callable[[], None] = lambda: None)
                 if unsaved.filter(pk=key).update(next_run=F("next_run")):
                     reflect(rows.get(pk=key))
                     count += 1
-        except (StokerError, DatabaseError) as error:
+        except (*REFUSALS, DatabaseError) as error:
             logger.warning("The row %s of Schedule cannot run: %s", key, error)
     return count
+
+
+def _task_of(row: Schedule) -> Any:
+    return call_task.under(row.func).using(backend=conf.alias())
 
 
 def _create(row: Schedule, task: Any, when: Scheduled) -> OwnSchedule:
