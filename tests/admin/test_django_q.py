@@ -136,6 +136,19 @@ def test_failure_that_cannot_be_resubmitted_stays_and_says_why(anna: Visitor) ->
     assert not Job.objects.filter(status=None).exists()
 
 
+@pytest.mark.parametrize("column", ["args", "kwargs"])
+def test_imported_task_with_unreadable_arguments_is_not_resubmitted(
+    column: str, anna: Visitor
+) -> None:
+    unread = {"args": (), "kwargs": {}, column: "(not read: it has a shop.Order)"}
+    row = Failure.objects.create(name="old", func=f"{HERE}.note", success=False, **unread)
+    assert "(not read: it has a shop.Order)" in open_page(anna, f"failure/{row.pk}/change/")
+    page = choose(anna, "failure/", "resubmit", row.pk)
+    assert "Its arguments cannot be read: (not read: it has a shop.Order)" in page
+    assert Failure.objects.filter(pk=row.pk).exists()
+    assert not Job.objects.exists()
+
+
 def test_resubmission_needs_the_permission_to_change(who_may: Callable[..., Visitor]) -> None:
     task_id = async_task(f"{HERE}.add", 1)
     drain()

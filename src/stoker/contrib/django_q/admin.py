@@ -25,7 +25,6 @@ from stoker.values.pickles import nothing_unpickled
 from . import conf
 from .calls import call_task
 from .models import Failure, OrmQ, Schedule, Success, Task
-from .models.sealed import Unreadable
 from .tasks import enqueue_call
 
 
@@ -165,7 +164,7 @@ def enqueue_again(row: Task, by: str) -> str:
             return answer.job_id.hex
     args, kwargs = row.args or (), row.kwargs or {}
     for value in (args, kwargs):
-        if isinstance(value, Unreadable):
+        if isinstance(value, str):  # the reason why they are not here
             raise StokerError(f"Its arguments cannot be read: {value}")
     options = {"hook": row.hook, "group": row.group, "cluster": row.cluster}
     return enqueue_call(row.func, args, kwargs, options)
@@ -190,7 +189,7 @@ def _without_unpickling(view: Callable[..., HttpResponseBase]) -> Callable[..., 
 def _call_of(row: Task) -> tuple[Any, Any]:
     """Return the arguments of a task, by position and by name, without those that are hidden."""
     args, kwargs = row.args, row.kwargs
-    if isinstance(args, Unreadable) or isinstance(kwargs, Unreadable):
+    if isinstance(args, str) or isinstance(kwargs, str):  # the reason why they are not here
         return args, kwargs
     inner = call_task.under(row.func).inner_call(({}, [args or (), kwargs or {}]))
     secrets, reveals = conf.settings().redact, getattr(row, "reveals", False)

@@ -42,6 +42,7 @@ from . import conf
 from .calls import call_task
 from .models import Imported, Schedule, Task
 from .models.schedule import keep_missed
+from .models.sealed import Unreadable
 from .spec import packed, spec_of
 from .tasks import varied
 
@@ -370,7 +371,7 @@ def _copy_task(row: Mapping[str, Any]) -> None:
         try:
             given[column] = read_plain(row.get(column))
         except NotReadable as error:
-            given[column] = f"(not read: {error})"
+            given[column] = Unreadable(f"(not read: {error})")
     Task.objects.bulk_create([Task(**given)])
 
 
