@@ -80,14 +80,15 @@ class TaskAdmin(ReadOnlyAdmin):
 
     @admin.action(description="Resubmit selected tasks to queue", permissions=["resubmit"])
     def resubmit(self, request: HttpRequest, queryset: QuerySet[Task]) -> None:
-        """Enqueue the selected tasks again, and delete their rows. Rows that cannot be read are
-        kept."""
+        """Enqueue the selected tasks again, and delete the rows of failures, as Django Q does. Rows
+        that cannot be read are kept."""
         count = 0
         for row in queryset:
             try:
                 with transaction.atomic(using=conf.database()):
                     enqueue_again(row, str(request.user))
-                    row.delete()
+                    if not row.success:
+                        row.delete()
             except StokerError as error:
                 self.message_user(request, f"{row}: {error}", messages.ERROR)
             else:
