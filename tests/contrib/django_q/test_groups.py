@@ -1,6 +1,7 @@
 """Groups, chains and iterations of tasks."""
 
 import time
+from typing import Any
 
 import pytest
 
@@ -136,6 +137,20 @@ def test_chain_object_runs_the_appended_steps() -> None:
     assert chain.length() == 2
     assert chain.result() == [-1, 1]
     assert [row.func for row in chain.fetch()] == ["math.copysign", "math.floor"]
+
+
+@pytest.mark.parametrize("cached", [None, 60])
+def test_chain_that_gets_a_step_and_runs_again_has_only_its_new_results(cached: Any) -> None:
+    chain = Chain([("math.floor", (1.5,)), ("math.floor", (2.5,))], cached=cached)
+    chain.run()
+    drain()
+    assert chain.result() == [1, 2]
+    chain.append("math.floor", 3.5)
+    chain.run()
+    assert chain.current() in (0, None)
+    assert chain.result() is None
+    drain()
+    assert chain.result() == [1, 2, 3]
 
 
 def test_cached_chain_has_results_in_the_cache() -> None:

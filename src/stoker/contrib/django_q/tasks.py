@@ -326,8 +326,14 @@ class Chain:
         self.started = False
 
     def append(self, func: Any, *args: Any, **kwargs: Any) -> int:
-        """Add a step. Return the number of steps."""
+        """Add a step. Return the number of steps.
+
+        If the chain was run before, its Tasks leave the group, so that the next run has only its
+        own.
+        """
         self.chain.append((func, args, kwargs))
+        if self.started:
+            delete_group(str(self.group), cached=self.cached)
         self.started = False
         return self.length()
 
