@@ -81,8 +81,24 @@ def test_scheduled_job_has_the_limits_of_the_cluster_of_its_queue(
     assert limits() == {expected}
 
 
+@pytest.mark.parametrize("queue", ["", "long"])
+def test_schedule_without_a_cluster_runs_in_the_main_one(
+    queue: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not matter in which cluster the schedule was saved."""
+    monkeypatch.setenv("Q_CLUSTER_NAME", queue)
+    Schedule.objects.create(func=f"{HERE}.add", args="1")
+    fire()
+    assert Job.objects.get().queue == "shop"
+    assert limits() == {(2, 4)}
+
+
 @pytest.mark.parametrize(("queue", "expected"), QUEUES)
-def test_imported_job_has_the_limits_of_the_cluster_of_its_queue(queue: str, expected: Any) -> None:
+@pytest.mark.parametrize("own", ["", "long"])
+def test_imported_job_has_the_limits_of_the_cluster_of_its_queue(
+    own: str, queue: str, expected: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("Q_CLUSTER_NAME", own)
     importing._enqueue({"id": "a" * 32, "func": f"{HERE}.add", "args": (1,)}, queue)
     assert limits() == {expected}
 

@@ -104,10 +104,18 @@ def database() -> str:
 
 def queue(cluster: str | None = None) -> str:
     """Return the queue of a cluster; None = the cluster of this process."""
-    if cluster:
-        return cluster
+    return cluster or _served(given())
+
+
+def main_queue() -> str:
+    """Return the queue of the main cluster, whatever the cluster of this process is."""
+    return _served(read_cluster(configured(), ""))
+
+
+def _served(given: Mapping[str, Any]) -> str:
+    """Return the queue of the cluster with these settings, or one that the backend serves."""
     served = settings().queues
-    wanted = str(given()["cluster_name"]) if configured() else DEFAULT_TASK_QUEUE_NAME
+    wanted = str(given["cluster_name"]) if configured() else DEFAULT_TASK_QUEUE_NAME
     return wanted if not served or wanted in served else served[0]
 
 

@@ -323,9 +323,8 @@ def _enqueue(package: Mapping[str, Any], key: str) -> None:
     options = {**package, "task_name": package.get("name"), "cluster": package.get("cluster")}
     spec = {**spec_of(package["func"], options), "id": str(package["id"])}
     arguments = packed(settings, package.get("args") or (), package.get("kwargs") or {})
-    task = varied(
-        call_task, spec["func"], {**options, "cluster": _cluster(key) or options["cluster"]}
-    )
+    queue = _cluster(key) or options["cluster"] or conf.main_queue()
+    task = varied(call_task, spec["func"], {**options, "cluster": queue})
     started = package.get("started")
     enqueued_at = as_timestamp(started if isinstance(started, datetime) else timezone.now())
     digest = int.from_bytes(sha256(str(package["id"]).encode()).digest()[:8], "big")
@@ -376,8 +375,8 @@ def _copy_task(row: Mapping[str, Any]) -> None:
 
 
 def _cluster(name: str | None) -> str | None:
-    """Return the name of another queue, or None for the default one, which may be renamed later."""
-    return None if not name or name == conf.queue() else name
+    """Return the name of another queue, or None for the main one, which may be renamed later."""
+    return None if not name or name == conf.main_queue() else name
 
 
 def summary(done: list[Copied], *, dry_run: bool) -> Iterator[str]:

@@ -407,7 +407,7 @@ def _when(row: Schedule, known: OwnSchedule | None) -> Scheduled:
         "args": (_spec(row, options), packed(settings, args, kwargs)),
         "repeats": row.repeats if row.repeats > 0 else -1,
         "misfire": "once",
-        "queue_name": conf.queue(options["cluster"]),
+        "queue_name": options["cluster"] or conf.main_queue(),
     }
     if row.schedule_type == Schedule.ONCE:
         return Once(start, **terms)
