@@ -18,6 +18,8 @@ from stoker.contrib.django_q.exceptions import TimeoutException
 from stoker.contrib.django_q.status import Stat
 from stoker.contrib.django_q.translation import entry_of, problems, read_cluster
 from stoker.inspect.stats import ClusterState, ProcessState
+from stoker.jobs.package import JobOptions, Package, sealer_for
+from stoker.values.ids import new_job_id
 
 
 def test_keys_become_options() -> None:
@@ -46,6 +48,18 @@ def test_keys_become_options() -> None:
     assert settings.compress_above_bytes
     assert settings.keep_results.successful_count == 5000
     assert settings.backoff == 120
+
+
+def test_large_packages_are_accepted_as_in_django_q() -> None:
+    settings = read_settings("default", entry_of({"orm": "default"}))
+    numbers = [[number / 7] for number in range(60_000)]
+    package = Package(new_job_id(), "math.floor", (numbers,), {}, "shop", 0, 0.0, JobOptions())
+    assert sealer_for(settings).seal(package)
+    given = {"max_package_bytes": 300}
+    assert read_settings("default", entry_of(given)).max_package_bytes == 300
+    assert not list(problems(given))
+    (problem,) = problems({"max_package_bytes": "many"})
+    assert "MAX_PACKAGE_BYTES" in problem.advice
 
 
 @pytest.mark.parametrize(

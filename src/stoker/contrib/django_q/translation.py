@@ -229,6 +229,8 @@ def _refuse_unknown(key: str, terms: Mapping[str, Any], known: set[str]) -> None
 
 
 KEPT_SECONDS = 7 * 86400
+MAX_PACKAGE_BYTES = 16 << 20
+"""Django Q has no limit. An ``async_iter`` of 60,000 numbers needs more than 1 MiB."""
 CACHED_SECONDS = 86400
 """How long a result is cached if ``cached`` is True."""
 
@@ -242,6 +244,7 @@ OPTIONS = {
     "scheduler": "SCHEDULER",
     "compress": "COMPRESS",
     "serializer": "SERIALIZER",
+    "max_package_bytes": "MAX_PACKAGE_BYTES",
 }
 """Key of Q_CLUSTER -> option of Stoker with the same value."""
 READ = (
@@ -309,6 +312,7 @@ def entry_of(configured: Mapping[str, Any]) -> dict[str, Any]:
     }
     if "PREFETCH" in options and isinstance(options["PREFETCH"], int):
         options["PREFETCH"] = min(options["PREFETCH"], 10_000)
+    options.setdefault("MAX_PACKAGE_BYTES", MAX_PACKAGE_BYTES)
     options["CLUSTER"] = str(given["name"])
     try:
         options["BROKER"] = broker_url(given)
