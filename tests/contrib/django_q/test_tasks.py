@@ -298,6 +298,7 @@ def test_waiting_jobs_are_ormq_rows() -> None:
     assert OrmQ.objects.count() == 2
     row = OrmQ.objects.get(key="slow")
     assert (row.name(), row.func(), row.lock) == ("first", f"{HERE}.add", None)
+    assert (row.args(), row.kwargs(), row.q_options()) == ((1,), {}, {"cluster": "slow"})
     assert OrmQ.objects.filter(key="slow").delete()[0] == 1
     assert OrmQ.objects.count() == 1
     assert drain().succeeded[0].args[1] == [[2], {}]

@@ -16,6 +16,8 @@ from stoker.jobs.package import sealer_for
 from stoker.models import Claimed, Job
 from stoker.values.ticks import as_moment
 
+NO_OPTIONS = ("id", "name", "group", "func", "args", "kwargs")
+
 
 class OrmQQuerySet(models.QuerySet["OrmQ"]):
     def delete(self) -> tuple[int, dict[str, int]]:
@@ -88,3 +90,15 @@ class OrmQ(Job):
 
     def group(self) -> str | None:
         return self.call().get("group")
+
+    def args(self) -> Any:
+        """Positional arguments; None = the package cannot be opened here."""
+        return self.call().get("args")
+
+    def kwargs(self) -> Any:
+        """Keyword arguments; None = the package cannot be opened here."""
+        return self.call().get("kwargs")
+
+    def q_options(self) -> dict[str, Any]:
+        """Options of the call, as in Django Q's signals."""
+        return {key: value for key, value in self.call().items() if key not in NO_OPTIONS}
