@@ -10,8 +10,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import DatabaseError, connection
+from django.db import DatabaseError, IntegrityError, connection, transaction
 from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from stoker import Lock, chain
 from stoker.brokers.adapters import broker_for
@@ -35,6 +36,7 @@ from stoker.signals import post_execute
 from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key
 from stoker.store.written import instant_us, instants_us
+from stoker.values.ids import new_job_id
 
 from tests.app import tasks
 
@@ -269,3 +271,23 @@ def test_lock_reads_only_the_named_columns() -> None:
     assert (str(job.id), job.status) == (result.id, None)
     assert "package" not in queries[0]["sql"]
     assert "narrow.*" not in queries[0]["sql"]
+
+
+@pytest.mark.postgres
+def test_attempt_is_not_dropped_if_the_sequence_of_ids_is_behind() -> None:
+    """Logical replication copies rows, but not the state of sequences."""
+    job_id, now = new_job_id(), timezone.now()
+    first, second = (
+        Attempt(job_id=job_id, number=number, kind=Attempt.Kind.FAILED, finished_at=now)
+        for number in (1, 2)
+    )
+    Attempt.objects.record([first])
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT setval(pg_get_serial_sequence('stoker_attempt', 'id'), max(id), false)"
+            " FROM stoker_attempt"
+        )
+    with pytest.raises(IntegrityError), transaction.atomic():
+        Attempt.objects.record([second])
+    Attempt.objects.record([first, second])
+    assert list(Attempt.objects.order_by("number").values_list("number", flat=True)) == [1, 2]

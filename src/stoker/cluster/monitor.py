@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from django.db import DatabaseError, DataError, IntegrityError
+from django.db import DatabaseError, DataError
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Lease, LeaseId
@@ -89,8 +89,8 @@ class Refused(Exception):
 
 
 class NotRecorded(Exception):
-    """The store answered with an error of its own, such as a missing permission or a damaged
-    page. It may record this batch later."""
+    """The store answered with an error of its own, such as a missing permission, a damaged page or
+    a sequence that is behind its table. It may record this batch later."""
 
 
 CAUSED_BY_OUTCOME = (Refused, PackageError, ValueError, TypeError, OverflowError)
@@ -395,7 +395,7 @@ class Monitor:
                 raise Unanswered(error, is_away=is_away) from error
             raise
         except (BrokerError, NotMigrated, DatabaseError) as error:
-            if isinstance(error, DataError | IntegrityError) or is_text_refused(error):
+            if isinstance(error, DataError) or is_text_refused(error):
                 raise Refused(error) from error
             if isinstance(error, DatabaseError) and not may_pass(error):
                 raise NotRecorded(error) from error

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from django.db import models
 
+from stoker.store.engines import engine_of
 from stoker.store.statements import INSERT_BYTES, INSERTED_AT_ONCE
 from stoker.store.written import parts_of
 
@@ -20,9 +21,16 @@ class AttemptKind(models.TextChoices):
 class AttemptQuerySet(models.QuerySet["Attempt"]):
     def record(self, attempts: Sequence[Attempt]) -> None:
         """Insert attempts. Skip those that are recorded already. Tracebacks may be long, so one
-        statement for all might be larger than MariaDB and MySQL accept."""
+        statement for all might be larger than MariaDB and MySQL accept.
+
+        Raises:
+            IntegrityError: on PostgreSQL: the sequence of the ids is behind.
+        """
+        unique = ["job_id", "number"]
         for part in parts_of(attempts, INSERTED_AT_ONCE, INSERT_BYTES, _text_bytes):
-            self.bulk_create(part, ignore_conflicts=True)
+            engine_of(self.db).insert_models(
+                self, part, ignore_conflicts=True, unique_fields=unique
+            )
 
 
 class Attempt(models.Model):

@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from django.db import connections
-from django.db.models import QuerySet
+from django.db.models import AutoField, QuerySet
 
 from .written import MICROSECONDS, instant_us, microseconds, statement
 
@@ -91,19 +91,25 @@ def _job_rows(jobs: Iterable[NewRow], common: InCommon, ids: list[bytes]) -> Ite
 
 
 def insert_arrays(
-    new: QuerySet[Any], rows: Sequence[Any], *, ignore_conflicts: bool = False
+    new: QuerySet[Any],
+    rows: Sequence[Any],
+    *,
+    ignore_conflicts: bool = False,
+    unique_fields: Sequence[str] = (),
 ) -> None:
     """Insert objects of one model. Each column is one parameter, an array: one parameter for each
     value of each row takes several times as long.
 
     Args:
         new: query for the table.
-        rows: the objects. They need values for all fields.
+        rows: the objects. They need values for all fields, except one that the database numbers.
         ignore_conflicts: whether to skip rows that violate a unique index.
+        unique_fields: the fields of that index; empty = any.
     """
     connection = connections[new.db]
     quote = connection.ops.quote_name
-    fields = new.model._meta.concrete_fields
+    model = new.model._meta
+    fields = [one for one in model.concrete_fields if not isinstance(one, AutoField)]
     columns = ", ".join(quote(field.column) for field in fields)
     # "varchar" without its length: a cast to varchar(100) cuts longer texts silently
     arrays = ", ".join(f"%s::{field.db_type(connection).partition('(')[0]}[]" for field in fields)
@@ -111,10 +117,12 @@ def insert_arrays(
         [field.get_db_prep_save(getattr(row, field.attname), connection) for row in rows]
         for field in fields
     ]
-    conflict = "ON CONFLICT DO NOTHING" if ignore_conflicts else ""
+    unique = ", ".join(quote(model.get_field(name).column) for name in unique_fields)
+    target = f"({unique})" if unique else ""
+    conflict = f"ON CONFLICT {target} DO NOTHING" if ignore_conflicts else ""
     with connection.cursor() as cursor:
         cursor.execute(
-            f"INSERT INTO {quote(new.model._meta.db_table)} ({columns})"  # noqa: S608 - our own names
+            f"INSERT INTO {quote(model.db_table)} ({columns})"  # noqa: S608 - our own names
             f" SELECT * FROM unnest({arrays}) {conflict}",
             values,
         )

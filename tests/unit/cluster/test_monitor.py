@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import (
     DataError,
+    IntegrityError,
     InternalError,
     NotSupportedError,
     OperationalError,
@@ -152,6 +153,7 @@ def test_transient_error_changes_no_outcome(
     [
         KeyError("a defect"),
         type("DriverError", (Exception,), {})(),
+        IntegrityError("duplicate key"),
         InternalError("invalid page in block 0"),
         ProgrammingError("permission denied for table stoker_job"),
         NotSupportedError("cannot do that"),
