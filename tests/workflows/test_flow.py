@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from stoker import chain, chord, dead_letters, get_workflow, group
 from stoker.models import Ready, Step
@@ -223,6 +225,17 @@ def test_task_adds_steps_that_run_before_the_next_step() -> None:
     workflow = run(chain(fan_out.s(5), double.s()))
     assert workflow.value == 40
     assert workflow.progress().total == 8
+
+
+def test_number_of_queries_for_results_does_not_grow_with_the_number_of_chains() -> None:
+    counts = []
+    for size in (2, 9):
+        members = [chain(double.si(one), chain(double.s(), fan_out.si(2))) for one in range(size)]
+        workflow = run(group(*members, double.si(3)))
+        with CaptureQueriesContext(connection) as queries:
+            assert workflow.value == [2] * size + [6]
+        counts.append(len(queries))
+    assert counts[0] == counts[1]
 
 
 def test_steps_added_by_a_failed_attempt_never_run() -> None:

@@ -11,6 +11,9 @@ from inspect import iscoroutinefunction
 from typing import Any
 from uuid import UUID
 
+from django.db.models import F, Window
+from django.db.models.functions import RowNumber
+
 from stoker.compat import TaskError, TaskResultStatus
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, ResultNotKept, TaskTimeout, WorkflowNotFound
@@ -80,8 +83,8 @@ def each_of(function: Callable[..., Any], each: str) -> Callable[..., Any]:
 
 
 class Values:
-    """Reads the results of steps. The number of queries grows with the depth of the result, plus
-    one or two queries per thousand members whose results are kept.
+    """Reads the results of steps. A thousand members of a group take two queries, and one more for
+    each level of chains in them. Each group in a group is read separately.
 
     Results that no other step receives, or that were deleted from their steps because the workflow
     has succeeded, are read from the rows of their jobs.
@@ -121,31 +124,46 @@ class Values:
 
     def of(self, step: Step) -> Any:
         """Return the step's value, or None if it failed and was optional."""
-        if step.state not in WITH_VALUE:
-            return None
-        if step.kind in GROUPS:
-            results = list(self.of_members(step))
-            if step.kind == Step.Kind.MAP:
-                return [one for part in results for one in part or ()]
-            return results
-        if step.kind == Step.Kind.TASK and not step.has_added:
-            return self._own(step)
-        last = self._below(step).order_by("-position").first()
-        if last is None:
-            return self._own(step)
-        return self.of(last)
+        (value,) = self._of_each([step])
+        return value
 
     def of_members(self, group: Step) -> Iterator[Any]:
         """Yield the values of a group's members in order, read a thousand at a time."""
         after = -1
         while True:
             later = self._below(group).filter(position__gt=after).order_by("position")
-            members = self._filled(list(later[:AT_ONCE]))
-            for member in members:
-                yield self.of(member)
+            members = list(later[:AT_ONCE])
+            yield from self._of_each(members)
             if len(members) < AT_ONCE:
                 return
             after = members[-1].position
+
+    def _of_each(self, steps: Sequence[Step]) -> Iterator[Any]:
+        """Yield the values of the steps in their order."""
+        for step in self._filled(self._with_their_values(steps)):
+            if step.state not in WITH_VALUE:
+                yield None
+            elif step.kind in GROUPS:
+                results = self.of_members(step)
+                is_map = step.kind == Step.Kind.MAP
+                yield [one for part in results for one in part or ()] if is_map else list(results)
+            else:
+                yield self._own(step)
+
+    def _with_their_values(self, steps: Sequence[Step]) -> list[Step]:
+        """Return for each step the one that has its value: for a chain the last step of its last
+        step and so on, for most others the step itself. One query for each level of chains."""
+        found, places = list(steps), list(range(len(steps)))
+        while places := [at for at in places if _has_value_of_last(found[at])]:
+            below = self._steps.below([found[at].pk for at in places])
+            order = F("position").desc()
+            number = Window(RowNumber(), partition_by=F("parent_id"), order_by=order)
+            children = below.exclude(state=Step.State.HELD).annotate(number=number)
+            last = {one.parent_id: one for one in children.filter(number=1)}
+            places = [at for at in places if found[at].pk in last]
+            for at in places:
+                found[at] = last[found[at].pk]
+        return found
 
     def _filled(self, members: list[Step]) -> list[Step]:
         """Return the members with their values."""
@@ -172,6 +190,13 @@ class Values:
                 "the workflow again, with a KEEP_RESULTS that is longer than it takes."
             )
         return None if step.value is None else self._sealer.open_value(bytes(step.value))
+
+
+def _has_value_of_last(step: Step) -> bool:
+    """Return whether the value of this step is that of its last step, if it has any."""
+    if step.state not in WITH_VALUE or step.kind in GROUPS:
+        return False
+    return step.kind != Step.Kind.TASK or step.has_added
 
 
 def step_of(steps: StepQuerySet, job_id: UUID) -> Step:
