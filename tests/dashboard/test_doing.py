@@ -9,6 +9,7 @@ from uuid import uuid4
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.urls import clear_script_prefix, set_script_prefix
 from django.utils import timezone
 
 from stoker import chain, every, queues, schedules
@@ -216,6 +217,24 @@ def test_queue_is_paused_resumed_and_cleared(anna: Client) -> None:
     assert "1 job of the queue mail cancelled" in done(anna, "clear-queue", queue="mail")
     job.refresh()
     assert job.state == JobState.CANCELLED
+
+
+def test_operation_returns_to_its_page_under_a_script_name(anna: Client) -> None:
+    tasks.add.using(queue_name="mail").enqueue(1, 2)
+
+    url = path_of("pause-queue")
+
+    def back(path: str) -> str:
+        set_script_prefix("/app/")  # as the handler of a server does; the test client does not
+        try:
+            response = anna.post(url, {"queue": "mail", "back": path})
+        finally:
+            clear_script_prefix()
+        return str(response.headers["Location"])
+
+    assert back(f"/app{PREFIX}queues/?q=mail") == f"/app{PREFIX}queues/?q=mail"
+    assert back(f"{PREFIX}queues/") == f"/app{PREFIX}"
+    assert back(f"/application{PREFIX}queues/") == f"/app{PREFIX}"
 
 
 def test_dead_letters_are_requeued_undone_and_discarded(anna: Client) -> None:

@@ -22,7 +22,7 @@ from django.db import InterfaceError, OperationalError, transaction
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
-from django.urls import Resolver404, resolve
+from django.urls import Resolver404, get_script_prefix, resolve
 from django.views.decorators.csrf import csrf_protect
 
 from stoker.brokers.outage import do_without_broker
@@ -304,8 +304,12 @@ def _way_back(visit: DashboardContext) -> str:
     """Return the URL of the page that contained the form, if it is a page of the dashboard."""
     back = visit.request.POST.get("back", "")
     own = visit.request.resolver_match
+    path, prefix = back.partition("?")[0], get_script_prefix()
+    if not path.startswith(prefix):
+        return visit.at("overview")
     try:
-        match = resolve(back.partition("?")[0])  # a path with "..", which browsers shorten, is none
+        # A path with "..", which browsers shorten, matches no URL.
+        match = resolve(f"/{path.removeprefix(prefix)}")
     except Resolver404:
         match = None
     if match is None or own is None or match.url_name not in PAGES:

@@ -374,8 +374,8 @@ MISTAKES = (
             Change(
                 "dashboard.views:_way_back",
                 replace(
-                    "resolve(back.partition('?')[0])",
-                    "resolve('/' + back.partition('?')[0].split('/', 3)[-1])",
+                    "resolve(f'/{path.removeprefix(prefix)}')",
+                    "resolve('/' + path.split('/', 3)[-1])",
                 ),
             )
         ],
