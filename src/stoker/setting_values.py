@@ -13,6 +13,7 @@ from typing import Any
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
+from django.views.decorators.debug import sensitive_variables
 
 from stoker.exceptions import ConfigurationError
 from stoker.values.durations import is_whole, number_of_seconds
@@ -284,6 +285,7 @@ class ApiSettings:
         "Maximum number of dead letters, or jobs of a queue, that one call may change.",
     )  # fmt: skip
 
+    @sensitive_variables("token")
     def find_user_of(self, token: str) -> Any:
         """Return the user that this token belongs to, or None if it is unknown or tokens are
         disabled.

@@ -1,5 +1,6 @@
 """Permissions of every route: a table in which each new route must be entered."""
 
+import logging
 import re
 import uuid
 from collections.abc import Callable, Iterator
@@ -8,6 +9,8 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from django.utils.log import AdminEmailHandler
+from django.views.decorators.debug import sensitive_variables
 
 from stoker.api.access import SessionUser, TokenUser
 from stoker.api.urls import AREAS, api
@@ -186,6 +189,26 @@ def test_wrong_token_with_a_valid_session_gets_401(header: str, anna: Caller) ->
     client = Client(headers={"Authorization": header})
     client.force_login(anna.user)
     assert client.get(f"{PREFIX}queues").status_code == 401
+
+
+@sensitive_variables("token")
+def fail_to_find_user(token: str) -> User | None:
+    raise RuntimeError("the directory is down")
+
+
+def test_error_mail_does_not_contain_the_token(settings: Any, mailoutbox: list[Any]) -> None:
+    settings.STOKER_API = {"TOKEN_USER": "tests.api.test_permissions.fail_to_find_user"}
+    settings.ADMINS = [("ops", "ops@example.org")]
+    handler, logger = AdminEmailHandler(include_html=True), logging.getLogger("django.request")
+    logger.addHandler(handler)
+    try:
+        client = Client(headers={"Authorization": "Bearer tok-4711"}, raise_request_exception=False)
+        assert client.get(f"{PREFIX}queues").status_code == 500
+    finally:
+        logger.removeHandler(handler)
+    html = "".join(mail.alternatives[0][0] for mail in mailoutbox if mail.alternatives)
+    assert "find_user_of" in html
+    assert "tok-4711" not in html + "".join(mail.body for mail in mailoutbox)
 
 
 @pytest.mark.usefixtures("_tokens")

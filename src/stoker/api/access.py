@@ -19,6 +19,7 @@ from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import register_converter
 from django.urls.converters import PathConverter
+from django.views.decorators.debug import sensitive_variables
 from ninja import Router
 from ninja.parser import Parser
 from ninja.security.base import AuthBase
@@ -180,6 +181,7 @@ class TokenUser(AuthBase):
         super().__init__()
         self.permissions = tuple(permissions)
 
+    @sensitive_variables("token")
     def __call__(self, request: HttpRequest) -> Any:
         """Return the user; None = the token is unknown.
 
