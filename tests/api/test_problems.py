@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from django.db import DataError, OperationalError, connection
+from django.http import HttpResponse
 from django.test import Client
 
+from stoker.api.access import enclosed
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job
 
@@ -226,6 +228,13 @@ def test_views_ignore_atomic_requests(
     )
     anna.get("queues")
     assert seen == [False]
+
+
+def test_views_ignore_atomic_requests_of_all_databases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store may be another database than the default one."""
+    monkeypatch.setattr("stoker.store.transactions.connections", ["default", "queue"])
+    view = enclosed(lambda _: HttpResponse())
+    assert view._non_atomic_requests == {"default", "queue"}  # type: ignore[attr-defined]
 
 
 def test_responses_are_not_cached(anna: Caller, nobody: Caller) -> None:

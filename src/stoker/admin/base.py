@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied
-from django.db import transaction
 from django.http import (
     Http404,
     HttpRequest,
@@ -27,6 +26,7 @@ from stoker.exceptions import BrokerUnavailable, ConfigurationError, NotMigrated
 from stoker.operations.operation import NOT_FOUND, Done, Operation
 from stoker.operations.request_context import ADMIN_PAGES, DASHBOARD, RequestContext
 from stoker.store.engines.sessions import explained
+from stoker.store.transactions import without_request_transaction
 from stoker.tasks.decorator import own_backends
 from stoker.values.pickles import nothing_unpickled
 from stoker.values.text import shown_html
@@ -160,7 +160,7 @@ class StoreAdmin(admin.ModelAdmin):  # type: ignore[type-arg] # generic in the s
                 raise Http404(str(error)) from error
 
         # Every operation makes its own transactions.
-        behind = transaction.non_atomic_requests(self.admin_site.admin_view(inside))
+        behind = without_request_transaction(self.admin_site.admin_view(inside))
         return update_wrapper(behind, view)
 
     # -- pages ------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
 from django.contrib.auth.decorators import login_not_required
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import register_converter
@@ -29,6 +28,7 @@ from stoker.dead_letters.service import Fate
 from stoker.operations.details import REVEAL
 from stoker.operations.operation import Done, Operation, Operator
 from stoker.setting_values import api_settings
+from stoker.store.transactions import without_request_transaction
 
 from .problems import CallRefused, Problem, problem
 from .values import settings_of
@@ -71,7 +71,7 @@ def enclosed(view: Callable[..., HttpResponseBase]) -> Callable[..., HttpRespons
         return response
 
     # Every call makes its own transactions and checks permissions itself.
-    return transaction.non_atomic_requests(login_not_required(inside))
+    return without_request_transaction(login_not_required(inside))
 
 
 def refuse_unreadable(request: HttpRequest) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 from django.contrib.auth.decorators import login_not_required
 from django.core import signing
 from django.core.exceptions import ImproperlyConfigured
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
@@ -33,6 +33,7 @@ from stoker.models import BulkOperation
 from stoker.operations import bulk
 from stoker.operations.bulk_walk import State
 from stoker.operations.operation import Done, Operation
+from stoker.store.transactions import without_request_transaction
 from stoker.tasks.decorator import own_backends
 from stoker.values.marks import InvalidFilter
 from stoker.values.pickles import nothing_unpickled
@@ -192,7 +193,7 @@ def enclosed(
         return response
 
     # Every operation makes its own transactions. The permission is checked here, not by the site.
-    return transaction.non_atomic_requests(login_not_required(csrf_protect(inside)))
+    return without_request_transaction(login_not_required(csrf_protect(inside)))
 
 
 def unavailable(sentence: str) -> HttpResponse:

@@ -12,7 +12,6 @@ from uuid import UUID
 
 from django.core import signing
 from django.core.exceptions import ImproperlyConfigured
-from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.template.loader import render_to_string
 from django.urls import NoReverseMatch, reverse
@@ -25,6 +24,7 @@ from stoker.jobs.states import JobState, progress_of_one
 from stoker.models import Note
 from stoker.models.note import ProgressReport
 from stoker.store.engines.sessions import explained
+from stoker.store.transactions import without_request_transaction
 
 APP = "stoker-progress"
 SALT = "stoker.progress"
@@ -108,7 +108,7 @@ def _percent(state: JobState | None, report: ProgressReport | None) -> int | Non
     return int(report.fraction * 100)
 
 
-@transaction.non_atomic_requests
+@without_request_transaction
 @require_safe
 def show(request: HttpRequest, token: str) -> HttpResponse:
     """Show the progress of a job: an HTML fragment for htmx, a complete page for a browser."""

@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 
 from django.contrib.auth.decorators import login_not_required
-from django.db import DatabaseError, InterfaceError, connections, transaction
+from django.db import DatabaseError, InterfaceError, connections
 from django.http import HttpRequest, HttpResponse
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
@@ -32,6 +32,7 @@ from stoker.inspect.queue_depths import STATES, queues
 from stoker.inspect.stats import clusters, dead_letters, longest_silence, state_of
 from stoker.metrics import by_task, totals
 from stoker.signals import tell
+from stoker.store.transactions import without_request_transaction
 from stoker.tasks.decorator import own_backends
 
 from .base import Reporter
@@ -375,7 +376,7 @@ def scrape(accept: str) -> tuple[bytes, str]:
 
 
 @login_not_required
-@transaction.non_atomic_requests
+@without_request_transaction
 @never_cache
 @require_safe
 def metrics(request: HttpRequest) -> HttpResponse:

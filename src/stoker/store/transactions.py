@@ -13,6 +13,7 @@ from django.db import InterfaceError, OperationalError, connections, transaction
 from stoker.exceptions import BrokerUnavailable, TransactionLeftOpen
 
 T = TypeVar("T")
+View = TypeVar("View", bound=Callable[..., Any])
 
 TRIES = 10
 """How often a transaction of Stoker is tried, at most, if it conflicts with others."""
@@ -129,6 +130,14 @@ def is_in_transaction(alias: str) -> bool:
     not."""
     blocks = connections[alias].atomic_blocks
     return any(not getattr(block, "_from_testcase", False) for block in blocks)
+
+
+def without_request_transaction(view: View) -> View:
+    """Return the view, excluded from ATOMIC_REQUESTS of all databases. It makes its own
+    transactions."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
 
 
 def after_commit(alias: str, call: Callable[[], object]) -> None:
