@@ -21,7 +21,14 @@ from stoker.compat import TASKS_APP
 from stoker.conf import Settings, read_settings, settings_for
 from stoker.exceptions import ConfigurationError
 from stoker.inspect.stats import ClusterState, longest_silence
-from stoker.management.arguments import json_of, json_or_text, moment, written
+from stoker.management.arguments import (
+    duration,
+    json_of,
+    json_or_text,
+    moment,
+    positive_seconds,
+    written,
+)
 from stoker.management.commands.stoker import SUBCOMMANDS, Command
 from stoker.management.completion import script_of
 from stoker.management.dead import DeadLettersCommand
@@ -120,6 +127,24 @@ def test_options_of_every_command_work_before_and_after_the_subcommand() -> None
     assert parse("info", "-v", "2", "--no-color")["verbosity"] == 2
     assert parse("--no-color", "info")["no_color"] is True
     assert parse("info", "--settings", "x")["settings"] == "x"
+
+
+@pytest.mark.parametrize("text", ["-1", "-99999999", "36501d", "9999999d", "1e300", "soon"])
+def test_impossible_duration_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=text):
+        duration(text)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1e300", "inf", "nan", "soon"])
+def test_impossible_number_of_seconds_is_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=text):
+        positive_seconds(text)
+
+
+def test_longest_durations_can_be_used() -> None:
+    assert datetime.now(UTC) - duration("36500d") < datetime(1970, 1, 1, tzinfo=UTC)
+    assert duration("0s") == timedelta(0)
+    assert positive_seconds("3153600000") == 3_153_600_000
 
 
 @pytest.mark.parametrize(

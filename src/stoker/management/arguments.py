@@ -15,6 +15,8 @@ from stoker.values.durations import PROBLEM_OF_TEXT, duration_seconds
 from stoker.values.marks import moment_from
 from stoker.values.text import shown_json
 
+LONGEST = timedelta(days=36_500)
+"""The longest duration that an option accepts. A moment this long ago can still be computed."""
 WIDTH = 56
 """Maximum number of characters of a call in a list, which fits 60 columns."""
 
@@ -97,11 +99,14 @@ def _no_constant(name: str) -> Any:
 
 
 def duration(text: str) -> timedelta:
-    """Parse a duration, as an argparse type."""
+    """Parse a duration of up to ``LONGEST``, as an argparse type."""
     try:
-        return timedelta(seconds=duration_seconds(text))
+        parsed = timedelta(seconds=duration_seconds(text))
     except (ValueError, OverflowError):
         raise argparse.ArgumentTypeError(f"{text!r} {PROBLEM_OF_TEXT}") from None
+    if not timedelta(0) <= parsed <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} must be between 0 and {LONGEST.days}d")
+    return parsed
 
 
 def positive(text: str) -> int:
@@ -117,8 +122,11 @@ def positive_seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number of seconds above 0")
+    if not 0 < seconds <= LONGEST.total_seconds():
+        most = f"{LONGEST.total_seconds():.0f}"
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must be a number of seconds above 0, and at most {most}"
+        )
     return seconds
 
 
