@@ -515,6 +515,17 @@ def test_pause_of_someone_else_cannot_be_undone(anna: Client) -> None:
     assert schedules.get("refresh").paused_by == "bob"
 
 
+@pytest.mark.parametrize("by", ["bob", "anna"])
+def test_pause_of_a_paused_queue_changes_nothing(by: str, anna: Client) -> None:
+    queues.pause("mail", by=by, because="lunch")
+    page = anna.post(f"{PREFIX}queues/pause/", {"queue": "mail", "because": "tea"}, follow=True)
+    notice = page.context["notice"]
+    told = rf"The queue mail was already paused since 20.*, by {by}: lunch\."
+    assert re.fullmatch(told, notice["text"])
+    assert not notice["undo"], "it would end the first pause"
+    assert not BulkOperation.objects.exists()
+
+
 def test_schedule_that_is_gone_is_not_deleted_again(anna: Client) -> None:
     response = anna.post(f"{PREFIX}schedules/delete/", {"schedule": "refresh"})
     assert (response.status_code, b"no schedule" in response.content) == (404, True)

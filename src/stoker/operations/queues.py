@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from shlex import quote
 
 from stoker import queues
+from stoker.inspect.queue_depths import pauses
 from stoker.queues import Pause, QueueDepth
 from stoker.values.durations import in_words
 from stoker.values.text import plural
@@ -34,8 +35,12 @@ def pause_in_words(pause: Pause) -> str:
 
 
 def _pause(operator: Operator, queue: str) -> Done:
+    before = pauses(operator.settings).get(queue)
     pause = queues.pause(queue, **operator.signed)
-    sentence = f"The queue {queue} is {pause_in_words(pause).rstrip('.')}."
+    told = pause_in_words(pause).rstrip(".")
+    if before == pause:  # an undo would end an earlier pause
+        return Done(f"The queue {queue} was already {told}.", value=pause, count=0)
+    sentence = f"The queue {queue} is {told}."
     return Done(sentence, value=pause, undo={"queue": queue} if pause.by == operator.by else {})
 
 
