@@ -249,6 +249,19 @@ def test_responses_are_not_cached(anna: Caller, nobody: Caller) -> None:
 # -- the OpenAPI document -------------------------------------------------------------------------
 
 
+def test_user_model_without_is_staff_gets_no_document(
+    anna: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project's own user model need not have it, if it does not use Django's admin."""
+
+    class Plain:
+        pk = id = 1
+        is_authenticated = is_active = True
+
+    monkeypatch.setattr("stoker.api.urls.SessionUser", lambda _: lambda _: Plain())
+    assert anna.call("GET", "openapi.json").status_code == 403
+
+
 def test_openapi_document_is_for_staff(
     anna: Caller, nobody: Caller, who_may: Callable[..., Caller], settings: Any
 ) -> None:
