@@ -19,6 +19,7 @@ from stoker.models import BulkOperation, DeadLetter
 from stoker.operations import audit
 from stoker.testing import drain
 from stoker.values.ids import new_job_id
+from stoker.values.progress import come_so_far, told_to
 
 from tests.app import frail, tasks
 from tests.dashboard.conftest import PREFIX
@@ -45,6 +46,53 @@ def exported(client: Client, query: str) -> str:
     assert response.status_code == 200
     assert response.streaming
     return b"".join(response.streaming_content).decode()
+
+
+class Interrupted(BaseException):
+    """Raised as KeyboardInterrupt is, by Ctrl-C."""
+
+
+def interrupt_after_two(done: int, _total: int | None) -> None:
+    if done == 2:
+        raise Interrupted
+
+
+@pytest.mark.parametrize(
+    ("command", "operation"),
+    [
+        ("dead purge --state open --older-than 0s", "purge-letter"),
+        ("dead requeue --all", "requeue-letter"),
+        ("dead discard --all", "discard-letter"),
+        ("clear default", "clear-queue"),
+    ],
+)
+def test_interrupted_operation_is_recorded_with_what_it_has_done(
+    command: str,
+    operation: str,
+    anna: Client,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker.dead_letters.closing.AT_ONCE", 1)
+    monkeypatch.setattr("stoker.queues.come_so_far", lambda *_: come_so_far(2, 3))
+    for number in range(3):
+        frail.broken.add(str(number))
+        frail.charge.enqueue(str(number))
+    if "clear" not in command:
+        drain()
+    with (
+        caplog.at_level("INFO", "stoker.operations"),
+        told_to(interrupt_after_two),
+        pytest.raises(Interrupted),
+    ):
+        call_command("stoker", *command.split(), "--by", "carol")
+    texts = [one.getMessage() for one in caplog.records if one.name == "stoker.operations"]
+    assert [text.rpartition(": ")[2] for text in texts] == [
+        "Started.",
+        "Interrupted after 2 targets.",
+    ]
+    ((by, name, _, done, _),) = lines_of(anna)
+    assert (by, name, done) == ("carol", operation, 2)
 
 
 def test_operations_of_pages_and_commands_are_listed_the_newest_first(anna: Client) -> None:

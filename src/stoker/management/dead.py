@@ -321,11 +321,11 @@ class _ChangeSome(_ChangeLetters):
             changes, perform = self.changes(options), self.operation.perform
             answers = [perform(operator, one, **changes).value for one in options["ids"]]
             return self.tell(operations.bulk_of(answers), options, operations.new_jobs_of(answers))
-        pace = {name: options[name] for name in ("limit", "dry_run")}
-        pace["pause_seconds"] = options["pause"]
+        pace = {"pause_seconds": options["pause"], **{n: options[n] for n in ("limit", "dry_run")}}
         with bar("dead letters"):
-            bulk = self.many(options, **pace, **operator.signed, **filters)
-        operations.record_many(self.operation, operator, filters, bulk)
+            bulk = operations.perform_many(
+                self.operation, operator, filters, self.many, options=options, **pace
+            )
         return self.tell(bulk, options)
 
     def changes(self, options: dict[str, Any]) -> dict[str, Any]:

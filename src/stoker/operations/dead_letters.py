@@ -3,7 +3,7 @@ discard."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -253,6 +253,7 @@ PURGE = Operation(
     "letter",
     "stoker.purge_deadletter",
     _purge,
+    has_batches=True,
     things="dead letters",
     done="purged",
 )
@@ -270,11 +271,26 @@ def new_jobs_of(answers: Sequence[Answer]) -> list[tuple[UUID, UUID | None]]:
     return [(one.dead_letter_id, one.job_id) for one in answers if one.fate is Fate.REQUEUED]
 
 
-def record_many(
-    operation: Operation, operator: Operator, filters: Mapping[str, Any], bulk: Bulk
-) -> None:
-    """Record the requeue or discard of the dead letters that filters found."""
+def perform_many(
+    operation: Operation,
+    operator: Operator,
+    filters: Mapping[str, Any],
+    many: Callable[..., Bulk],
+    **options: Any,
+) -> Bulk:
+    """Requeue or discard the dead letters that match filters, and record how many.
+
+    Args:
+        many: ``dead_letters.requeue_many`` or ``discard_many``.
+        options: its other arguments. They take precedence over filters.
+    """
+    wanted = {**filters, **options, **operator.signed}
+    if options["dry_run"]:
+        return many(**wanted)
+    found = ", ".join(f"{name}={value}" for name, value in filters.items()) or "all"
+    with operation.recorded_if_interrupted(operator, found):
+        bulk = many(**wanted)
     if bulk.done:
-        found = ", ".join(f"{name}={value}" for name, value in filters.items()) or "all"
         done = Done(f"{bulk.done:,} {operation.things} {operation.done}.", count=bulk.done)
         operation.record(operator, found, done)
+    return bulk

@@ -7,7 +7,8 @@ and the answer from the same ``Operation``. They only parse the input and show `
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -32,7 +33,8 @@ from stoker.exceptions import (
 from stoker.models import BulkItem, BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import new_job_id
-from stoker.values.text import first_line_of
+from stoker.values.progress import told_to
+from stoker.values.text import first_line_of, plural
 
 logger = logging.getLogger("stoker.operations")
 LIMIT = 1000
@@ -125,6 +127,8 @@ class Operation:
     """The plural of its target, for operations on many targets at once."""
     done: str = ""
     """The past participle, such as ``requeued``."""
+    has_batches: bool = False
+    """Whether it changes many targets, in several transactions."""
     takes: tuple[str, ...] = ()
     """The options that a form asks for."""
 
@@ -155,7 +159,32 @@ class Operation:
 
     def perform(self, operator: Operator, name: Any, **options: Any) -> Done:
         """Perform the operation and record it."""
-        return self.record(operator, str(name), self.act(operator, name, **options))
+        if not self.has_batches or options.get("dry_run"):
+            return self.record(operator, str(name), self.act(operator, name, **options))
+        with self.recorded_if_interrupted(operator, str(name)):
+            done = self.act(operator, name, **options)
+        return self.record(operator, str(name), done)
+
+    @contextmanager
+    def recorded_if_interrupted(self, operator: Operator, target: str) -> Iterator[None]:
+        """Log the start of an operation with several transactions. If the block raises, record how
+        many targets were processed before."""
+        processed = 0
+
+        def note(done: int, _total: int | None) -> None:
+            nonlocal processed
+            processed = done
+
+        self.log(operator, target, Done("Started."))
+        try:
+            with told_to(note):
+                yield
+        except BaseException:
+            if processed:
+                done = Done(f"Interrupted after {plural(processed, 'target')}.", count=processed)
+                with suppress(Exception):  # the database may be away; the log has it
+                    self.record(operator, target, done)
+            raise
 
     def record(self, operator: Operator, target: str, done: Done) -> Done:
         """Log the operation, and return its answer.

@@ -90,6 +90,7 @@ CLEAR = Operation(
     "queue",
     "stoker.clear_queue",
     _clear,
+    has_batches=True,
     question=f"Cancel the jobs that wait in the queue {{name}}, up to {LIMIT:,} of them? Running "
     "jobs continue. This cannot be undone.",
     is_grave=True,

@@ -21,8 +21,16 @@ def come_so_far(done: int, total: int | None = None) -> None:
 
 @contextmanager
 def told_to(listener: Listener) -> Iterator[None]:
-    """Call ``listener`` with the progress that is reported inside the block."""
-    token = _listener.set(listener)
+    """Call ``listener``, and those of outer blocks, with the progress that is reported inside the
+    block."""
+    outer = _listener.get()
+
+    def tell(done: int, total: int | None) -> None:
+        listener(done, total)
+        if outer is not None:
+            outer(done, total)
+
+    token = _listener.set(tell)
     try:
         yield
     finally:

@@ -34,7 +34,7 @@ from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.closing import Bulk
 from stoker.dead_letters.search import Stats
 from stoker.models import DeadLetter
-from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO, call_in_list, purge, record_many
+from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO, call_in_list, perform_many, purge
 from stoker.operations.details import opened_call
 from stoker.tasks.arguments import ShownCall
 
@@ -81,8 +81,9 @@ def requeue_dead_letters(
 ) -> Any:
     """Requeue the open dead letters that match the filters, the oldest first."""
     operator = operator_of(request, backend, body.because)
-    bulk = dead_letters.requeue_many(**body.selection(), **body.placement(), **operator.signed)
-    record_many(REQUEUE, operator, body.filters.given(), bulk)
+    options = {**body.selection(), **body.placement()}
+    many = dead_letters.requeue_many
+    bulk = perform_many(REQUEUE, operator, body.filters.given(), many, **options)
     return _bulk(bulk, body.dry_run)
 
 
@@ -97,8 +98,8 @@ def discard_dead_letters(
 ) -> Any:
     """Close the open dead letters that match the filters."""
     operator = operator_of(request, backend, body.because)
-    bulk = dead_letters.discard_many(**body.selection(), **operator.signed)
-    record_many(DISCARD, operator, body.filters.given(), bulk)
+    many, options = dead_letters.discard_many, body.selection()
+    bulk = perform_many(DISCARD, operator, body.filters.given(), many, **options)
     return _bulk(bulk, body.dry_run)
 
 
