@@ -405,3 +405,27 @@ _taken: list[bytearray] = []
 def die_after_returning(seconds: float) -> None:
     """Die by a timer after the task has returned, before its report is read."""
     threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
+
+
+@task(max_attempts=1)
+async def exit_in_subtask(code: int) -> None:
+    await asyncio.gather(_exit(code))
+
+
+@task
+async def leave_exiting_subtask(code: int) -> int:
+    """Leave behind a subtask that raises SystemExit."""
+    asyncio.create_task(_exit(code))  # noqa: RUF006 - left behind
+    return code
+
+
+async def _exit(code: int) -> None:
+    sys.exit(code)
+
+
+@task(max_attempts=1)
+async def cancel_own_task() -> int:
+    current = asyncio.current_task()
+    assert current is not None
+    current.cancel()
+    return 1

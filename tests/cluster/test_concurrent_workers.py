@@ -83,6 +83,34 @@ def test_neighbours_of_a_job_that_ends_the_process_count_a_crash(
     assert [(one.kind, one.exit_code) for one in end.attempts] == [("crashed", 0)]
 
 
+@pytest.mark.parametrize(
+    ("task", "arguments", "error"),
+    [
+        (chaos.exit_in_subtask, (3,), "builtins.SystemExit"),
+        (chaos.cancel_own_task, (), "asyncio.exceptions.CancelledError"),
+    ],
+)
+def test_async_task_that_ends_its_asyncio_task_fails_and_harms_no_other(
+    task: Any, arguments: tuple[Any, ...], error: str, cluster: ProcessCluster, tmp_path: Path
+) -> None:
+    may_end = tmp_path / "may end"
+    neighbour = chaos.run_until.enqueue(str(may_end))
+    wait_for(Ledger.objects.filter(job_id=neighbour.id).exists, cluster.tail)
+    end = end_of(task.enqueue(*arguments), cluster)
+    assert [(one.kind, one.exception_class) for one in end.attempts] == [("failed", error)]
+    may_end.touch()
+    end = end_of(neighbour, cluster)
+    assert (end.job.status, end.job.attempts) == (Job.Status.SUCCESSFUL, 1)
+
+
+def test_worker_survives_system_exit_in_a_subtask_left_behind(cluster: ProcessCluster) -> None:
+    before = {one.pid for one in cluster.crew()["worker"]}
+    assert value_of(chaos.leave_exiting_subtask.enqueue(3), cluster) == 3
+    wait_for(lambda: "SystemExit(3)" in cluster.text(), cluster.tail)
+    assert value_of(tasks.add_later.enqueue(1, 2), cluster) == 3
+    assert {one.pid for one in cluster.crew()["worker"]} == before
+
+
 def test_job_of_an_unknown_task_is_put_back(cluster: ProcessCluster) -> None:
     """The event loop cannot read from the database since when the task has been unknown."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from .running import Running
 
 
@@ -32,3 +34,11 @@ class Aftercare:
 
     async def after_async(self, before: int) -> None:
         """Async version of ``after_sync``, for a task on the event loop."""
+
+
+async def raise_own_cancellation() -> None:
+    """Raise CancelledError if code in the current asyncio task has cancelled that task and awaited
+    nothing since. Otherwise the next await would raise it, whatever that waits for."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        await asyncio.sleep(0)

@@ -38,7 +38,7 @@ from stoker.tasks.options import options_of
 from stoker.tasks.registry import task_of
 
 from . import outcomes
-from .aftercare import Aftercare
+from .aftercare import Aftercare, raise_own_cancellation
 from .attempt_signals import (
     AttemptSignals,
     are_signals_heard,
@@ -398,6 +398,7 @@ class Executor:
                         return await running.function(*positional, **running.package.kwargs)
                     finally:
                         self._aftercare.leave_forked_child()
+                        await raise_own_cancellation()
         except TimeoutError as error:
             if limit.expired() and not isinstance(error, TaskTimeout) and seconds is not None:
                 raise TaskTimeout(message(seconds)) from error

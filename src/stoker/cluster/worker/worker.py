@@ -40,6 +40,7 @@ from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.running import Running, listen
 from stoker.logs.capture import Capture
+from stoker.signals import tell
 from stoker.values.ids import is_marked
 
 COMPANION_SECONDS = 0.05
@@ -334,7 +335,14 @@ class ConcurrentRunner:
         process."""
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
-        loop.run_until_complete(self._run())
+        main = loop.create_task(self._run())
+        while not main.done():
+            try:
+                loop.run_until_complete(main)
+            except (SystemExit, KeyboardInterrupt) as error:
+                # asyncio raises these here if they end an asyncio task that a job has created
+                tell("callback_failed", what="asyncio task of a job", error=error)
+        main.result()
 
     async def _run(self) -> None:
         SyncToAsync.single_thread_executor = self._worker.aftercare.shared_thread
