@@ -1,5 +1,6 @@
 """Functions that the tests call. Some note their calls in `done`."""
 
+from functools import wraps
 from time import sleep
 from typing import Any
 
@@ -50,6 +51,26 @@ def create_account(pk: int) -> None:
     Account.objects.create(pk=pk)
 
 
+def doubled(function: Any) -> Any:
+    @wraps(function)
+    def inside(*args: Any) -> Any:
+        return 2 * function(*args)
+
+    return inside
+
+
+def _single(number: int) -> int:
+    return number
+
+
+double = doubled(_single)
+
+
+@doubled
+def four_times(number: int) -> int:
+    return 2 * number
+
+
 def hook(task: Any) -> None:
     done.append((task.id, task.name, task.success, task.result))
 
@@ -67,6 +88,10 @@ class Till:
     @staticmethod
     def count(*coins: int) -> int:
         return sum(coins)
+
+    @classmethod
+    def name_of(cls) -> str:
+        return cls.__name__
 
 
 def step(number: int, wait_seconds: float = 0.0) -> int:

@@ -68,6 +68,21 @@ def test_callable_without_a_path_is_refused() -> None:
     assert not Job.objects.exists()
 
 
+def test_function_whose_path_leads_to_another_one_is_refused() -> None:
+    """A worker would call the other one, here the one without its decorator."""
+    with pytest.raises(UnknownFunction, match=r"functions\._single, because another function"):
+        async_task(functions.double, 3)
+    with pytest.raises(UnknownFunction, match="another function has that path"):
+        async_task(functions.four_times.__wrapped__, 3)
+    ids = [
+        async_task(functions.four_times, 3),
+        async_task(f"{HERE}.double", 3),
+        async_task(functions.Till.name_of),
+    ]
+    drain()
+    assert [result(one) for one in ids] == [12, 6, "Till"]
+
+
 def test_arguments_keep_value_and_type() -> None:
     moment = datetime(2026, 1, 2, tzinfo=UTC)
     task_id = async_task(f"{HERE}.note", moment, Decimal("1.50"), (1, 2), x=uuid.UUID(int=7))

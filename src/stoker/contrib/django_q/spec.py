@@ -8,9 +8,11 @@ bytes, so that only the worker unpickles them.
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
+from inspect import isroutine
 from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 from uuid import UUID
@@ -180,7 +182,21 @@ def path_of(function: Any) -> str:
             f"No worker can import {name}, because it is defined in the main program. Move it "
             "into a module."
         )
+    if _leads_elsewhere(str(module), name, function):
+        raise UnknownFunction(
+            f"A worker would not find {function!r} at {module}.{name}, because another function "
+            "has that path: pass the dotted path of the one to call."
+        )
     return f"{module}.{name}"
+
+
+def _leads_elsewhere(module: str, name: str, function: Any) -> bool:
+    """Return whether another function has this path, for example because ``functools.wraps`` has
+    given it to a wrapper with a name of its own."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return isroutine(found) and found != function
 
 
 def function_at(path: str) -> Callable[..., Any]:
