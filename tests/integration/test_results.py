@@ -32,6 +32,7 @@ from stoker.compat import (
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, UnknownTask
 from stoker.jobs.cancel import sweep_requests
+from stoker.jobs.execute import Executor
 from stoker.jobs.results import Outage, Result, fetch, fetch_many
 from stoker.jobs.states import JobState
 from stoker.models import (
@@ -45,6 +46,7 @@ from stoker.models import (
     Need,
     Ready,
 )
+from stoker.signals import pre_execute
 from stoker.store.engines import engine_of
 from stoker.store.written import DatabaseNow
 from stoker.tasks.decorator import AbsentTask
@@ -106,6 +108,19 @@ def fetched(result: Result[Any]) -> Result[Any]:
     return fetch(settings_for(), result.id)
 
 
+def new_cluster() -> Cluster:
+    """Create the row of a cluster whose heartbeat contains no job."""
+    return Cluster.objects.create(
+        id=uuid.uuid4(),
+        name="stoker",
+        host="one",
+        pid=7,
+        heartbeat_us=DatabaseNow(),
+        started_at=timezone.now(),
+        info={"lease_seconds": 60.0},
+    )
+
+
 @pytest.mark.django_db
 class TestLife:
     def test_successful_job_has_value_times_and_worker(self) -> None:
@@ -161,15 +176,7 @@ class TestLife:
 
     def test_claimed_job_counts_as_running_after_a_second(self) -> None:
         """Until then no worker has it as far as is known."""
-        cluster = Cluster.objects.create(
-            id=uuid.uuid4(),
-            name="stoker",
-            host="one",
-            pid=7,
-            heartbeat_us=DatabaseNow(),
-            started_at=timezone.now(),
-            info={"lease_seconds": 60.0},
-        )
+        cluster = new_cluster()
         result = add.enqueue(1, 2)
         broker_for(settings_for()).claim(ClaimRequest(1, holder=cluster.pk, lease_seconds=60))
         result.refresh()
@@ -179,6 +186,36 @@ class TestLife:
         result.refresh()
         assert (result.state, result.status) == (JobState.RUNNING, TaskResultStatus.RUNNING)
         assert (result.attempts, result.worker_ids) == (1, [cluster.worker_ids])
+
+    def test_running_task_sees_itself_run_before_the_next_heartbeat(self) -> None:
+        shown: list[Any] = []
+
+        def look(task_result: Result[int], **_: Any) -> None:
+            for is_refreshed in (False, True):
+                if is_refreshed:
+                    task_result.refresh()
+                times = (task_result.started_at, task_result.last_attempted_at)
+                shown.append(
+                    (task_result.state, task_result.attempts, task_result.worker_ids, times)
+                )
+            # The lease ended, and another cluster has claimed the job.
+            Attempt.objects.create(job_id=task_result.id, number=1, finished_at=timezone.now())
+            task_result.refresh()
+            shown.append(task_result.state)
+
+        cluster, settings = new_cluster(), settings_for()
+        add.enqueue(1, 2)
+        broker = broker_for(settings)
+        (delivery,) = broker.claim(ClaimRequest(1, holder=cluster.pk, lease_seconds=60))
+        pre_execute.connect(look)
+        try:
+            Executor(settings, worker_id="worker 7").run(delivery)
+        finally:
+            pre_execute.disconnect(look)
+        first, refreshed, lost = shown
+        assert first[:3] == (JobState.RUNNING, 1, ["worker 7"])
+        assert refreshed == first
+        assert lost == JobState.CLAIMED
 
     def test_failed_job_has_its_error(self) -> None:
         result = fail_once.enqueue()

@@ -117,6 +117,7 @@ def running_result(
         backend=settings.alias,
         errors=errors,
         worker_ids=[*worker_ids, worker_id],
+        _own_attempt=delivery.attempt,
     )
 
 

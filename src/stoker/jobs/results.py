@@ -49,12 +49,14 @@ class _Seen(DjangoTaskResult):  # type: ignore[type-arg] # as in definition.py
     """Attributes that are not dataclass fields, so that ``dataclasses.asdict`` shows only the
     fields of Django's results."""
 
-    __slots__ = ("_commitment", "_progress")
+    __slots__ = ("_commitment", "_progress", "_running_attempt")
 
     _progress: Progress | None
     _commitment: Commitment | None
     """None if the job was read from the store, because then it is committed or was written by the
     open transaction."""
+    _running_attempt: int
+    """The attempt that this result was made for and that runs here; 0 = none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +70,13 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
     """True if ``enqueue`` created no job, because this job with the same unique key exists."""
     _first_progress: InitVar[Progress | None] = None
     _first_commitment: InitVar[Commitment | None] = None
+    _own_attempt: InitVar[int] = 0
 
     def __post_init__(
-        self, _first_progress: Progress | None, _first_commitment: Commitment | None
+        self,
+        _first_progress: Progress | None,
+        _first_commitment: Commitment | None,
+        _own_attempt: int,
     ) -> None:
         """Copy the arguments as the task receives them, with dates and tuples, unlike Django's JSON
         values."""
@@ -78,6 +84,7 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         object.__setattr__(self, "kwargs", copied(dict(self.kwargs)))
         object.__setattr__(self, "_progress", _first_progress)
         object.__setattr__(self, "_commitment", _first_commitment)
+        object.__setattr__(self, "_running_attempt", _own_attempt)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copying and pickling."""
@@ -235,6 +242,11 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
 
     def _take(self, progress: Progress) -> None:
         job = progress.job
+        is_own = (
+            progress.state == JobState.CLAIMED and progress.attempts == self._running_attempt - 1
+        )
+        if is_own:  # its cluster has not sent a heartbeat since it started
+            progress = replace(progress, state=JobState.RUNNING)
         seen: dict[str, Any] = {
             "_progress": progress,
             "status": progress.state.for_django,
@@ -247,6 +259,9 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         }
         if job is not None:
             seen["enqueued_at"] = job.enqueued_at
+        if is_own:
+            for name in ("started_at", "last_attempted_at", "worker_ids"):
+                del seen[name]
         for name, value in seen.items():
             object.__setattr__(self, name, value)
 
