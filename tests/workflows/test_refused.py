@@ -44,6 +44,11 @@ def settle(account_id: int) -> int:
         ),
         (double.map([1, "a", 2]) | total.s(1), TypeError, "Step 2 of the chain"),
         (add.starmap([(1, 2), (3,)]), TypeError, "Member 1 of the group: .*does not take"),
+        (
+            add.starmap([(1, 2), 3]),
+            TypeError,
+            r"Member 1 of the group: starmap\(\): an item is of type int",
+        ),
         (note.using(unique=Unique("x")).si("a"), InvalidTaskOption, "unique=None"),
         (chain(double.s(1), settle.s()), InvalidTaskOption, "uses the result of the previous step"),
         (settle.map([1, 2]), InvalidTaskOption, "Use group"),

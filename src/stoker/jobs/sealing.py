@@ -64,12 +64,27 @@ NOT_YET_KNOWN = NotYetKnown()
 
 
 def calls_of(args: Sequence[Any], each: str, receives: str) -> Iterator[tuple[Any, ...]]:
-    """Yield the positional arguments of each call that a job makes."""
+    """Yield the positional arguments of each call that a job makes.
+
+    Raises:
+        TypeError: an item of a starmap is not a list or tuple of arguments.
+    """
     if not each:
         yield (NOT_YET_KNOWN, *args) if receives else tuple(args)
         return
     for item in args[0]:
-        yield tuple(item) if each == "starmap" else (item,)
+        yield _arguments_in(item) if each == "starmap" else (item,)
+
+
+def _arguments_in(item: Any) -> tuple[Any, ...]:
+    try:
+        iter(item)
+    except TypeError:
+        raise TypeError(
+            f"starmap(): an item is of type {type(item).__name__}, but each item must be a list or "
+            "tuple of arguments. Use map() to pass each item as the only argument."
+        ) from None
+    return tuple(item)
 
 
 def refuse_wrong_arguments(task: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
