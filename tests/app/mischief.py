@@ -6,6 +6,7 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 
 def begin(names: str) -> None:
@@ -30,6 +31,20 @@ def open_connection(_: str) -> None:
     with warnings.catch_warnings():  # Django advises against it: that is why it is tried
         warnings.simplefilter("ignore", RuntimeWarning)
         connection.ensure_connection()
+    for name in set(open_files("self")) - before:
+        print(f"opened {name}", flush=True)
+
+
+def use_cache(client: str) -> None:
+    """Be a project that reads from memcached at start."""
+    from django.conf import settings
+    from django.core.cache import cache
+
+    location = urlsplit(os.environ["STOKER_TEST_MEMCACHED_URL"]).netloc
+    backend = f"django.core.cache.backends.memcached.{client}"
+    settings.CACHES = {"default": {"BACKEND": backend, "LOCATION": location}}
+    before = set(open_files("self"))
+    cache.get("anything")
     for name in set(open_files("self")) - before:
         print(f"opened {name}", flush=True)
 
@@ -167,6 +182,7 @@ MISCHIEF = {
     "keep prefetched": keep_prefetched,
     "deaf": hear_nothing,
     "open": open_connection,
+    "cache": use_cache,
     "die": die_at_start,
     "forget": claim_and_forget,
     "doze": doze,

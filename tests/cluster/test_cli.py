@@ -274,8 +274,21 @@ def test_syntax_error_during_a_reload_waits_for_the_next_change(tmp_path: Path) 
         assert cluster.stop() == 0
 
 
-def test_sentinel_has_no_connection_though_the_project_opened_one(tmp_path: Path) -> None:
-    with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": "open"}) as cluster:
+@pytest.mark.parametrize(
+    "mischief",
+    [
+        "open",
+        pytest.param("cache:PyMemcacheCache", marks=pytest.mark.memcached),
+        pytest.param("cache:PyLibMCCache", marks=pytest.mark.memcached),
+    ],
+)
+def test_sentinel_has_no_connection_though_the_project_opened_one(
+    mischief: str, tmp_path: Path
+) -> None:
+    """Otherwise the processes that it forks would share it."""
+    if mischief.endswith("PyLibMCCache"):
+        pytest.importorskip("pylibmc", reason="there is no wheel for this Python")
+    with running_cluster(tmp_path, environment={"STOKER_TEST_MISCHIEF": mischief}) as cluster:
         cluster.wait_for_crew()
         assert value_of(add.enqueue(1, 2), cluster) == 3
         opened = re.findall(r"^opened (\S+)", cluster.text(), re.MULTILINE)

@@ -21,7 +21,7 @@ from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, board_path, is_fenced, store_mark
 from stoker.cluster.channel import socket_pair
 from stoker.cluster.plan import Plan
-from stoker.cluster.process import ENTRANCES, Started, start_method
+from stoker.cluster.process import ENTRANCES, Started, drop_caches, start_method
 from stoker.conf import Settings
 from stoker.jobs.package import sealer_for
 from stoker.signals import tell
@@ -90,6 +90,7 @@ class Crew:
             self._board[LOOPS[loop]] = time.monotonic_ns()
         # Children must not inherit a connection, which an AppConfig.ready() may have opened.
         connections.close_all()
+        drop_caches()
         try:
             started = Started(role, number, incarnation, self._plan, self._board)
         except OSError as error:  # memory, processes or descriptors are used up: try again later

@@ -21,6 +21,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
+from django.core.cache import caches
+
 from stoker.cluster.channel import Closed, Control
 from stoker.signals import post_spawn, pre_exit
 
@@ -199,6 +201,16 @@ def start_method(plan: Plan) -> str:
     Outside of Linux, system libraries may not survive it.
     """
     return plan.settings.start_method or ("fork" if sys.platform == "linux" else "spawn")
+
+
+def drop_caches() -> None:
+    """Close this process's caches, which may have connections that a forked process must not share.
+    Drop the objects, too: that of pylibmc keeps its connections open until then."""
+    with suppress(Exception):  # one that cannot be closed is dropped, too
+        caches.close_all()
+    for alias in caches:
+        with suppress(AttributeError):  # it was not used
+            del caches[alias]
 
 
 def run_child(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from django.utils.module_loading import autodiscover_modules
 
 from stoker.cluster.plan import Plan
-from stoker.cluster.process import start_method
+from stoker.cluster.process import drop_caches, start_method
 from stoker.cluster.reload import is_trial
 from stoker.conf import Settings
 from stoker.exceptions import (
@@ -98,13 +98,14 @@ def _leave(_number: int, _frame: Any) -> NoReturn:
 
 
 def release_connections() -> None:
-    """Close every connection of this process to a database.
+    """Close every connection of this process to a database or a cache.
 
     Raises:
         ConfigurationError: A connection could not be closed, so no cluster may start here.
     """
     from django.db import connections
 
+    drop_caches()
     connections.close_all()
     for connection in connections.all(initialized_only=True):
         close_pool = getattr(connection, "close_pool", None)
