@@ -90,6 +90,14 @@ def is_recorded(report: Report) -> bool:
     return report[4] == RECORDED
 
 
+def outcome_bytes(report: Report) -> int:
+    """Return the length of the value, the texts of the error, or the reason in a report."""
+    (value,) = report[4][1:2] or (b"",)
+    if isinstance(value, tuple):
+        return sum(map(len, value))
+    return len(value) if isinstance(value, bytes | str) else 0
+
+
 def open_batch(reported: Sequence[Reported]) -> Batch:
     """Convert reports to a batch, which stores each field as a column."""
     reports, jobs = zip(*reported, strict=True)

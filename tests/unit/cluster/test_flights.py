@@ -1,6 +1,7 @@
 """Flights: the pusher's list of its claimed jobs."""
 
 from collections.abc import Callable
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -16,7 +17,7 @@ from stoker.cluster.pusher.flights import (
 )
 from stoker.cluster.wire import Report
 
-from tests.unit.cluster.parts import Clock, make_report
+from tests.unit.cluster.parts import TASK, Clock, make_report
 
 pytestmark = pytest.mark.unit
 
@@ -76,6 +77,22 @@ def test_flight_is_open_until_its_outcome_is_recorded(flights: Flights, deliveri
     flights.remove(1)
     assert not flight.is_open
     assert len(flights) == 0
+
+
+@pytest.mark.parametrize(
+    "outcome", [("succeeded", b"x" * 1000), ("failed", ("", "x" * 1000, "", ""), "error")]
+)
+def test_unrecorded_outcomes_count_until_they_are_recorded(
+    outcome: tuple[Any, ...], flights: Flights, deliveries: Make
+) -> None:
+    """Claims pause while there are too many bytes of them."""
+    flights.add(deliveries(2), 0.0)
+    first, second = flights.send(0, 2)
+    for flight, reported in ((first, outcome), (second, ("recorded",))):
+        assert flights.report(0, (*report(flight.number)[:4], reported, TASK, None))
+    assert flights.unrecorded_bytes == 1000 + 2 * len(first.delivery.package)
+    flights.remove(first.number, second.number)
+    assert flights.unrecorded_bytes == 0
 
 
 def test_released_job_is_kept_until_the_broker_has_it(flights: Flights, deliveries: Make) -> None:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import lease_clock
-from stoker.cluster.wire import Report, is_over
+from stoker.cluster.wire import Report, is_over, outcome_bytes
 
 from .estimates import PREFETCH_SECONDS, Permits
 
@@ -54,6 +54,12 @@ class Flight:
         """Return whether its permit has run out."""
         return is_over(self.permit_ns)
 
+    @property
+    def kept_bytes(self) -> int:
+        """The length of its package and of its reported outcome."""
+        length = len(self.delivery.package)
+        return length if self.report is None else length + outcome_bytes(self.report)
+
 
 class Flights:
     """All flights. A flight waits for a worker, is at a worker, or waits for the monitor to
@@ -77,7 +83,7 @@ class Flights:
         """Worker -> number of the last flight sent to it."""
         self._to_release: list[Flight] = []
         self.unrecorded_bytes = 0
-        """Total length of the packages of jobs with an unrecorded report."""
+        """Total length of the packages and outcomes of jobs with an unrecorded report."""
         self.permits = Permits()
         self.paused: frozenset[str] = frozenset()
         """The paused queues."""
@@ -173,7 +179,7 @@ class Flights:
             flight = held.pop(report[0], None)
             if flight is not None:
                 flight.report = report
-                length += len(flight.delivery.package)
+                length += flight.kept_bytes
                 load_seconds -= flight.expected_seconds
                 if flight.asked_seconds and report[1] is not None:
                     started_seconds_ago = time.time() - report[1]
@@ -203,7 +209,7 @@ class Flights:
             if flight.report is None:  # otherwise it was removed from its worker before
                 self._leave_worker(flight)
             else:
-                self.unrecorded_bytes -= len(flight.delivery.package)
+                self.unrecorded_bytes -= flight.kept_bytes
             if flight.delivery.turn is not None:
                 for follower in self.turns.leave(flight):
                     self.release(follower)
