@@ -54,12 +54,6 @@ class Flight:
         """Return whether its permit has run out."""
         return is_over(self.permit_ns)
 
-    @property
-    def kept_bytes(self) -> int:
-        """The length of its package and of its reported outcome."""
-        length = len(self.delivery.package)
-        return length if self.report is None else length + outcome_bytes(self.report)
-
 
 class Flights:
     """All flights. A flight waits for a worker, is at a worker, or waits for the monitor to
@@ -174,19 +168,18 @@ class Flights:
     def report_all(self, worker: int, reports: Iterable[Report]) -> list[Flight]:
         """Store a worker's reports in its flights, and return these flights."""
         held, flights = self.with_worker(worker), []
-        load_seconds, length = self._load_seconds.get(worker, 0.0), 0
+        load_seconds = self._load_seconds.get(worker, 0.0)
         for report in reports:
             flight = held.pop(report[0], None)
             if flight is not None:
                 flight.report = report
-                length += flight.kept_bytes
+                self.unrecorded_bytes += len(flight.delivery.package) + outcome_bytes(report)
                 load_seconds -= flight.expected_seconds
                 if flight.asked_seconds and report[1] is not None:
                     started_seconds_ago = time.time() - report[1]
                     self._note_permit(flight, started_seconds_ago)
                 flights.append(flight)
         self._load_seconds[worker] = load_seconds
-        self.unrecorded_bytes += length
         if self.turns:
             self._pass_turns(flights)
         return flights
@@ -209,7 +202,8 @@ class Flights:
             if flight.report is None:  # otherwise it was removed from its worker before
                 self._leave_worker(flight)
             else:
-                self.unrecorded_bytes -= flight.kept_bytes
+                self.unrecorded_bytes -= len(flight.delivery.package)
+                self.unrecorded_bytes -= outcome_bytes(flight.report)
             if flight.delivery.turn is not None:
                 for follower in self.turns.leave(flight):
                     self.release(follower)
