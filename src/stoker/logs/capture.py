@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from stoker.conf import Settings
+from stoker.exceptions import TaskTimeout
 from stoker.jobs.faults import storable
 from stoker.jobs.received import package_as_sealed
 from stoker.jobs.running import Running, current
@@ -203,10 +204,12 @@ class _Gatherer(logging.Handler):
             return False
         try:
             text = self.format(record)
+            # Code that makes its own records may leave the level and the name out.
+            self._capture.put(record.created, str(record.levelname), str(record.name), text)
+        except TaskTimeout:
+            raise
         except Exception:  # noqa: BLE001 - as in every handler
             self.handleError(record)
-        else:
-            self._capture.put(record.created, record.levelname, record.name, text)
         return True
 
 
@@ -236,7 +239,7 @@ def _keep_as_before(root_level: int) -> None:
     the logger would send them more records."""
 
     def got_before(record: logging.LogRecord) -> bool:
-        logger = logging.getLogger(record.name)
+        logger = logging.getLogger(str(record.name))
         while logger.parent is not None:
             if logger.level:
                 return True

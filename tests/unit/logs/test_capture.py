@@ -2,6 +2,7 @@
 
 import json
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -50,6 +51,21 @@ def gathered(capture: Capture, *args: Any) -> Iterator[Any]:
 
 def taken(capture: Capture) -> list[str]:
     return [line[3] for _, _, lines in capture.take() for line in json.loads(lines)]
+
+
+def test_record_that_project_code_made_fails_no_job(
+    capture: Capture, job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its fields may have any type, or be missing."""
+    root = logging.RootLogger(logging.WARNING)
+    monkeypatch.setattr(logging, "root", root)
+    root.addHandler(logging.NullHandler())
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", StringIO())
+    capture.install()
+    for fields in ({}, {"name": 7, "levelname": 8}, {"created": "yesterday"}):
+        root.handle(logging.makeLogRecord({"levelno": 40, "msg": "seen", **fields}))
+    assert taken(capture)[:2] == ["seen", "seen"]
 
 
 def test_lines_without_a_job_are_not_gathered(capture: Capture) -> None:
