@@ -260,9 +260,9 @@ def leave(code: int) -> NoReturn:
             child.terminate()
     if code != ORPHANED:  # an orphan must exit at once
         say_goodbye(LAST_WORDS_SECONDS / 2)
-    for say in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
-        with suppress(Exception):  # the stream may be closed
-            say()
+    with suppress(Exception):  # a handler may be the project's
+        logging.shutdown()
+    _flush_output()
     os._exit(code)
 
 
@@ -276,15 +276,19 @@ def leave_forked_child() -> NoReturn:
     last_resort.start()
     if sys.exc_info()[0] is not None:
         sys.excepthook(*sys.exc_info())
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(Exception):  # the stream may be closed
-            stream.flush()
+    _flush_output()
     os._exit(0 if sys.exc_info()[0] is None else 1)
 
 
 def say_goodbye(seconds: float) -> None:
     """Let receivers of ``pre_exit`` send their remaining data."""
     pre_exit.send_robust(Child, seconds=seconds)
+
+
+def _flush_output() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):  # the stream may be closed, or None
+            stream.flush()
 
 
 def _leave_the_parent(role: str) -> None:

@@ -74,8 +74,10 @@ class Capture:
             _keep_as_before(root.level)
             root.setLevel(level)
         root.addHandler(_Gatherer(self, level))
-        sys.stdout = Printed(sys.stdout, "stdout", self)
-        sys.stderr = Printed(sys.stderr, "stderr", self)
+        if sys.stdout is not None:  # they are None in a process that was started without them
+            sys.stdout = Printed(sys.stdout, "stdout", self)
+        if sys.stderr is not None:
+            sys.stderr = Printed(sys.stderr, "stderr", self)
 
     def begin(self, running: Running) -> None:
         """Gather the lines of this attempt."""

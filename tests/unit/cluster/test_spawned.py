@@ -1,4 +1,4 @@
-"""Spawned processes, which begin before Django is set up."""
+"""The start and the end of a process of the cluster."""
 
 import subprocess
 import sys
@@ -14,3 +14,14 @@ def test_first_function_of_a_process_can_be_imported_before_django_is_set_up() -
         env={"DJANGO_SETTINGS_MODULE": "tests.settings.sqlite"},
         check=True,
     )
+
+
+def test_process_without_standard_output_ends_with_its_code() -> None:
+    """Python has none if the descriptor was closed: sys.stdout is None."""
+    code = "import sys; from stoker.cluster.process import leave; sys.stdout = None; leave(3)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"DJANGO_SETTINGS_MODULE": "tests.settings.sqlite"},
+        check=False,
+    )
+    assert ended.returncode == 3

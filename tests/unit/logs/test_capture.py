@@ -68,6 +68,16 @@ def test_record_that_project_code_made_fails_no_job(
     assert taken(capture)[:2] == ["seen", "seen"]
 
 
+def test_missing_output_stays_missing(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python has none in a process that was started with closed descriptors. print() allows that."""
+    monkeypatch.setattr(logging, "root", logging.RootLogger(logging.INFO))
+    for name in ("stdout", "stderr"):
+        monkeypatch.setattr(sys, name, None)
+    capture.install()
+    print("lost")
+    assert (sys.stdout, sys.stderr) == (None, None)
+
+
 def test_lines_without_a_job_are_not_gathered(capture: Capture) -> None:
     capture.put(1.5, "INFO", "shop", "nobody's")
     capture.put_printed("stdout", "nobody's\n")
