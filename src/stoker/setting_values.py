@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
 from inspect import iscoroutinefunction
-from typing import Any
+from typing import Any, TypeVar
 
 from django.conf import settings as django_settings
 from django.core.signals import setting_changed
@@ -184,6 +184,21 @@ def letter_retention(value: Any) -> LetterRetention:
     if not isinstance(value, Mapping) or not set(value) <= set(keys):
         raise ValueError("must be a dict with some of " + ", ".join(keys))
     return LetterRetention(**{key: optional(seconds(0))(one) for key, one in value.items()})
+
+
+Kept = TypeVar("Kept", bound=Retention | LetterRetention)
+
+
+def longest(retentions: Iterable[Kept]) -> Kept:
+    """Return a retention that keeps everything that one of these keeps."""
+    some = list(retentions)
+    limits = {
+        name: [getattr(one, name) for one in some]
+        for name in (spec.name for spec in fields(some[0]))
+    }
+    return type(some[0])(
+        **{name: None if None in given else max(given) for name, given in limits.items()}
+    )
 
 
 @dataclass(frozen=True, slots=True)

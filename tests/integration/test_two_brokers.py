@@ -124,10 +124,9 @@ def test_result_of_a_job_that_the_other_broker_leases_is_kept(redis: Dispatch) -
     ]
     broker_for(settings_for("database")).withdraw(job_ids)
     Job.objects.filter(pk=job_ids[1]).update(id=leased.job_id)
-    ended = {"status": "SUCCESSFUL", "finished_at": timezone.now() - timedelta(days=2)}
+    ended = {"status": "SUCCESSFUL", "finished_at": timezone.now() - timedelta(days=8)}
     Job.objects.update(**ended)
-    plan = Plan(alias="database", overrides=(("keep_results", Retention(60.0, None, 60.0, None)),))
-    assert Upkeep(plan, plan.settings, broker_for(plan.settings), lambda: None).prune() == 2
+    assert upkeep_of("database").prune() == 2
     assert set(Job.objects.values_list("pk", flat=True)) == {leased.job_id}
 
 

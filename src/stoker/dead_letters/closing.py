@@ -9,6 +9,7 @@ from datetime import datetime
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import Q
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
@@ -145,18 +146,25 @@ def each(
 
 
 def purge_past(
-    settings: Settings, state: str, before: datetime, *, limit: int, dry_run: bool = False
+    settings: Settings,
+    state: str,
+    before: datetime,
+    among: Q | None = None,
+    *,
+    limit: int,
+    dry_run: bool = False,
 ) -> Bulk:
     """Delete dead letters that were closed before that moment, or that are open and last failed
     before it.
 
     Args:
         state: a state, "closed" or "all".
+        among: condition for the dead letters; None = all.
     """
     checked_limit(limit)
     matched = done = 0
     for one in _states(state):
-        rows = past(settings, one, before)
+        rows = past(settings, one, before).filter(among or Q())
         ids = list(rows.order_by("failed_at").values_list("pk", flat=True)[: limit - matched])
         matched += len(ids)
         come_so_far(done, matched)

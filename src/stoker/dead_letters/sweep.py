@@ -8,17 +8,21 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.db import InterfaceError, OperationalError
+from django.db.models import Q
 from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
+from stoker.jobs.backends import able_backends, retentions
 from stoker.jobs.faults import reason_of
 from stoker.models import DeadLetter, Job
 from stoker.models.dead_letter import CLOSED
+from stoker.setting_values import LetterRetention
 from stoker.signals import tell
 from stoker.store.prepared import any_of
 
 from .closing import purge_past
+from .policy import policy_of
 from .requeueing import requeue_due
 
 AT_ONCE = 100
@@ -28,9 +32,11 @@ REOPEN_SECONDS = 60.0
 
 
 class DeadLetterSweep:
-    """The dead letters of one store.
+    """The dead letters of one store. Several backends may have dead letters there: each is treated
+    as its own backend says.
 
     Args:
+        settings: the backend of the cluster that does upkeep.
         beat: called often, as a heartbeat.
     """
 
@@ -54,16 +60,21 @@ class DeadLetterSweep:
 
     def purge(self) -> int:
         """Delete dead letters whose retention has ended. Return their number."""
-        keep = self._settings.keep_dead_letters
+        kept = retentions(self._settings, lambda one: one.keep_dead_letters)
+        purged = sum(self._purge(rows, keep) for rows, keep in kept)
+        if purged:
+            tell("dead_letters_purged", count=purged)
+        return purged
+
+    def _purge(self, rows: Q, keep: LetterRetention) -> int:
+        """Delete those of these rows whose retention has ended. Return their number."""
         limits = (*((state, keep.closed_seconds) for state in CLOSED), ("open", keep.open_seconds))
         purged = 0
         for state, seconds in limits:
             if seconds is not None:
                 before = timezone.now() - timedelta(seconds=seconds)
-                purged += purge_past(self._settings, state, before, limit=MOST).done
+                purged += purge_past(self._settings, state, before, rows, limit=MOST).done
                 self._beat()
-        if purged:
-            tell("dead_letters_purged", count=purged)
         return purged
 
     def _requeue(self) -> int:
@@ -81,13 +92,19 @@ class DeadLetterSweep:
     def _requeue_one(self, letter: DeadLetter) -> bool:
         """Requeue a dead letter. An error that is not the store's concerns only this one."""
         try:
-            return requeue_due(self._settings, letter)
+            return requeue_due(self._settings_of(letter), letter)
         except (BrokerUnavailable, InterfaceError, OperationalError):
             raise
         except Exception as error:  # noqa: BLE001 - otherwise the next run would end here, too
             self._letters.put_off(letter)
             tell("not_requeued", dead_letter_id=letter.pk, because=reason_of(error))
             return False
+
+    def _settings_of(self, letter: DeadLetter) -> Settings:
+        """Return the settings of the backend of a dead letter. If it may belong to several, return
+        those of one with a policy for it: such a policy has set its due time."""
+        able = able_backends(self._settings, letter.queue, bytes(letter.package))
+        return next((one for one in able if policy_of(one, letter) is not None), self._settings)
 
     def _reopen(self) -> None:
         """Reopen requeued dead letters whose job was cancelled or removed."""

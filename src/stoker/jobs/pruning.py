@@ -15,15 +15,20 @@ from stoker.brokers.contract import Broker
 from stoker.conf import Settings
 from stoker.dead_letters.search import told_by_dead_letters
 from stoker.models import Attempt, Job, LogChunk
+from stoker.setting_values import Retention
 from stoker.signals import tell
+
+from .backends import retentions
 
 BATCH = 500
 
 
 class Pruning:
-    """Deletes old results of one store.
+    """Deletes old results of one store. Several backends may have results there: each is kept as
+    long as its own backend says.
 
     Args:
+        settings: the backend of the cluster that does upkeep.
         beat: called often, as a heartbeat.
     """
 
@@ -48,7 +53,14 @@ class Pruning:
         self._before = before
         beside = (one.broker for one in brokers_beside(self._settings))
         self._others = [broker for broker in beside if broker is not None]
-        keep = self._settings.keep_results
+        kept = retentions(self._settings, lambda one: one.keep_results)
+        removed = sum(self._prune(rows, keep) for rows, keep in kept)
+        if removed:
+            tell("pruned", count=removed)
+        return removed
+
+    def _prune(self, rows: Q, keep: Retention) -> int:
+        """Delete those of these jobs whose retention has ended. Return their number."""
         limits = (
             ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),
             ((Job.Status.FAILED, Job.Status.CANCELLED), keep.failed_seconds, keep.failed_count),
@@ -56,28 +68,25 @@ class Pruning:
         removed = 0
         for statuses, seconds, count in limits:
             for status in statuses:
-                removed += self._prune_older(status, seconds) + self._prune_beyond(status, count)
-        if removed:
-            tell("pruned", count=removed)
+                finished = Job.objects.using(self._alias).filter(rows, status=status)
+                removed += self._prune_older(finished, seconds)
+                removed += self._prune_beyond(finished, count)
         return removed
 
-    def _prune_older(self, status: str, seconds: float | None) -> int:
+    def _prune_older(self, finished: models.QuerySet[Job], seconds: float | None) -> int:
         if seconds is None:
             return 0
         limit = timezone.now() - timedelta(seconds=seconds)
-        return self._delete(self._finished(status).filter(finished_at__lt=limit))
+        return self._delete(finished.filter(finished_at__lt=limit))
 
-    def _prune_beyond(self, status: str, count: int | None) -> int:
+    def _prune_beyond(self, finished: models.QuerySet[Job], count: int | None) -> int:
         if count is None:
             return 0
-        newest_first = self._finished(status).order_by("-finished_at", "-pk")
+        newest_first = finished.order_by("-finished_at", "-pk")
         oldest_kept = newest_first[count : count + 1].values_list("finished_at", flat=True).first()
         if oldest_kept is None:
             return 0
-        return self._delete(self._finished(status).filter(finished_at__lte=oldest_kept))
-
-    def _finished(self, status: str) -> models.QuerySet[Job]:
-        return Job.objects.using(self._alias).filter(status=status)
+        return self._delete(finished.filter(finished_at__lte=oldest_kept))
 
     def _delete(self, jobs: models.QuerySet[Job]) -> int:
         if self._before is not None:

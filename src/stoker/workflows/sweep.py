@@ -14,9 +14,10 @@ from uuid import UUID
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
-from stoker.brokers.adapters import broker_for, settings_with
+from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
+from stoker.jobs.backends import backends_with
 from stoker.models import DeadLetter, Job, Step, Workflow
 from stoker.models.workflow import WorkflowQuerySet
 from stoker.setting_values import Retention
@@ -87,7 +88,7 @@ class WorkflowSweep:
         aliases = dict(workflows.values_list("pk", "backend"))
         return [
             (settings, [step for step in steps if aliases.get(step.workflow_id) == settings.alias])
-            for settings in (self._settings, *self._others())
+            for settings in backends_with(self._settings)
         ]
 
     def _go_on(self, settings: Settings, steps: Sequence[Step], jobs: Mapping[UUID, Job]) -> int:
@@ -161,7 +162,7 @@ class WorkflowSweep:
     def prune(self) -> int:
         """Delete workflows whose results need not be kept any longer, in batches. Return their
         number."""
-        others = self._others()
+        others = backends_with(self._settings)[1:]
         own = self._workflows.exclude(backend__in=[one.alias for one in others])
         removed = self._prune(self._settings.keep_results, own)
         for settings in others:
@@ -185,10 +186,6 @@ class WorkflowSweep:
             while ids := list(old.order_by("finished_at").values_list("pk", flat=True)[:AT_ONCE]):
                 removed += sum(self._remove(workflow_id, old) for workflow_id in ids)
         return removed
-
-    def _others(self) -> list[Settings]:
-        """Return the other backends with this store."""
-        return [one for one in settings_with(self._alias) if one.alias != self._settings.alias]
 
     def _remove(self, workflow_id: UUID, old: WorkflowQuerySet) -> bool:
         """Delete a workflow unless it was retried meanwhile. Return whether it was deleted.

@@ -1,0 +1,105 @@
+"""Two backends with one database, but different queues and options: upkeep of a cluster of one
+treats the rows of the other as its own backend says."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from uuid import UUID
+
+import pytest
+from django.conf import settings as project
+from django.test import override_settings
+from django.utils import timezone
+
+from stoker import DeadLetters, dead_letters
+from stoker.cluster.plan import Plan
+from stoker.conf import settings_for
+from stoker.dead_letters.sweep import DeadLetterSweep
+from stoker.jobs.pruning import Pruning
+from stoker.models import DeadLetter, Job, Ready
+from stoker.setting_values import LetterRetention, Retention
+
+from tests.app import frail
+from tests.app.tasks import add
+from tests.integration.fronted import BACKEND
+from tests.integration.work import work_off
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("nothing_broken", "backends")]
+
+
+@pytest.fixture
+def backends() -> Iterator[None]:
+    """Let the backend "default" have the queue "default", and "reports" the queue "reports"."""
+    options = project.TASKS["default"]["OPTIONS"]
+    own = {"CLUSTER": "reports", "DEAD_LETTERS": DeadLetters("1h")}
+    tasks = {
+        "default": {"BACKEND": BACKEND, "QUEUES": ["default"], "OPTIONS": options},
+        "reports": {"BACKEND": BACKEND, "QUEUES": ["reports"], "OPTIONS": {**options, **own}},
+    }
+    with override_settings(TASKS=tasks):
+        yield
+
+
+def dead_report() -> DeadLetter:
+    frail.broken.add("the report")
+    report = frail.charge.using(backend="reports", queue_name="reports").enqueue("the report")
+    work_off(settings_for("reports"))
+    return DeadLetter.objects.get(job_id=report.id)
+
+
+def test_dead_letter_of_the_other_backend_is_requeued_there() -> None:
+    letter = dead_report()
+    assert letter.requeue_due_us is not None
+    DeadLetter.objects.update(requeue_due_us=1)
+    assert DeadLetterSweep(settings_for(), lambda: None).sweep() == 1
+    assert Ready.objects.get().queue == "reports"
+    frail.broken.clear()
+    assert work_off(settings_for("reports")) == 1
+    letter.refresh_from_db()
+    assert letter.state == "resolved"
+
+
+def test_dead_letter_that_no_backend_can_open_is_not_requeued() -> None:
+    letter = dead_report()
+    DeadLetter.objects.update(requeue_due_us=1, package=b"junk")
+    assert DeadLetterSweep(settings_for(), lambda: None).sweep() == 0
+    letter.refresh_from_db()
+    assert (letter.state, letter.requeue_due_us) == ("open", None)
+
+
+def test_dead_letters_are_kept_as_long_as_their_own_backend_says() -> None:
+    report = dead_report()
+    frail.broken.add("order 1")
+    order = frail.charge.enqueue("order 1")
+    work_off()
+    for one in DeadLetter.objects.all():
+        dead_letters.discard(one.pk)
+    DeadLetter.objects.update(closed_at=timezone.now() - timedelta(days=2))
+    plan = Plan(overrides=(("keep_dead_letters", LetterRetention(closed_seconds=60.0)),))
+    assert str(order.id) != str(report.job_id)
+    assert DeadLetterSweep(plan.settings, lambda: None).purge() == 1
+    assert DeadLetter.objects.get() == report
+
+
+@pytest.mark.parametrize(
+    "keep", [Retention(60.0, None, 60.0), Retention(None, 0, None)], ids=["time", "number"]
+)
+def test_results_are_kept_as_long_as_their_own_backend_says(keep: Retention) -> None:
+    kept = add.using(backend="reports", queue_name="reports").enqueue(1, 2)
+    add.enqueue(1, 2)
+    Ready.objects.all().delete()
+    ended_at = timezone.now() - timedelta(days=2)
+    Job.objects.update(status="SUCCESSFUL", finished_at=ended_at)
+    plan = Plan(overrides=(("keep_results", keep),))
+    assert Pruning(plan.settings, lambda: None).prune() == 1
+    assert Job.objects.get().pk == UUID(kept.id)
+
+
+def test_result_in_a_queue_of_no_backend_is_kept_as_long_as_any_backend_says() -> None:
+    add.enqueue(1, 2)
+    Ready.objects.all().delete()
+    ended_at = timezone.now() - timedelta(days=2)
+    Job.objects.update(status="SUCCESSFUL", finished_at=ended_at, queue="gone")
+    plan = Plan(overrides=(("keep_results", Retention(60.0, None, 60.0)),))
+    assert Pruning(plan.settings, lambda: None).prune() == 0
+    Job.objects.update(finished_at=timezone.now() - timedelta(days=8))
+    assert Pruning(plan.settings, lambda: None).prune() == 1
