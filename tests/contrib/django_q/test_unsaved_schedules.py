@@ -56,6 +56,13 @@ def test_row_of_a_data_migration_runs() -> None:
     assert fire() == 1
 
 
+def test_flush_empties_the_tables() -> None:
+    """``flush`` sends ``post_migrate``, and Django runs it after each TransactionTestCase."""
+    insert(func=f"{HERE}.note", schedule_type=Schedule.DAILY)
+    call_command("flush", database=conf.database(), interactive=False, verbosity=0)
+    assert not Schedule.objects.exists()
+
+
 def test_row_without_a_key_after_bulk_create_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     before = Schedule.objects.create(func=f"{HERE}.note", schedule_type=Schedule.DAILY)
     kind = type(connections[conf.database()].features)

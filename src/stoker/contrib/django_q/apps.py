@@ -72,7 +72,7 @@ def _tell_of_process(role: str, number: int, **_: Any) -> None:
     signals.post_spawn.send_robust(signals.SENDER, proc_name=name)
 
 
-def _reflect_schedules(using: str, apps: Any, **_: Any) -> None:
+def _reflect_schedules(using: str, apps: Any = apps, **_: Any) -> None:  # flush sends no apps
     try:
         apps.get_model("stoker", "Schedule")
         apps.get_model("stoker_django_q", "Schedule")._meta.get_field("own_id")
