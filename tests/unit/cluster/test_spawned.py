@@ -1,5 +1,6 @@
 """The start and the end of a process of the cluster."""
 
+import os
 import subprocess
 import sys
 
@@ -21,7 +22,7 @@ def test_process_without_standard_output_ends_with_its_code() -> None:
     code = "import sys; from stoker.cluster.process import leave; sys.stdout = None; leave(3)"
     ended = subprocess.run(
         [sys.executable, "-c", code],
-        env={"DJANGO_SETTINGS_MODULE": "tests.settings.sqlite"},
+        env={**os.environ, "DJANGO_SETTINGS_MODULE": "tests.settings.sqlite"},
         check=False,
     )
     assert ended.returncode == 3

@@ -69,7 +69,7 @@ def test_record_that_project_code_made_fails_no_job(
 
 
 def test_missing_output_stays_missing(capture: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Python has none in a process that was started with closed descriptors. print() allows that."""
+    """Python has none if the descriptors were closed at its start. print() allows that."""
     monkeypatch.setattr(logging, "root", logging.RootLogger(logging.INFO))
     for name in ("stdout", "stderr"):
         monkeypatch.setattr(sys, name, None)
