@@ -203,7 +203,7 @@ class Board:
     """The board of one cluster, mapped into this process."""
 
     def __init__(self, descriptor: int, path: Path) -> None:
-        self.descriptor = descriptor
+        self.descriptor: int | None = descriptor
         self.path = path
         self._map = mmap.mmap(descriptor, 0)
         self._numbers = memoryview(self._map).cast("q")
@@ -389,12 +389,15 @@ class Board:
         }
 
     def close(self) -> None:
-        """Close the board. The last process that does so releases the lock."""
+        """Close the board. The last process that does so releases the lock. A second call does
+        nothing: another file may have the number of the descriptor by then."""
         for part in self._parts:
             part.release()
         self._numbers.release()
         self._map.close()
-        os.close(self.descriptor)
+        descriptor, self.descriptor = self.descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
     def remove(self) -> None:
         """Delete the file. Called by the last process of the cluster, or by another cluster that

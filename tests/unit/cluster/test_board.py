@@ -30,6 +30,15 @@ def test_slot_shows_its_running_job(board: Board) -> None:
     assert list(board.occupied(1)) == []
 
 
+def test_board_closed_twice_closes_no_other_file(tmp_path: Path) -> None:
+    """Each child that a task forks closes it, also one that a child has forked."""
+    board = Board.create(tmp_path / "twice.board", WORKERS, SLOTS)
+    board.close()
+    with (tmp_path / "other").open("w") as other:  # it gets the descriptor's number
+        board.close()
+        os.fstat(other.fileno())
+
+
 def test_disk_space_of_the_board_is_reserved(board: Board) -> None:
     """Otherwise a full disk would kill the process that writes to a new page of the file."""
     status = board.path.stat()
