@@ -364,6 +364,18 @@ def turn_autocommit_off(total: int) -> None:
 
 
 @task(max_attempts=1)
+def only_turn_autocommit_off(total: int) -> None:
+    """Begin no transaction, but let the next statement do it."""
+    connection.ensure_connection()
+    transaction.set_autocommit(False)
+
+
+@task(max_attempts=1)
+async def only_turn_autocommit_off_async(total: int) -> None:
+    await sync_to_async(only_turn_autocommit_off.func)(total)
+
+
+@task(max_attempts=1)
 def begin_and_raise(total: int) -> None:
     begin_and_return.func(total)
     raise ValueError(total)

@@ -35,6 +35,8 @@ LEAVES_ONE_OPEN = [
     chaos.begin_and_return_async,
     chaos.turn_autocommit_off,
     chaos.leave_atomic_open,
+    chaos.only_turn_autocommit_off,
+    chaos.only_turn_autocommit_off_async,
 ]
 
 

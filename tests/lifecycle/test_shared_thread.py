@@ -88,8 +88,14 @@ def test_async_task_ends_while_a_call_of_another_one_runs(aftercare: WorkerAfter
     asyncio.run(end())
 
 
+def turn_autocommit_off() -> None:
+    """Let the next statement begin a transaction."""
+    transaction.set_autocommit(False)
+
+
 @pytest.mark.parametrize(
-    "leave_open", [begin_transaction, lambda: transaction.atomic().__enter__()]
+    "leave_open",
+    [begin_transaction, lambda: transaction.atomic().__enter__(), turn_autocommit_off],
 )
 def test_call_that_leaves_a_transaction_open_fails_all_running_async_tasks(
     leave_open: Callable[[], None], aftercare: WorkerAftercare

@@ -292,9 +292,13 @@ class _Known(threading.local):
         self.look()
 
     def look(self) -> None:
-        """Read this thread's connections from Django, with a function that checks each."""
+        """Read this thread's connections from Django, each with a function that checks it, and with
+        its setting of autocommit."""
         self.connections = connections.all(initialized_only=True)
-        self.looks = [(one, engine_for(one).is_in_transaction) for one in self.connections]
+        self.looks = [
+            (one, engine_for(one).is_in_transaction, one.settings_dict["AUTOCOMMIT"])
+            for one in self.connections
+        ]
 
 
 _known = _Known()
@@ -345,10 +349,12 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
             are left out, because there any read opens a transaction.
     """
     left_open = []
-    for connection, is_in_transaction in _known.looks:
+    for connection, is_in_transaction, autocommit in _known.looks:
         # A cursor may have run BEGIN unknown to Django. Left open, it would hold up all writers on
         # SQLite, and the next job's writes would not be committed.
         is_open = connection.in_atomic_block or is_in_transaction(connection)
+        if connection.autocommit != autocommit and connection.connection is not None:
+            is_open = True  # the next statement begins a transaction
         if is_open and (alias := connection.alias) != besides:
             roll_back(connection)
             if connection.settings_dict["AUTOCOMMIT"]:
@@ -410,8 +416,10 @@ class SharedThread(ThreadPoolExecutor):
             return call()
         finally:
             self.has_open_transaction = any(
-                connection.in_atomic_block or is_in_transaction(connection)
-                for connection, is_in_transaction in _known.looks
+                connection.in_atomic_block
+                or is_in_transaction(connection)
+                or (connection.autocommit != autocommit and connection.connection is not None)
+                for connection, is_in_transaction, autocommit in _known.looks
             )
 
 
