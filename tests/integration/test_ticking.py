@@ -1,9 +1,12 @@
 """Which schedules a cluster's scheduler finds, and in which order."""
 
+import re
 from dataclasses import replace
 from uuid import UUID, uuid4
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker import Cron, every, schedules
@@ -147,6 +150,57 @@ def test_no_tick_fires_again_after_the_clock_was_set_back(ticks: Ticks) -> None:
     while next_moment("five") < first + 12 * 5 * MINUTE_US:
         assert firing.fire(row.pk, next_moment("five")) is None
     assert len(enqueued()) == 12
+
+
+def test_tick_of_this_second_is_no_sign_of_a_clock_set_back(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another cluster may fire it after this one has read the time."""
+    row = schedules.create("five", nothing, every(minutes=5))
+    first = next_moment("five")
+    assert Firing(settings_for()).fire(row.pk, first) is not None
+    before = str(first - microseconds(0.5))
+    monkeypatch.setattr(DatabaseNow, f"as_{connection.vendor}", lambda *_, **__: (before, ()))
+    ticks._moments.follow_clock()
+    assert next_moment("five") == first + 5 * MINUTE_US
+
+
+WHOLE_TABLE = {
+    "postgresql": "Seq Scan on stoker_tick",
+    "mysql": r"U0 (ALL|index) ",
+    "sqlite": "SCAN U0",
+}
+
+
+@pytest.mark.django_db(transaction=True)
+def test_search_for_ticks_in_the_future_does_not_read_all_ticks(ticks: Ticks) -> None:
+    """The loop that fires ticks waits for this search, and a schedule keeps many ticks."""
+    row = schedules.create("first", nothing, every(hours=1))
+    first = next_moment("first") - 1000 * HOUR_US
+    rows = [row, *(copy_of(row) for _ in range(100))]
+    Tick.objects.bulk_create(
+        Tick(schedule_id=row.pk, moment_us=first + number, outcome="fired", fired_us=first)
+        for row in rows
+        for number in range(50)
+    )
+    with connection.cursor() as cursor:
+        for table in ("stoker_tick", "stoker_schedule"):
+            cursor.execute(f"ANALYZE {'TABLE ' * (connection.vendor == 'mysql')}{table}")
+    with CaptureQueriesContext(connection) as captured:
+        ticks._moments.follow_clock()
+    (search,) = [one["sql"] for one in captured.captured_queries if "stoker_tick" in one["sql"]]
+    with connection.cursor() as cursor:
+        cursor.execute(f"{connection.ops.explain_query_prefix()} {search}")
+        plan = "\n".join(" ".join(map(str, line)) for line in cursor.fetchall())
+    assert not re.search(WHOLE_TABLE[connection.vendor], plan), plan
+
+
+def copy_of(row: Schedule) -> Schedule:
+    copy = Schedule.objects.get(pk=row.pk)
+    copy.pk = uuid4()
+    copy.name = str(copy.pk)
+    copy.save(force_insert=True)
+    return copy
 
 
 class UnreadableError(Exception):

@@ -18,7 +18,7 @@ from uuid import UUID
 from zlib import crc32
 
 from django.db import DatabaseError, InterfaceError, OperationalError, connections
-from django.db.models import Exists, Min, OuterRef
+from django.db.models import Min, OuterRef, Subquery
 
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
@@ -39,7 +39,7 @@ from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import Patience
 from stoker.store.prepared import Compiled
-from stoker.store.written import DatabaseNow, as_uuid, database_now_us, microseconds
+from stoker.store.written import DatabaseNow, as_uuid, microseconds
 from stoker.values.cron import zone_named
 from stoker.values.ticks import as_moment
 
@@ -64,6 +64,9 @@ FIRST_REST_SECONDS, LONGEST_REST_SECONDS = 1.0, 30.0
 DATABASE_REST_SECONDS = 0.25
 """First pause after a database error. The error is not shown yet: the server may be restarting."""
 BROKEN_CODE_SECONDS = 300.0
+AHEAD_SECONDS = 1.0
+"""A tick this far in the future shows that the clock was set back. A nearer one may have been fired
+by another cluster after this one read the time."""
 
 UNREADABLE = (ValueError, OverflowError)
 """Errors of a rule or moment that cannot be read. They are reported when the schedule is due."""
@@ -323,7 +326,6 @@ class NextMoments:
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._alias = settings.database
         self._ticks = Tick.objects.using(settings.database)
         self._schedules = Schedule.objects.using(settings.database).of(
             settings.cluster, settings.alias
@@ -348,17 +350,24 @@ class NextMoments:
         No tick fires twice, because a tick is a row. The rows of old ticks are deleted, so a next
         moment is not set back to before the oldest row.
         """
-        now_us = database_now_us(self._alias)
-        early = self._ticks.filter(schedule_id=OuterRef("pk"), moment_us__gt=now_us)
-        for row in self._recurring.filter(Exists(early), moment_us__gt=now_us):
+        newest = self._ticks.filter(schedule_id=OuterRef("pk")).order_by("-moment_us")
+        # One look-up by index per schedule. With Exists, databases read the whole table.
+        rows = self._recurring.alias(newest_us=Subquery(newest.values("moment_us")[:1]))
+        ahead = rows.filter(
+            moment_us__gt=DatabaseNow(), newest_us__gt=DatabaseNow() + microseconds(AHEAD_SECONDS)
+        )
+        for row in ahead.annotate(now_us=DatabaseNow()):
             with suppress(*UNREADABLE):
-                self._set_back(row, now_us)
+                self._set_back(row, row.now_us)  # type: ignore[attr-defined] # annotated
 
     def _set_back(self, row: Schedule, now_us: int) -> None:
+        first_us = row.course.first(now_us)
+        if first_us is None or row.moment_us is None or first_us >= row.moment_us:
+            return
         own = self._ticks.filter(schedule_id=row.pk)
         oldest_us = own.aggregate(oldest_us=Min("moment_us"))["oldest_us"] or 0
         moment_us = row.course.first(max(now_us, oldest_us - 1))
-        if moment_us is not None and row.moment_us is not None and moment_us < row.moment_us:
+        if moment_us is not None and moment_us < row.moment_us:
             own.filter(outcome=Tick.Outcome.MISSED, moment_us__gt=now_us).delete()
             self._move(row, moment_us, "the clock of the database was set back")
 
