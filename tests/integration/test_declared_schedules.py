@@ -13,7 +13,7 @@ from stoker import Cron, every, once, schedules, task
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidSchedule, InvalidTaskOption, PackageError, ScheduleExists
-from stoker.jobs.package import WRONG_KEY
+from stoker.jobs.envelope import WRONG_KEY
 from stoker.models import Edition, Schedule
 from stoker.schedules.declare import Declared, Declaring, find_declared, problems
 from stoker.schedules.fire import Firing

@@ -52,7 +52,7 @@ TARGETS = {
     ),
     "cron": (("values/cron.py",), ("tests/unit/schedules",)),
     "package": (
-        ("jobs/package.py",),
+        ("jobs/envelope.py", "jobs/package.py"),
         (
             "tests/unit/test_package.py",
             "tests/unit/test_packages_alike.py",

@@ -27,17 +27,8 @@ from stoker.exceptions import (
     UnreadablePackage,
 )
 from stoker.jobs import package as package_module
-from stoker.jobs.package import (
-    JOB,
-    READERS,
-    VALUE,
-    ContentKind,
-    Envelope,
-    JobOptions,
-    Package,
-    Sealer,
-    sealer_for,
-)
+from stoker.jobs.envelope import ContentKind, Envelope
+from stoker.jobs.package import JOB, READERS, VALUE, JobOptions, Package, Sealer, sealer_for
 from stoker.values import codec
 from stoker.values.pickles import nothing_unpickled
 
@@ -55,13 +46,28 @@ PACKAGE = Package(
     metadata={"request": "r1"},
 )
 
-# Samples written by each version of the format, which never change. A new version adds a sample,
-# and the previous version is then only read.
+# Samples written by each version of the format, which never change. A new version adds a sample.
+# Version 3 is written if a hook has extras, else version 2, which earlier clusters run, too.
 VERSION_2 = (
     b'\xf5J\x02\x00["01890a5dac96774bbcceb302099a8057","shop.tasks.ship","mail",10,1793000000.5,'
     b'[5,2,30.0,1793003600.0],[42,{"$tuple":[1,2]}],'
     b'{"at":{"$datetime":"2026-10-25T02:30:00+00:00"}},{"request":"r1"}]'
     b"\x9b)\xeb\xd9\xd7\xdf\xab\x98\xa9\\7x\x8f'\xd2\xb1\x82\xbc\xc4\x9828\x14Q}&\xd9\x028\x9c\xe2\xff"
+)
+SIMPLE_HOOKS = '[["success","shop.tasks.tell","mail",0,[3,3,null],[],{},[],"result"]]'
+DEFERS_ITS_HOOK = replace(
+    PACKAGE,
+    options=JobOptions(
+        hooks='[["success","shop.tasks.tell","mail",0,[3,3,null],[],{},[],"result",'
+        '{"run_after_seconds":60.0}]]'
+    ),
+)
+VERSION_3 = (
+    b'\xf5J\x03\x00["01890a5dac96774bbcceb302099a8057","shop.tasks.ship","mail",10,1793000000.5,'
+    b'[3,3,null,null,"",{"hooks":"[[\\"success\\",\\"shop.tasks.tell\\",\\"mail\\",0,[3,3,null],[],{},'
+    b'[],\\"result\\",{\\"run_after_seconds\\":60.0}]]"}],[42,{"$tuple":[1,2]}],'
+    b'{"at":{"$datetime":"2026-10-25T02:30:00+00:00"}},{"request":"r1"}]'
+    b"@\x81G\xe4Ox\x01\xf7\xcf{pA\x1b;\xf6L\xdc\xbeh\xf4\x84\x9d\x12\xd5\xc2\x07R\x03\xc9r\xcc\x80"
 )
 VERSION_2_COMPRESSED = b64decode(
     "9UoCAnicNcvBDoMgEATQf9n01pUsi2jhO3ojHFBJNNXUCp4a/r20SecwhzcZByRvhoKewmi6vm+HYRzjoIjJmHAj3QNC"
@@ -191,7 +197,20 @@ def test_pickled_value_is_signed() -> None:
 def test_format_of_this_version_does_not_change() -> None:
     """If this fails, the format was changed: add a version and a reader, and keep the samples."""
     assert JSON.seal(PACKAGE) == VERSION_2
-    assert max(READERS) == JOB.newest == VERSION_2[2]
+    assert JSON.seal(DEFERS_ITS_HOOK) == VERSION_3
+    assert JOB.usual == VERSION_2[2]
+    assert max(READERS) == JOB.newest == VERSION_3[2]
+
+
+@pytest.mark.parametrize("serializer", [JSON, PICKLE], ids=["json", "pickle"])
+def test_version_depends_on_the_extras_of_hooks(serializer: Sealer) -> None:
+    """Clusters that read only version 2 do not run a job whose hooks they do not understand."""
+    for hooks, version in ((SIMPLE_HOOKS, 2), (DEFERS_ITS_HOOK.options.hooks, 3)):
+        package = replace(PACKAGE, options=replace(PACKAGE.options, hooks=hooks))
+        data = serializer.seal(package)
+        assert data[2] == version
+        assert serializer.open(data) == package
+        assert serializer.open_without_arguments(data).options == package.options
 
 
 @pytest.mark.parametrize("sample", [VERSION_2, VERSION_2_COMPRESSED, VERSION_2_PICKLED])
@@ -218,23 +237,23 @@ def test_identity_of_a_unique_job_is_in_the_package(serializer: Sealer) -> None:
 def test_newer_version_is_reported() -> None:
     """Only the number is read, because the signature of a newer version is unknown."""
     with pytest.raises(
-        NewerVersion, match=r"version 3, this one reads up to 2\. Update Stoker here"
+        NewerVersion, match=r"version 4, this one reads up to 3\. Update Stoker here"
     ):
-        JSON.open(b"\xf5J\x03 who knows")
+        JSON.open(b"\xf5J\x04 who knows")
     with pytest.raises(NewerVersion, match="version 2, this one reads up to 1"):
         JSON.open_value(b"\xf5V\x02 who knows")
 
 
 def test_header_without_a_body_is_read() -> None:
-    with pytest.raises(NewerVersion, match="version 3"):
-        JSON.open(b"\xf5J\x03\x00")
+    with pytest.raises(NewerVersion, match="version 4"):
+        JSON.open(b"\xf5J\x04\x00")
     with pytest.raises(UnreadablePackage, match="only 3 bytes"):
         JSON.open(b"\xf5J\x03")
 
 
-def test_plain_header_consists_of_magic_newest_version_and_no_flags() -> None:
+def test_plain_header_consists_of_magic_usual_version_and_no_flags() -> None:
     """Kinds are made when the module is imported, so no other test runs this again."""
-    assert ContentKind("test", b"\xf5T", 1, 3, is_always_signed=True).plain == b"\xf5T\x03\x00"
+    assert ContentKind("test", b"\xf5T", 1, 2, 3, is_always_signed=True).plain == b"\xf5T\x02\x00"
 
 
 def test_unsupported_old_version_is_reported() -> None:

@@ -100,6 +100,25 @@ def test_hook_waits_for_its_run_after(is_delay: bool) -> None:
     assert DONE == ["late"]
 
 
+@pytest.mark.parametrize(
+    ("hook", "version"),
+    [
+        (tell.s("a"), 2),
+        (tell.using(run_after=60).s("a"), 3),
+        (replace(tell, expires=60).s("a"), 3),
+        (note.using(on_failure=tell.si("b")).si("a"), 3),
+        (note.using(on_failure=tell.using(run_after=60).si("b")).si("a"), 3),
+    ],
+)
+def test_earlier_clusters_run_only_jobs_whose_hooks_they_know(hook: Any, version: int) -> None:
+    """In a rolling deploy they release a job of version 3 to a newer cluster."""
+    caller = double.using(on_success=hook)
+    caller.enqueue(1)
+    caller.enqueue_many([((2,), {}), ((3,), {})])
+    packages = Job.objects.values_list("package", flat=True)
+    assert [bytes(package)[2] for package in packages] == [version] * 3
+
+
 @pytest.mark.parametrize("is_moment", [True, False])
 def test_hook_expires(is_moment: bool) -> None:
     soon = timezone.now() + timedelta(hours=1) if is_moment else 3600

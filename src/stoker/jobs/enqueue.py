@@ -36,7 +36,7 @@ from stoker.values.ids import LINKED, id_of, new_job_numbers
 
 from . import relay as outbox
 from .intake import Newcomers
-from .package import Package, Sealer, head_of, sealer_for
+from .package import Package, Sealer, head_of, sealer_for, version_of
 from .results import Commitment, Result
 from .running import is_heard
 from .sealing import Call, Newcomer, Sealing, check_backend, refuse_wrong_arguments
@@ -72,6 +72,7 @@ class Alike:
         self._like = like
         head = codec.write(head_of(like))
         self._before, self._after = head[: ID_ENDS - 32], head[ID_ENDS:-1] + b","
+        self._version = version_of(like)
         self._metadata = b"," + codec.write(codec.encode(dict(like.metadata))) + b"]"
 
     def seal(self, number: int, arguments: Arguments, *, is_plain: bool) -> bytes:
@@ -90,7 +91,7 @@ class Alike:
                 body = b"%b%032x%b%b%b" % (
                     self._before, number, self._after, written, self._metadata,
                 )  # fmt: skip
-                return self._sealer.close(self._like.task, body)
+                return self._sealer.close(self._like.task, body, self._version)
         own = replace(self._like, job_id=UUID(int=number), args=args, kwargs=kwargs)
         return self._sealer.seal(own)
 

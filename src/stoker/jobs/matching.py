@@ -20,7 +20,8 @@ from stoker.tasks.registry import find_task
 from stoker.values.ids import parse_job_id
 from stoker.values.text import stored_text
 
-from .package import COMPRESSED, HEADER_BYTES, PICKLED, SIGNATURE_BYTES, sealer_for
+from .envelope import COMPRESSED, HEADER_BYTES, PICKLED, SIGNATURE_BYTES
+from .package import sealer_for
 
 MOST_OPENED = 500
 """Maximum number of packages to open in one search."""

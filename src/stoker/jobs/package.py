@@ -1,21 +1,11 @@
-"""The envelope of a serialised job or value: header, compression, signature.
+"""The package of a job, and return values: what they contain, and how they are serialised.
 
-::
-
-    magic     2 bytes    F5 'J' a job, F5 'V' a value; F5 begins no UTF-8, no pickle, no zlib stream
-    version   1 byte
-    flags     1 byte     1 = pickled, not JSON; 2 = compressed (zlib)
-    body
-    HMAC      32 bytes   SHA-256 of all before; left out of a value that is not pickled
-
-Nothing is decompressed before the signature is verified.
+The bytes have the form of ``stoker.jobs.envelope``.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import zlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -25,14 +15,7 @@ from uuid import UUID
 from django.conf import settings as django_settings
 
 from stoker.conf import Settings
-from stoker.exceptions import (
-    BadSignature,
-    ConfigurationError,
-    NewerVersion,
-    PackageTooLarge,
-    UnreadableHere,
-    UnreadablePackage,
-)
+from stoker.exceptions import PackageTooLarge, UnreadableHere, UnreadablePackage
 from stoker.values import codec
 from stoker.values.codec import job_as_json, value_as_json
 from stoker.values.ids import id_of
@@ -47,179 +30,16 @@ from stoker.values.pickles import (
     value_from_pickle,
 )
 
-PICKLED, COMPRESSED = 1, 2
-HEADER_BYTES, SIGNATURE_BYTES = 4, 32
-WRONG_KEY = "The signature of the {name} does not match"
+from .envelope import ContentKind, Envelope
+
 WAS_PICKLED = "The {name} was pickled"
-
-
-@dataclass(frozen=True, slots=True)
-class ContentKind:
-    """What an envelope contains: a job or a value."""
-
-    name: str
-    magic: bytes
-    oldest: int
-    """Oldest version that can be read."""
-    newest: int
-    """Version that is written."""
-    is_always_signed: bool
-    plain: bytes = field(init=False)
-    """Header of content in the newest version that is neither pickled nor compressed."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "plain", self.magic + bytes((self.newest, 0)))
-
-
-class Envelope:
-    """Creates and opens envelopes for one cluster.
-
-    Args:
-        secrets: the signing secret, then older ones that are still accepted.
-        cluster: the cluster's name; the salt of the signature.
-        compress_above_bytes: compress larger bodies; None = never.
-        most_inflated_bytes: maximum size of a decompressed body.
-
-    Raises:
-        ConfigurationError: there is no secret, or it is empty.
-    """
-
-    def __init__(
-        self,
-        secrets: Sequence[str | bytes],
-        cluster: str,
-        compress_above_bytes: int | None,
-        most_inflated_bytes: int,
-    ) -> None:
-        if not secrets or not all(secrets):
-            raise ConfigurationError(
-                "SECRET_KEY and each of SECRET_KEY_FALLBACKS must not be empty: packages are "
-                "signed with them."
-            )
-        self._keys = tuple(_Key(secret, cluster) for secret in secrets)
-        self.key_ids = tuple(key.id for key in self._keys)
-        self._cluster = cluster
-        self._compress_above_bytes = compress_above_bytes
-        self._most_inflated_bytes = most_inflated_bytes
-
-    def close(self, kind: ContentKind, body: bytes, *, pickled: bool) -> bytes:
-        """Return the body with header and signature, in the kind's newest version."""
-        flags = PICKLED if pickled else 0
-        limit = self._compress_above_bytes
-        # A body that is too large to be decompressed again must not be compressed.
-        if limit is not None and limit < len(body) <= self._most_inflated_bytes:
-            deflated = zlib.compress(body)
-            if len(deflated) < len(body):
-                body, flags = deflated, flags | COMPRESSED
-        header = kind.magic + bytes((kind.newest, flags)) if flags else kind.plain
-        content = header + body
-        if pickled or kind.is_always_signed:
-            return content + self._keys[0].sign(content)
-        return content
-
-    def open(self, data: bytes, kind: ContentKind) -> tuple[int, bool, bytes]:
-        """Return the version, whether the body is pickled, and the body.
-
-        Raises:
-            BadSignature, NewerVersion, UnreadablePackage: the message says what to do.
-        """
-        if data.startswith(kind.plain):  # nearly always
-            content = self._verified(data, kind) if kind.is_always_signed else data
-            return kind.newest, False, content[HEADER_BYTES:]
-        version, flags = _read_header(data, kind)
-        content = data
-        if kind.is_always_signed or flags & PICKLED:
-            content = self._verified(data, kind)
-        if flags & ~(PICKLED | COMPRESSED):
-            raise UnreadablePackage(
-                f"The flags {flags:#04x} are unknown to this version of Stoker."
-            )
-        body = content[HEADER_BYTES:]
-        if flags & COMPRESSED:
-            body = self._inflate(body)
-        return version, bool(flags & PICKLED), body
-
-    def _verified(self, data: bytes, kind: ContentKind) -> bytes:
-        """Check the signature and return the content before it."""
-        content, signature = data[:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
-        for key in self._keys:
-            if hmac.compare_digest(key.sign(content), signature):
-                return content
-        raise BadSignature(
-            f"{WRONG_KEY.format(name=kind.name)}: it was changed or cut off, or signed with "
-            f"another SECRET_KEY or for another CLUSTER than {self._cluster!r}. When a key is "
-            "changed, every process needs the new one in SECRET_KEY_FALLBACKS before, and the old "
-            "one in SECRET_KEY_FALLBACKS until the queue is empty."
-        )
-
-    def _inflate(self, body: bytes) -> bytes:
-        stream = zlib.decompressobj()
-        try:
-            inflated = stream.decompress(body, self._most_inflated_bytes + 1)
-        except zlib.error as error:
-            raise UnreadablePackage(f"The body could not be decompressed: {error}.") from error
-        if not stream.eof or len(inflated) > self._most_inflated_bytes:
-            raise UnreadablePackage(
-                "The body is cut off, or has more than the "
-                f"{self._most_inflated_bytes:,} bytes that are decompressed here: "
-                "pass less in arguments, or raise MAX_PACKAGE_BYTES."
-            )
-        return inflated
-
-
-class _Key:
-    """A signing key for HMAC-SHA256 (RFC 2104). The halves that depend only on the key are computed
-    once; for small bodies they are half of the work."""
-
-    def __init__(self, secret: str | bytes, cluster: str) -> None:
-        secret = secret.encode() if isinstance(secret, str) else secret
-        key = hmac.digest(secret, f"stoker.package:{cluster}".encode(), "sha256")
-        block = key.ljust(hashlib.sha256().block_size, b"\0")
-        self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
-        self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
-
-    @property
-    def id(self) -> str:
-        """Public name of the key. It does not reveal the key."""
-        return self.sign(b"the id of this key")[:8].hex()
-
-    def sign(self, content: bytes) -> bytes:
-        inner, outer = self._inner.copy(), self._outer.copy()
-        inner.update(content)
-        outer.update(inner.digest())
-        return outer.digest()
-
-
-def _read_header(data: bytes, kind: ContentKind) -> tuple[int, int]:
-    """Return version and flags.
-
-    NewerVersion is raised before the signature is verified, because a newer version may be signed
-    differently. Nothing of such a package is run.
-    """
-    if len(data) < HEADER_BYTES:
-        raise UnreadablePackage(f"This is not a {kind.name}: it has only {len(data)} bytes.")
-    if data[:2] != kind.magic:
-        raise UnreadablePackage(f"These bytes are not a {kind.name} of Stoker's.")
-    version = data[2]
-    if version > kind.newest:
-        raise NewerVersion(
-            f"The {kind.name} was written by a newer version of Stoker: it has version {version}, "
-            f"this one reads up to {kind.newest}. Update Stoker here, or let an updated cluster "
-            "run it."
-        )
-    if version < kind.oldest:
-        raise UnreadablePackage(
-            f"The {kind.name} has version {version}, which this Stoker cannot read any more: let a "
-            "cluster of the previous version empty the queue, then update."
-        )
-    return version, data[3]
-
-
 LEAST_INFLATED_BYTES = 64 << 20
 INFLATED_TIMES = 64
 HEAD_FIELDS = 6
 LINKS = ("receives", "each", "hooks", "about", "via")
 WITH_LINKS = 6
+HOOK_FIELDS = 9
+"""Fields of a hook without extras: see ``stoker.workflows.hooks``."""
 
 
 # Not frozen: there is one per job, and creating a frozen object takes several times as long.
@@ -307,15 +127,19 @@ class Sealer:
         """
         serialise = job_as_pickle if self._pickles else job_as_json
         arguments = (list(package.args), package.kwargs, package.metadata)
-        return self.close(package.task, serialise(package.task, head_of(package), arguments))
+        body = serialise(package.task, head_of(package), arguments)
+        return self.close(package.task, body, version_of(package))
 
-    def close(self, task: str, body: bytes) -> bytes:
+    def close(self, task: str, body: bytes, version: int | None) -> bytes:
         """Return the body of a job of this task as signed bytes.
+
+        Args:
+            version: see ``version_of``.
 
         Raises:
             PackageTooLarge: the package would have more than ``max_bytes``.
         """
-        data = self._envelope.close(JOB, body, pickled=self._pickles)
+        data = self._envelope.close(JOB, body, pickled=self._pickles, version=version)
         if len(data) > self._max_bytes:
             raise PackageTooLarge(self._too_large(task, len(data)))
         return data
@@ -432,6 +256,18 @@ def _sealer(
     )
 
 
+def version_of(package: Package) -> int | None:
+    """Return the version that the package needs; None = the usual one.
+
+    A cluster that reads only version 2 cannot enqueue a hook with extras, and must not run a
+    deferred hook early. It leaves a job of version 3 to a newer cluster.
+    """
+    hooks = package.options.hooks
+    if hooks and any(len(hook) > HOOK_FIELDS for hook in json.loads(hooks)):
+        return WITH_HOOK_EXTRAS
+    return None
+
+
 def head_of(package: Package) -> list[Any]:
     """Return the fields before the arguments, starting with the id."""
     given = package.options
@@ -488,12 +324,17 @@ def _unreadable(error: Exception) -> UnreadablePackage:
     )
 
 
-READERS: dict[int, Callable[[list[Any]], Package]] = {1: _read_version_1, 2: _package}
+WITH_HOOK_EXTRAS = 3
+READERS: dict[int, Callable[[list[Any]], Package]] = {
+    1: _read_version_1,
+    2: _package,
+    WITH_HOOK_EXTRAS: _package,
+}
 """Version -> its reader."""
 
 JOB = ContentKind(
-    "package", b"\xf5J", oldest=min(READERS), newest=max(READERS), is_always_signed=True
+    "package", b"\xf5J", oldest=min(READERS), usual=2, newest=max(READERS), is_always_signed=True
 )
-VALUE = ContentKind("value", b"\xf5V", oldest=1, newest=1, is_always_signed=False)
+VALUE = ContentKind("value", b"\xf5V", oldest=1, usual=1, newest=1, is_always_signed=False)
 NONE = VALUE.plain + codec.write(None)
 """None as a return value."""

@@ -20,7 +20,8 @@ from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask, is_task, task_backends
 from stoker.conf import Settings
 from stoker.exceptions import InvalidSchedule, StokerError, UnreadablePackage
-from stoker.jobs.package import JOB, WAS_PICKLED, WRONG_KEY, JobOptions, Package, sealer_for
+from stoker.jobs.envelope import WRONG_KEY
+from stoker.jobs.package import JOB, WAS_PICKLED, JobOptions, Package, sealer_for
 from stoker.jobs.sealing import refuse_wrong_arguments
 from stoker.models import Schedule
 from stoker.store.written import database_now_us, microseconds

@@ -7,9 +7,10 @@ The hooks travel in the package of the job, as JSON with the codec's tags:
     [[when, task, queue, priority, [max_attempts, max_crashes, timeout_seconds], args, kwargs,
       [need, ...], receives, extras], ...]
 
-``extras`` is left out if it is empty. It may have these keys: "run_after" and "expires_at" in
-seconds since 1970, "run_after_seconds" and "expires_seconds" after the job's end, and "hooks", the
-hooks of the hook. Or, if a function also records the end in the same transaction:
+``extras`` is left out if it is empty, because a package with extras has a version that earlier
+clusters do not run. It may have these keys: "run_after" and "expires_at" in seconds since 1970,
+"run_after_seconds" and "expires_seconds" after the job's end, and "hooks", the hooks of the hook.
+Or, if a function also records the end in the same transaction:
 
 ::
 

@@ -509,7 +509,7 @@ MISTAKES = (
         "a package of another cluster is accepted",
         [
             Change(
-                "jobs.package:_Key.__init__",
+                "jobs.envelope:_Key.__init__",
                 replace("f'stoker.package:{cluster}'", "'stoker.package'"),
             )
         ],
@@ -530,7 +530,7 @@ MISTAKES = (
     ),
     Mistake(
         "a newer package is read as far as it is known",
-        [Change("jobs.package:_read_header", replace("version > kind.newest", "False"))],
+        [Change("jobs.envelope:_read_header", replace("version > kind.newest", "False"))],
         "tests/unit/test_package.py",
         "newer_version_is_reported",
     ),

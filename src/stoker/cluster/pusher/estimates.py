@@ -10,7 +10,8 @@ from typing import NamedTuple
 from stoker.brokers.contract import Delivery
 from stoker.cluster.wire import Report
 from stoker.exceptions import PackageError
-from stoker.jobs.package import HEADER_BYTES, JOB, Sealer
+from stoker.jobs.envelope import HEADER_BYTES
+from stoker.jobs.package import JOB, Sealer
 from stoker.values import codec
 
 PREFETCH_SECONDS = 0.05
