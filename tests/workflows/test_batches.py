@@ -17,7 +17,7 @@ from stoker.conf import settings_for
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.execute import Executor
 from stoker.jobs.record import finish
-from stoker.models import Cancellation
+from stoker.models import Cancellation, Step
 from stoker.tasks.signatures import Node
 from stoker.testing import drain
 from stoker.workflows import control as steering
@@ -95,6 +95,23 @@ def test_steps_added_by_a_failed_run_never_run_after_a_retry() -> None:
     assert workflow.retry() == 1
     drain()
     assert DONE == ["a", "a", "after a"]
+
+
+def test_earlier_cluster_does_not_run_steps_added_before_a_retry() -> None:
+    """It runs all that were added in an attempt with this number, in whichever run."""
+    FAILING.add("a")
+    workflow = chain(add_one.si("a")).enqueue()
+    run_in_one_batch()
+    added = Step.objects.filter(state=Step.State.HELD)
+    assert [step.added_in for step in added] == [1]
+    assert workflow.retry() == 1
+    assert [step.added_in for step in added.all()] == [None]
+
+
+def test_earlier_cluster_does_not_run_steps_added_before_a_snooze() -> None:
+    chain(add_and_snooze_once.si()).enqueue()
+    run_in_one_batch()
+    assert [step.added_in for step in Step.objects.filter(state=Step.State.HELD)] == [None]
 
 
 def test_steps_added_before_a_snooze_never_run() -> None:

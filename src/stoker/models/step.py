@@ -67,6 +67,16 @@ class StepQuerySet(models.QuerySet["Step"]):
         if ends:
             engine_of(self.db).end_steps(ends)
 
+    def disown(self, job_ids: Collection[UUID]) -> None:
+        """Make sure that earlier versions never run the steps that these jobs have added so far.
+
+        They know only the number of the attempt that added a step, and the next run of the job may
+        have the same one. To be removed with the next minor version.
+        """
+        adding = self.of_jobs(job_ids).filter(has_added=True)
+        if ids := list(adding.values_list("pk", flat=True)):
+            self.filter(parent_id__in=ids, state=Step.State.HELD).update(added_in=None)
+
     def count_tasks(self, ids: Sequence[UUID]) -> int:
         """Count the tasks among these steps and below them, with two queries for each thousand
         steps that have steps of their own."""

@@ -60,6 +60,7 @@ def reopen(alias: str, jobs: Mapping[UUID, UUID], *, revives: bool = True) -> se
     found = {step.job_id: step for step in ended.defer("sealed", "value") if step.job_id}
     if not found:
         return set()
+    steps.disown(found)
     update_by_key(steps, [step.pk for step in found.values()], state=State.ENQUEUED, cause=None)
     newest = [Step(pk=step.pk, job_id=jobs[old]) for old, step in found.items()]
     steps.bulk_update(newest, ["job_id"])
