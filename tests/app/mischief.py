@@ -1,6 +1,7 @@
 """Faults in the processes that a test starts, named by STOKER_TEST_MISCHIEF."""
 
 import os
+import threading
 import time
 import warnings
 from contextlib import suppress
@@ -68,6 +69,20 @@ def die_at_start(role: str) -> None:
 
     wanted = role
     post_spawn.connect(die, weak=False)
+
+
+def hang_at_start(mark: str) -> None:
+    """Let the first worker hang before it is ready. The file that is named says that it did."""
+    from stoker.cluster import sentinel
+    from stoker.signals import post_spawn
+
+    def hang(role: str, **_: Any) -> None:
+        if role == "worker" and not Path(mark).exists():
+            Path(mark).touch()
+            threading.Event().wait()
+
+    sentinel.START_SECONDS = 5.0
+    post_spawn.connect(hang, weak=False)
 
 
 def clock(seconds: str) -> None:
@@ -184,6 +199,7 @@ MISCHIEF = {
     "open": open_connection,
     "cache": use_cache,
     "die": die_at_start,
+    "hang": hang_at_start,
     "forget": claim_and_forget,
     "doze": doze,
     "silent": add_silent_database,

@@ -208,6 +208,21 @@ def test_hanging_processes_are_replaced(tmp_path: Path) -> None:
 
 
 @anywhere
+def test_worker_that_hangs_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    """A fork may inherit a lock that a thread of the project held. A worker that has started is not
+    killed for its age."""
+    mark = tmp_path / "hung"
+    environment = {"STOKER_TEST_MISCHIEF": f"hang:{mark}"}
+    with running_cluster(tmp_path, WORKERS=1, environment=environment) as cluster:
+        wait_for(mark.exists, cluster.tail)
+        pid = value_of(chaos.process_id.enqueue(), cluster)
+        assert "was killed: it did not start in time" in cluster.text()
+        born = psutil.Process(pid).create_time()
+        wait_for(lambda: time.time() - born > 7.0, cluster.tail)
+        assert value_of(chaos.process_id.enqueue(), cluster) == pid
+
+
+@anywhere
 @pytest.mark.chaos
 def test_user_code_holding_the_gil_blocks_only_its_own_worker(
     tmp_path: Path,

@@ -345,7 +345,7 @@ class Death(NamedTuple):
     incarnation: int
     exit_code: int
     why: str
-    """crash, timeout, cancel, lost, fence, stop, or exit (on purpose)."""
+    """crash, timeout, cancel, lost, fence, stop, start, or exit (on purpose)."""
     blamed: int
     """Number of the delivery that caused the kill; 0 = none."""
     running: tuple[Running, ...]
@@ -482,6 +482,7 @@ REASONS = {
     "lost": "the lease of its job is lost, or cannot be extended",
     "fence": "the lease of its job could not be extended and is about to end",
     "stop": "SHUTDOWN_SECONDS had passed after a stop",
+    "start": "it did not start in time",
     "exit": "it left on purpose",
 }
 
@@ -493,8 +494,6 @@ def describe_exit(exit_code: int) -> str:
             name = signal.Signals(-exit_code).name
         except ValueError:
             name = f"signal {-exit_code}"
-        hint = (
-            " (the kernel does this when memory runs out)" if exit_code == -signal.SIGKILL else ""
-        )
+        hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
         return f"killed by {name}{hint}"
     return f"exit code {exit_code}"

@@ -116,6 +116,8 @@ class Started:
         self.is_deaf = False
         """The child has closed its end of the line: it has ended or is about to."""
         self.started = time.monotonic()
+        self.is_ready = False
+        """Whether this worker has started. Other processes do not say so."""
         context = multiprocessing.get_context(start_method(plan))
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined] # of every context
             target=run_child,

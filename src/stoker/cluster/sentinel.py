@@ -32,6 +32,8 @@ CALM_SECONDS = 0.25
 COUNT_SECONDS = 0.5
 """Interval between checks which processes are alive. The sentinel also sees when the connection to
 a worker closes, but not if a process that a task has forked keeps the connection open."""
+START_SECONDS = 120.0
+"""Time for a worker to start. Receivers of ``post_spawn`` may take long, to load a model."""
 EXIT_SECONDS = 5.0
 """Time for a process to end when it has nothing left to do."""
 RECORD_SECONDS = 15.0
@@ -109,6 +111,8 @@ class Sentinel:
 
     def _hear(self, started: Started, message: tuple[Any, ...]) -> None:
         match message:
+            case ("ready",):
+                started.is_ready = True
             case ("stopped",):
                 self._stopped = True
             case ("drained",):
@@ -152,11 +156,15 @@ class Sentinel:
     def _kill_what_must_end(self) -> None:
         for number, why, delivery in self.watch.overdue():
             self.crew.kill_worker(number, why, delivery)
+        before = time.monotonic() - START_SECONDS
+        for started in self.crew:
+            if started.role == "worker" and not started.is_ready and started.started < before:
+                self.crew.kill_worker(started.number, "start", 0)
         for role in self.watch.hung():
-            started = self.crew.get(role)
-            if started is not None:
+            hung = self.crew.get(role)
+            if hung is not None:
                 tell("process_hung", role=role, seconds=self.watch.hang_seconds)
-                started.kill()
+                hung.kill()
         if self.stop_at is not None and time.monotonic() > self.stop_at:
             self._interrupt()
 

@@ -52,6 +52,7 @@ def main(child: Child) -> None:
     worker = Worker(child)
     listen()
     worker.look_at_fence_when_continued()
+    child.control.send("ready")
     threading.Thread(target=worker.accompany, name="stoker-companion", daemon=True).start()
     try:
         is_serial = worker.settings.concurrency == 1
