@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from django.core import signing
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, types
 
 from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
@@ -39,7 +39,9 @@ Backend = Annotated[
 ]
 Name = Annotated[str, Field(max_length=255)]
 Why = Annotated[str, Field(max_length=255, description="Kept in the history.")]
-Strict = Field(strict=True)
+# Not Field(strict=True): pydantic 2.9, 2.10 and early versions of 2.11 write the default of one
+# field into a Field() that several fields share, and give it to the others.
+Strict = types.Strict()
 
 
 def unnamed_backend() -> str | None:
