@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from django.test import override_settings
 from stoker import queues
 from stoker.brokers.adapters import adapter_for
 from stoker.brokers.contract import Return
-from stoker.brokers.sqs.queues import address_of
+from stoker.brokers.sqs.queues import QueueRefused, Queues, address_of
 from stoker.brokers.sqs.transport import Polls, SqsTransport
 from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
@@ -268,6 +269,37 @@ class TestQueues:
         with pytest.raises(BrokerUnavailable, match="You may not look at it"):
             stand.transport.counts()
 
+    def test_refused_queue_is_reported_once_and_delays_no_other(
+        self,
+        stand: SqsStand,
+        monkeypatch: pytest.MonkeyPatch,
+        events: list[tuple[str, dict[str, Any]]],
+    ) -> None:
+        receive, refused = Queues.receive, {"-b"}
+
+        def receive_unless_refused(self: Queues, name: str, *args: Any, **options: Any) -> Any:
+            if name[-2:] in refused:
+                raise QueueRefused(f"SQS refuses {name}.")
+            return receive(self, name, *args, **options)
+
+        monkeypatch.setattr(Queues, "receive", receive_unless_refused)
+        arrivals: Any = stand.broker.arrivals
+        with closing(arrivals.open_wake()) as poller:
+            for _ in range(3):
+                (job_id,) = stand.put(queue="a")
+                wait_for(lambda: any(one.job_id == job_id for one in stand.claim(10, "a", "b")))  # noqa: B023 - called at once
+                assert stand.claim(10, "a", "b") == []
+                assert poller.is_idle
+                assert not arrivals.is_server_empty, "run --drain would leave the jobs of b"
+        assert [name for name, _ in events] == ["queue_refused"]
+        assert events[0][1]["error"].endswith("-b.")
+        refused.clear()
+        assert stand.claim(10, "a", "b") == []
+        assert not stand.transport.refused
+        refused.update(["-a", "-b"])
+        with pytest.raises(QueueRefused):
+            stand.transport.receive(["a", "b"], 10)
+
     def test_queue_with_a_name_that_sqs_does_not_allow_is_shown_and_cleared(
         self, stand: SqsStand
     ) -> None:
@@ -357,9 +389,10 @@ class TestPolls:
             return answer
 
         polls = Polls(receive, lambda _: None, 10)
-        with pytest.raises(RuntimeError, match="unexpected"):
-            polls.wait(["a"], 600, 600)
-        assert polls.wait(["a"], 600, 600) == [parcel]
+        parcels, failures = polls.wait(["a"], 600, 600)
+        assert parcels == []
+        assert list(map(str, failures.values())) == ["unexpected"]
+        assert polls.wait(["a"], 600, 600) == ([parcel], {})
 
     def test_failed_poll_does_not_end_the_wait_for_other_queues(self) -> None:
         parcel = Parcel(message(), None)
@@ -378,27 +411,28 @@ class TestPolls:
             return answers.pop(0)
 
         polls = Polls(receive, released.extend, 10)
-        assert polls.wait(["refused", "a"], 600, 600) == [parcel]
+        parcels, failures = polls.wait(["refused", "a"], 600, 600)
+        assert parcels == [parcel]
+        assert list(failures) == ["refused"]
         assert len(failed) == 1, "a failed queue is polled once in each wait"
         assert released == []
 
-    def test_wait_without_messages_raises_the_error_of_a_failed_poll(self) -> None:
+    def test_wait_without_messages_returns_the_error_of_a_failed_poll(self) -> None:
         def receive(name: str, *_: Any) -> Any:
             if name == "refused":
                 _fails()
             is_over.wait()
             return []
 
-        def raises() -> bool:
+        def has_failed() -> bool:
             """A busy machine may start the threads too late."""
-            try:
-                return bool(polls.wait(["refused", "a"], 0.1, 0.1))
-            except BrokerUnavailable:
-                return True
+            parcels, failures = polls.wait(["refused", "a"], 0.1, 0.1)
+            assert parcels == []
+            return list(failures) == ["refused"]
 
         is_over = threading.Event()
         polls = Polls(receive, lambda _: None, 10)
-        wait_for(raises)
+        wait_for(has_failed)
         is_over.set()
 
     def test_poll_that_could_not_start_is_made_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -408,7 +442,7 @@ class TestPolls:
             patch.setattr(threading.Thread, "start", _no_thread)
             with pytest.raises(RuntimeError, match="can't start new thread"):
                 polls.wait(["a"], 600, 600)
-        assert polls.wait(["a"], 600, 600) == [parcel]
+        assert polls.wait(["a"], 600, 600) == ([parcel], {})
 
 
 @pytest.mark.parametrize(

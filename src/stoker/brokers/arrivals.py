@@ -71,7 +71,7 @@ class Arrivals:
         self._relay_at = time.monotonic() + RELAY_SECONDS
         self.is_server_empty = False
         """Whether the server had no messages when the last claim looked. False if it did not
-        answer."""
+        answer, or refuses a queue."""
         self._poller: Poller | None = None
         self._received: list[Parcel] = []
         """Messages that were received but are not stored yet."""
@@ -194,7 +194,8 @@ class Arrivals:
         else:
             self._received = received
         self._extend_at = time.monotonic() + self.transport.parcel_seconds / 3
-        self.is_server_empty = not self._received and (poller is None or poller.is_idle)
+        is_empty = not self._received and not self.transport.refused
+        self.is_server_empty = is_empty and (poller is None or poller.is_idle)
         return bool(self._received)
 
     def _ask(self, poller: Poller, wanted: PollRequest) -> list[Parcel]:
@@ -337,6 +338,8 @@ BUFFER_SECONDS = 1.0
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 1.0, 10.0
 """First and longest time between a request of the poller that failed and the next one. It doubles
 with each failure."""
+SHORTEST_PAUSE_SECONDS = 0.1
+"""Pause after a request that took longer than that time."""
 
 
 class PollRequest(NamedTuple):
@@ -403,7 +406,7 @@ class Poller(PipeWake):
     def note_failure(self, error: Exception, asked_at: float) -> None:
         """Report that a request failed, and choose the time of the next one. The time that the
         request took is a part of the pause: after a request that waited for the messages of some
-        queues and failed for others, the former queues must not be left without a request.
+        queues and failed for others, the former queues must not be without a request for long.
 
         Args:
             asked_at: when the request began, in monotonic seconds.
@@ -414,8 +417,8 @@ class Poller(PipeWake):
             self._down_since = self._down_since or now
             longer = max(FIRST_PAUSE_SECONDS, 2 * self._pause_seconds)
             self._pause_seconds = min(LONGEST_PAUSE_SECONDS, longer)
-            self._try_at = max(now, asked_at + self._pause_seconds)
-            seconds = self._try_at - now
+            seconds = max(SHORTEST_PAUSE_SECONDS, asked_at + self._pause_seconds - now)
+            self._try_at = now + seconds
         tell(
             "broker_unreachable",
             error=str(error) if is_expected else f"{type(error).__name__}: {error}.",

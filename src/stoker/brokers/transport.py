@@ -55,6 +55,8 @@ class Transport(ABC):
     wait_seconds: float = 2.0
     """How long one request waits for messages. It is short, because the request does not wait for
     queues that are created after its start."""
+    refused: Collection[str] = ()
+    """Queues from which the server refuses to deliver messages, while it serves others."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

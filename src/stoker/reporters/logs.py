@@ -85,6 +85,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     ),
     "broker_unreachable": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),
     "rows_locked": (logging.WARNING, "{error} Trying again in {seconds:.1f} s."),
+    "queue_refused": (logging.WARNING, "{error} The other queues are served."),
     "broker_back": (logging.INFO, "The broker answers again after {seconds:.1f} s."),
     "results_not_cached": (
         logging.WARNING,

@@ -13,11 +13,11 @@ import threading
 import time
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 from uuid import NAMESPACE_URL, uuid5
 
 from stoker.brokers.contract import Capabilities
@@ -26,6 +26,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
 from stoker.models.need import Need, NewNeed
+from stoker.signals import tell
 
 from .queues import AT_ONCE, CONNECTIONS, FIFO, LONGEST_WAIT_SECONDS, QueueRefused, Queues
 
@@ -78,6 +79,13 @@ class SqsTransport(Transport):
         self._names: list[str] = []
         self._names_until = 0.0
         self._polls = Polls(self._receive, self.release, AT_ONCE)
+        self.refused: set[str] = set()
+
+    def another(self) -> Self:
+        """Return a transport for another thread. Together they report a refused queue once."""
+        other = super().another()
+        other.refused = self.refused
+        return other
 
     def takes(self, message: Message) -> bool:
         """Refuse jobs with a priority: they wait in the store and need no queues of their own.
@@ -139,17 +147,25 @@ class SqsTransport(Transport):
         self, queues: Sequence[str], limit: int, *, wait_seconds: float = 0.0
     ) -> list[Parcel]:
         """Receive with several requests in parallel, and double their number in each round. If the
-        requests for some queues fail, return the messages of the others."""
+        requests for some queues fail, return the messages of the others.
+
+        Raises:
+            BrokerUnavailable: no queue has messages, and SQS refuses all of them or does not answer
+                some requests.
+        """
         left = self._served(queues)
+        names = tuple(left)
         if left:  # begin with another queue each time, because only some are asked at once
             self._turn = (self._turn + 1) % len(left)
             left = left[self._turn :] + left[: self._turn]
         if wait_seconds:
             # Polls under way go on after a wait that ends to list new queues.
             seconds = wait_seconds if queues else min(wait_seconds, NAMES_SECONDS)
-            return self._polls.wait(left, seconds, wait_seconds) if limit > 0 else []
+            if limit <= 0:
+                return []
+            return self._checked(names, *self._polls.wait(left, seconds, wait_seconds))
         parcels: list[Parcel] = []
-        failures: list[BaseException] = []
+        failures: dict[str, BaseException] = {}
         width = 1
         until = time.monotonic() + self.settings.database_seconds
         while left and (wanted := limit - len(parcels)) > 0 and time.monotonic() < until:
@@ -160,14 +176,29 @@ class SqsTransport(Transport):
             ]
             answers = self._queues.ended(self._receive, calls)
             for (name, _), answer in zip(calls, answers, strict=True):
-                found = [] if answer.exception() else answer.result()
+                if error := answer.exception():
+                    failures[name] = error
+                found = [] if error else answer.result()
                 parcels += found
                 if not found and name in left:
                     left.remove(name)
-            failures += [error for answer in answers if (error := answer.exception())]
             width *= 2
-        if failures and not parcels:
-            raise failures[0]
+        return self._checked(names, parcels, failures)
+
+    def _checked(
+        self, names: Sequence[str], parcels: list[Parcel], failures: Mapping[str, BaseException]
+    ) -> list[Parcel]:
+        """Return the messages. Raise the failure if there are none, unless SQS only refuses some of
+        the queues: report each of these once, until it is served again."""
+        refusals = {name: one for name, one in failures.items() if isinstance(one, QueueRefused)}
+        serves_some = len(refusals) == len(failures) < len(names)
+        if failures and not parcels and not serves_some:
+            raise min(failures.values(), key=lambda one: isinstance(one, QueueRefused))
+        self.refused.intersection_update(names)
+        for name, refusal in refusals.items():
+            if name not in self.refused:
+                self.refused.add(name)
+                tell("queue_refused", error=str(refusal))
         return parcels
 
     def _receive(self, name: str, count: int, wait_seconds: float = 0.0) -> list[Parcel]:
@@ -175,6 +206,7 @@ class SqsTransport(Transport):
         found = self._queues.receive(
             name, count, hidden_seconds=round(self.parcel_seconds), wait_seconds=round(wait_seconds)
         )
+        self.refused.discard(name)
         return [
             Parcel(self._opened(one, name, queue), Receipt(name, one["ReceiptHandle"]))
             for one in found
@@ -333,22 +365,21 @@ class Polls:
         """Errors by queue. A queue that failed is not polled again during the same wait."""
         self._is_waiting = False
 
-    def wait(self, names: Sequence[str], seconds: float, poll_seconds: float) -> list[Parcel]:
-        """Return the messages of the first poll that receives any, or nothing after ``seconds``.
+    def wait(
+        self, names: Sequence[str], seconds: float, poll_seconds: float
+    ) -> tuple[list[Parcel], dict[str, Exception]]:
+        """Wait until a poll receives messages or all polls have failed, but not longer than
+        ``seconds``. Return the messages, and the errors by queue.
 
         Args:
             names: SQS names of the queues.
             seconds: the longest wait.
             poll_seconds: how long a poll waits that this starts.
-
-        Raises:
-            Exception: polls of some queues failed and no other queue had messages by the end of the
-                wait, or polls of all queues failed.
         """
         until = time.monotonic() + seconds
         with self._turn:
             self._is_waiting = True
-            self._failures.clear()
+            self._failures = {}
             try:
                 while not self._brought and time.monotonic() < until:
                     working = set(names) - self._failures.keys()
@@ -362,16 +393,14 @@ class Polls:
             finally:
                 self._is_waiting = False
             brought, self._brought = self._brought, []
-            if self._failures and not brought:
-                raise next(iter(self._failures.values()))
-            return brought
+            return brought, self._failures
 
     def _poll(self, name: str, seconds: float) -> None:
         parcels: list[Parcel] = []
         failures: dict[str, Exception] = {}
         try:
             parcels = self._receive(name, self._at_once, seconds)
-        except Exception as error:  # noqa: BLE001 - raised again by wait()
+        except Exception as error:  # noqa: BLE001 - returned by wait()
             failures[name] = error
         with self._turn:
             self._under_way.discard(name)
