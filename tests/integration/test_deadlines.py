@@ -89,6 +89,19 @@ def test_postgresql_ends_silent_transactions_and_long_waits_of_a_cluster(options
                 assert cursor.fetchone() == (value,)
 
 
+@pytest.mark.postgres
+@pytest.mark.parametrize("is_pooled", [False, True])
+def test_postgresql_ends_long_calls_to_a_database_with_an_outbox(*, is_pooled: bool) -> None:
+    """The client's deadline alone would leave the call on the server, where it may wait for a
+    locked table. A pooler may refuse options of the session."""
+    with project_database(DISABLE_SERVER_SIDE_CURSORS=is_pooled):
+        engine_of("default").limit_calls(connection, 1.0)
+        for block in (nullcontext(), transaction.atomic()):
+            with pytest.raises(OperationalError, match="statement timeout"), block:
+                connection.cursor().execute("SELECT pg_sleep(600)")
+        assert "statement_timeout" not in str(connection.settings_dict["OPTIONS"])
+
+
 @pytest.mark.mariadb
 def test_mariadb_ends_silent_transactions_and_long_waits_of_a_cluster() -> None:
     """MySQL has no limit for a silent transaction, so it ends silent sessions."""

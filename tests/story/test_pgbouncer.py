@@ -96,7 +96,9 @@ def test_deadline_of_another_database_needs_no_pooler_settings(pooler: PrivatePg
     """A scheduler sets it for databases that have an outbox only."""
     with connected_through(pooler):
         engine_of("default").limit_calls(connection, 15.0)
-        assert ask("SHOW statement_timeout") == "0"
+        assert ask("SHOW statement_timeout") == "15s"
+        connection.execute_wrappers.clear()
+        assert ask("SHOW statement_timeout") == "0", "other clients do not get this deadline"
 
 
 def ask(statement: str) -> str:

@@ -300,40 +300,51 @@ ALONE = ("VACUUM", "LISTEN")
 """Statements that are forbidden or have no effect inside a transaction."""
 
 
-def limit_transactions(alias: str, values: Mapping[str, int]) -> None:
-    """Let new connections set these session settings again in each transaction.
+LIMITS_KEY = "STOKER_LIMITS"
+"""Key in ``settings_dict`` for the settings of each transaction: name -> milliseconds."""
+
+
+def limit_transactions(connection: Any, limits: Mapping[str, int]) -> None:
+    """Let connections that are opened with these settings set such limits, in milliseconds, again
+    in each transaction.
 
     A pooler like PgBouncer lends a server session for one transaction only, so a session's settings
-    would affect its other clients.
+    would affect its other clients, and it may refuse them.
     """
+    former = connection.settings_dict.get(LIMITS_KEY, {})
+    connection.settings_dict[LIMITS_KEY] = {**former, **limits}
+    connection_created.connect(_wrap_transactions, dispatch_uid="stoker.limit_transactions")
+
+
+def _wrap_transactions(connection: Any, **_: Any) -> None:
+    wrappers = connection.execute_wrappers
+    if LIMITS_KEY in connection.settings_dict and _limit_transaction not in wrappers:
+        wrappers.append(_limit_transaction)
+
+
+def _limit_transaction(
+    execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
+) -> Any:
+    """Run a statement. If it is the first one of its transaction, set the limits before it."""
+    connection = context["connection"]
+    limits = connection.settings_dict.get(LIMITS_KEY)
+    status = connection.connection.info.transaction_status
+    if limits is None or status != IDLE or str(sql).startswith(ALONE):
+        return execute(sql, params, many, context)
     isolation = "SET TRANSACTION ISOLATION LEVEL READ COMMITTED"
-    settings_sql = "; ".join([isolation, *(f"SET LOCAL {one} = {values[one]}" for one in values)])
-
-    def limit(
-        execute: Callable[..., Any], sql: Any, params: Any, many: bool, context: dict[str, Any]
-    ) -> Any:
-        connection = context["connection"]
-        status = connection.connection.info.transaction_status
-        if status != IDLE or str(sql).startswith(ALONE):
-            return execute(sql, params, many, context)
-        if not connection.get_autocommit():
-            _send(connection, settings_sql)
-            return execute(sql, params, many, context)
-        _send(connection, f"BEGIN; {settings_sql}")
-        try:
-            result = execute(sql, params, many, context)
-            _send(connection, "COMMIT")
-        except BaseException:
-            with suppress(Exception):  # the connection is lost
-                _send(connection, "ROLLBACK")
-            raise
-        return result
-
-    def use(connection: Any, **_: Any) -> None:
-        if connection.alias == alias and limit not in connection.execute_wrappers:
-            connection.execute_wrappers.append(limit)
-
-    connection_created.connect(use, weak=False, dispatch_uid=f"stoker.limits:{alias}")
+    settings_sql = "; ".join([isolation, *(f"SET LOCAL {one} = {limits[one]}" for one in limits)])
+    if not connection.get_autocommit():
+        _send(connection, settings_sql)
+        return execute(sql, params, many, context)
+    _send(connection, f"BEGIN; {settings_sql}")
+    try:
+        result = execute(sql, params, many, context)
+        _send(connection, "COMMIT")
+    except BaseException:
+        with suppress(Exception):  # the connection is lost
+            _send(connection, "ROLLBACK")
+        raise
+    return result
 
 
 def _send(connection: Any, text: str) -> None:

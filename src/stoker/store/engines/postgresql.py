@@ -105,25 +105,25 @@ class PostgreSQL(Engine):
 
     def limit_calls(self, connection: Any, seconds: float, session: Sequence[str] = ()) -> None:
         options = connection.settings_dict.setdefault("OPTIONS", {})
-        # a pool's connections cannot be kept as long as this process needs them
-        options.pop("pool", None)
+        options.pop("pool", None)  # connections of a pool cannot be kept as long as needed
         super().limit_calls(connection, seconds)
         connection.settings_dict[prepared.SECONDS_KEY] = seconds + CLIENT_EXTRA_SECONDS
         connection_created.connect(prepared.limit_waits, dispatch_uid="stoker.limit_waits")
+        milliseconds = max(1, round(seconds)) * 1000
         if session:
             # The last value counts, so the project may choose its statement_timeout only.
-            ours = f"-c statement_timeout={max(1, round(seconds)) * 1000}"
+            ours = f"-c statement_timeout={milliseconds}"
             options["options"] = " ".join(filter(None, (ours, options.get("options"), *session)))
+        else:
+            prepared.limit_transactions(connection, {"statement_timeout": milliseconds})
 
     def limit_sessions(
         self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
     ) -> Sequence[str]:
         limits = session_limits(settings) if is_cluster else {}
         if self.connection.settings_dict.get("DISABLE_SERVER_SIDE_CURSORS"):
-            # Session options would affect the other clients of a transaction pooler.
-            values = {"statement_timeout": max(1, round(settings.database_seconds)) * 1000}
-            values |= {name: limits[name] for name in limits if not name.startswith("tcp_")}
-            prepared.limit_transactions(self.alias, values)
+            local = {name: limits[name] for name in limits if not name.startswith("tcp_")}
+            prepared.limit_transactions(self.connection, local)
             return ()
         ours = [PLANNING, READ_COMMITTED, *(f"-c {name}={value}" for name, value in limits.items())]
         if keeps_statements and _has_psycopg3():

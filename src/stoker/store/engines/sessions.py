@@ -117,8 +117,8 @@ class Sessions:
         Args:
             connection: the connection whose settings are changed.
             seconds: the deadline.
-            session: on PostgreSQL: options of the session. Without any, the server has no deadline
-                of its own: a pooler may refuse it.
+            session: on PostgreSQL: options of the session. Without any, the server's deadline is
+                set in each transaction, because a pooler may refuse options.
         """
         options = connection.settings_dict.setdefault("OPTIONS", {})
         for name, value in self.call_limits(max(1, round(seconds))).items():
