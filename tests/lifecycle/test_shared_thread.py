@@ -189,7 +189,7 @@ def test_failed_attempt_does_not_wait_for_calls_of_others(aftercare: WorkerAfter
 
 
 def test_coroutine_of_a_cancelled_sync_task_ends_before_the_attempt() -> None:
-    """``async_to_sync`` runs it in another thread."""
+    """``async_to_sync`` runs it in another thread, but its sync calls in the task's thread."""
     listen()
     running, ends = opened(tasks.nothing), []
 
@@ -200,10 +200,14 @@ def test_coroutine_of_a_cancelled_sync_task_ends_before_the_attempt() -> None:
                 running.interruption.remind()
                 await asyncio.sleep(0.001)
         finally:
+            await sync_to_async(note_thread)()
             ends.append("coroutine")
+
+    def note_thread() -> None:
+        ends.append(threading.current_thread())
 
     running.function = async_to_sync(work)
     executor = Executor(settings_for(), worker_id="me", aftercare=WorkerAftercare())
     attempted = executor.run_opened(running)
     assert isinstance(attempted.outcome, Cancelled)
-    assert ends == ["coroutine"]
+    assert ends == [threading.main_thread(), "coroutine"]

@@ -44,7 +44,7 @@ from stoker.store.transactions import roll_back
 
 FLUSH_SECONDS = 0.002
 LOOK_SECONDS = 0.01
-"""How often to check whether an event loop in another thread has ended."""
+"""How often to check whether an event loop in another thread is closed."""
 
 T = TypeVar("T")
 
@@ -373,15 +373,25 @@ def close_connections(besides: str | None) -> None:
 
 def end_event_loops() -> None:
     """Cancel the coroutines that a sync task has called by ``async_to_sync``, and that run on in
-    other threads because the task was interrupted. Wait for their end."""
+    other threads because the task was interrupted. Run the sync calls of their clean-up, which
+    asgiref makes in this thread, and wait for their end."""
     thread = threading.current_thread()
     executors = AsyncToSync.loop_thread_executors.copy()
-    loops = [loop for loop, one in executors.items() if one._work_thread is thread]
-    for loop in loops:
+    loops = [(loop, one) for loop, one in executors.items() if one._work_thread is thread]
+    for loop, executor in loops:
         with suppress(RuntimeError):  # it has just been closed
             loop.call_soon_threadsafe(_cancel_tasks, loop)
-    while not all(loop.is_closed() for loop in loops):
+        ended: Future[None] = Future()
+        threading.Thread(target=_wait_until_closed, args=(loop, ended), daemon=True).start()
+        if not executor._broken:  # asgiref before 3.9 takes no calls after an interruption
+            executor.run_until_future(ended)
+        ended.result()
+
+
+def _wait_until_closed(loop: asyncio.AbstractEventLoop, ended: Future[None]) -> None:
+    while not loop.is_closed():
         time.sleep(LOOK_SECONDS)
+    ended.set_result(None)
 
 
 def _cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
