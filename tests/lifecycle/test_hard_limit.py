@@ -1,4 +1,5 @@
-"""A job's hard time-out applies to its task's function, and to nothing before or after it."""
+"""A job's hard time-out applies to its task's function and the serialisation of its return value,
+and to nothing before or after them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from stoker.conf import settings_for
 from stoker.jobs import execute
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted, Succeeded
+from stoker.jobs.package import Sealer
 from stoker.jobs.running import Running
 from stoker.signals import post_execute_in_worker, pre_execute
 
@@ -53,6 +55,12 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
     def after(**_: Any) -> None:
         watched.note("post_execute_in_worker")
 
+    def seal(sealer: Sealer, value: Any) -> bytes:
+        watched.note("seal_value")
+        return seal_value(sealer, value)
+
+    seal_value = Sealer.seal_value
+    monkeypatch.setattr(Sealer, "seal_value", seal)
     monkeypatch.setattr(execute, "note_begin", lambda *_: watched.note("note_begin"))
     pre_execute.connect(before)
     post_execute_in_worker.connect(after)
@@ -78,7 +86,9 @@ def run(
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("on_loop", [False, True])
-def test_only_the_function_is_limited(is_async: bool, on_loop: bool, watched: Watched) -> None:
+def test_only_the_function_and_sealing_are_limited(
+    is_async: bool, on_loop: bool, watched: Watched
+) -> None:
     if on_loop and not is_async:
         pytest.skip("the event loop runs async tasks only")
 
@@ -92,6 +102,7 @@ def test_only_the_function_is_limited(is_async: bool, on_loop: bool, watched: Wa
     assert watched.steps == {
         "pre_execute": False,
         "function": True,
+        "seal_value": True,
         "post_execute_in_worker": False,
     }
 

@@ -213,9 +213,7 @@ class Executor:
             if result is not None:
                 send_start = partial(self._signals.send_start, result)
                 await in_thread(send_start) if is_told else send_start()
-            value = await self._await_with_aftercare(running)
-            running.has_returned = True
-            sealed = self._sealer.seal_value(value)
+            value, sealed = await self._await_and_seal(running)
             if len(sealed) >= LARGE_BYTES:
                 await in_thread(partial(self._refuse_too_large, sealed))
             outcome: Outcome = outcomes.Succeeded(sealed)
@@ -335,14 +333,11 @@ class Executor:
         return run_and_record(self.settings, lambda: self._try(running), attempted)
 
     def _try(self, running: Running) -> tuple[Any, outcomes.Succeeded]:
-        besides = self.settings.database if running.found.is_atomic else None
         if running.timeout_seconds is None:
-            value = self._call_with_aftercare(running, besides)
+            value, sealed = self._call_and_seal(running)
         else:
             with running.hard_limit:
-                value = self._call_with_aftercare(running, besides)
-        running.has_returned = True
-        sealed = self._sealer.seal_value(value)
+                value, sealed = self._call_and_seal(running)
         if len(sealed) >= LARGE_BYTES:
             self._refuse_too_large(sealed)
         return value, outcomes.Succeeded(sealed)
@@ -352,7 +347,8 @@ class Executor:
         if self.settings.results_cache is None:
             engine_of(self.settings.database).refuse_too_large(sealed)
 
-    def _call_with_aftercare(self, running: Running, besides: str | None) -> Any:
+    def _call_and_seal(self, running: Running) -> tuple[Any, bytes]:
+        besides = self.settings.database if running.found.is_atomic else None
         try:
             value = self._call(running)
         except BaseException:
@@ -360,7 +356,13 @@ class Executor:
                 self._aftercare.after_sync(besides)
             raise
         self._aftercare.after_sync(besides)
-        return value
+        return value, self._seal(running, value)
+
+    def _seal(self, running: Running, value: Any) -> bytes:
+        """Serialise the return value. Called within the hard time-out, because that may call code
+        of the project."""
+        running.has_returned = True
+        return self._sealer.seal_value(value)
 
     def _call(self, running: Running) -> Any:
         if running.found.is_async:
@@ -372,7 +374,7 @@ class Executor:
             with self._limit(running.timeout_seconds):
                 return running.function(*self._arguments(running), **running.package.kwargs)
 
-    async def _await_with_aftercare(self, running: Running) -> Any:
+    async def _await_and_seal(self, running: Running) -> tuple[Any, bytes]:
         before = self._aftercare.before_async()
         try:
             with running.hard_limit:
@@ -381,12 +383,13 @@ class Executor:
                 except BaseException:
                     await self._aftercare.wait_for_calls(running)
                     raise
+                sealed = self._seal(running, value)
         except BaseException:
-            with suppress(TransactionLeftOpen):  # as in _call_with_aftercare
+            with suppress(TransactionLeftOpen):  # as in _call_and_seal
                 await self._aftercare.after_async(before)
             raise
         await self._aftercare.after_async(before)
-        return value
+        return value, sealed
 
     async def _await(self, running: Running) -> Any:
         positional = self._arguments(running)
