@@ -380,11 +380,14 @@ class Executor:
             with running.hard_limit:
                 try:
                     value = await self._await(running)
-                except BaseException:
-                    await self._aftercare.wait_for_calls(running)
+                except BaseException as error:
+                    if isinstance(error, TaskTimeout) or running.interruption.is_behind(error):
+                        await self._aftercare.wait_for_calls(running)
                     raise
                 sealed = self._seal(running, value)
         except BaseException:
+            # Not within the hard time-out: a kill would replace the task's own error.
+            await self._aftercare.wait_for_calls(running)
             with suppress(TransactionLeftOpen):  # as in _call_and_seal
                 await self._aftercare.after_async(before)
             raise
