@@ -2,6 +2,7 @@
 treats the rows of the other as its own backend says."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -10,12 +11,19 @@ from django.conf import settings as project
 from django.test import override_settings
 from django.utils import timezone
 
-from stoker import DeadLetters, dead_letters
+from stoker import DeadLetters, dead_letters, every, schedules
+from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
+from stoker.cluster.scheduler.upkeep import History, Upkeep
 from stoker.conf import settings_for
 from stoker.dead_letters.sweep import DeadLetterSweep
+from stoker.jobs.backends import backends_with
 from stoker.jobs.pruning import Pruning
-from stoker.models import DeadLetter, Job, Ready
+from stoker.locks.sweep import Leftovers
+from stoker.models import DeadLetter, Deploy, Job, Ready, Sample, Tick
+from stoker.operations import bulk
+from stoker.operations.dead_letters import REQUEUE
+from stoker.operations.operation import Operator
 from stoker.setting_values import LetterRetention, Retention
 
 from tests.app import frail
@@ -103,3 +111,38 @@ def test_result_in_a_queue_of_no_backend_is_kept_as_long_as_any_backend_says() -
     assert Pruning(plan.settings, lambda: None).prune() == 0
     Job.objects.update(finished_at=timezone.now() - timedelta(days=8))
     assert Pruning(plan.settings, lambda: None).prune() == 1
+
+
+def test_bulk_operation_of_the_other_backend_goes_on() -> None:
+    dead_report()
+    settings = settings_for()
+    upkeep = Upkeep(Plan(), settings, broker_for(settings), lambda: None)
+    upkeep.run()
+    row = bulk.start(Operator(settings_for("reports"), "alice"), REQUEUE, {})
+    assert upkeep.go_on_in_bulk()
+    row.refresh_from_db()
+    assert (row.state, row.done) == ("done", 1)
+    assert Ready.objects.get().queue == "reports"
+
+
+def test_metrics_are_kept_as_long_as_one_backend_says() -> None:
+    for days in (40, 20, 10):
+        at = timezone.now() - timedelta(days=days)
+        Sample.objects.create(start=int(at.timestamp()) // 3600 * 3600, seconds=3600)
+        Deploy.objects.create(cluster="reports", at=at)
+    plan = Plan(overrides=(("keep_metrics_seconds", 86400.0),))
+    History(plan.settings, lambda: None).tidy()
+    assert (Sample.objects.count(), Deploy.objects.count()) == (2, 2)
+
+
+def test_ticks_are_kept_as_their_own_backend_says() -> None:
+    when = every(hours=1, args=[1, 2], queue_name="reports")
+    schedule = schedules.create("report", add, when, backend="reports")
+    Tick.objects.bulk_create(
+        Tick(schedule_id=schedule.pk, moment_us=number, outcome="fired", fired_us=number)
+        for number in range(30)
+    )
+    plan = Plan(overrides=(("keep_ticks", 10),))
+    assert Leftovers("default", lambda: None).forget_ticks(plan.settings) == 0
+    (report,) = [one for one in backends_with(plan.settings) if one.alias == "reports"]
+    assert Leftovers("default", lambda: None).forget_ticks(replace(report, keep_ticks=10)) == 20

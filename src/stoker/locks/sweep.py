@@ -12,6 +12,8 @@ from functools import partial
 from uuid import UUID
 
 from stoker.brokers.adapters import held_by_brokers
+from stoker.conf import Settings
+from stoker.jobs.backends import backends_with
 from stoker.models import Begun, LockKey, LogChunk, Note, Relayed, Schedule, Tick, UniqueKey
 from stoker.models.begun import KEPT_SECONDS
 from stoker.models.outbox import RELAYED_SECONDS
@@ -87,15 +89,23 @@ class Leftovers:
         """Delete unique keys whose job has ended, in pages. Return their number."""
         return self._forget_in_pages("keys", UniqueKey.objects.using(self._alias).forget)
 
-    def forget_ticks(self, keep: int) -> int:
-        """Delete all but the newest ``keep`` ticks of each schedule. Return their number."""
+    def forget_ticks(self, settings: Settings) -> int:
+        """Delete the ticks of each schedule beyond the ``KEEP_TICKS`` of its backend. Return their
+        number.
+
+        Args:
+            settings: for the schedules of backends that are not in ``TASKS`` any more.
+        """
         if not self._is_due("ticks", TICKS_SECONDS):
             return 0
         ticks = Tick.objects.using(self._alias)
-        schedules = Schedule.objects.using(self._alias).values_list("pk", flat=True)
+        schedules = Schedule.objects.using(self._alias).values_list("pk", "backend")
+        keep = {one.alias: one.keep_ticks for one in backends_with(settings)}
         return sum(
-            self._repeat(partial(ticks.forget, schedule_id, keep, AT_ONCE))
-            for schedule_id in list(schedules)
+            self._repeat(
+                partial(ticks.forget, schedule_id, keep.get(alias, settings.keep_ticks), AT_ONCE)
+            )
+            for schedule_id, alias in list(schedules)
         )
 
     def _forget(

@@ -16,14 +16,16 @@ from django.apps import apps
 from django.db import Error, connections
 from django.utils.module_loading import import_string
 
-from stoker.brokers.adapters import shares_database
+from stoker.brokers.adapters import broker_for, shares_database
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster.plan import Plan
 from stoker.cluster.reload import code_digest
 from stoker.conf import Settings
 from stoker.dead_letters.sweep import DeadLetterSweep
+from stoker.exceptions import ConfigurationError
 from stoker.guards.sweep import GuardSweep
 from stoker.inspect.queue_depths import queues
+from stoker.jobs.backends import backends_with
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.outcomes import Tallies
 from stoker.jobs.pruning import Pruning
@@ -103,8 +105,12 @@ class Upkeep:
         self._history = History(settings, beat)
         self._tallies = Tallies(settings)
         self.rescuing = Rescue(plan, broker, beat, self._tallies)
-        running = BulkOperation.objects.using(self._alias).filter(state=BulkOperation.State.RUNNING)
-        self._running_in_bulk = any_of(running)
+        self._backends = backends_with(settings)
+        self._running_in_bulk = any_of(
+            BulkOperation.objects.using(self._alias).filter(
+                state=BulkOperation.State.RUNNING, backend__in=[one.alias for one in self._backends]
+            )
+        )
         others = Cluster.objects.using(self._alias).exclude(pk=plan.cluster_id)
         self._any_other = any_of(others)
         self._any_request = any_of(Cancellation.objects.using(self._alias))
@@ -142,7 +148,7 @@ class Upkeep:
             self._now_and_then("old workflows", self._workflows.tidy)
             self._step("locks", self.leftovers.forget_locks)
             self._step("unique keys", self.leftovers.forget_keys)
-            self._step("ticks", lambda: self.leftovers.forget_ticks(self._settings.keep_ticks))
+            self._step("ticks", lambda: self.leftovers.forget_ticks(self._settings))
             self._step("relayed", self.leftovers.forget_relayed)
             self._step("begun", self.leftovers.forget_begun)
             self._step("notes", self.leftovers.forget_notes)
@@ -175,16 +181,23 @@ class Upkeep:
         self._vacuum_at = now + max(VACUUM_SECONDS, min(seconds, LONGEST_VACUUM_SECONDS))
 
     def go_on_in_bulk(self) -> bool:
-        """Continue bulk operations for a short time. Return whether there were any."""
+        """Continue the bulk operations of each backend with this store for a short time. Return
+        whether there were any."""
         if not self._holds_lease or time.monotonic() < self._bulk_at:
             return False
         name = "bulk operations"
         goes_on = bool(self._step(name, self._running_in_bulk.fetch))
         if goes_on:
-            self._step(name, lambda: go_on(self._settings, BULK_SECONDS, beat=self._beat))
+            for settings in self._backends:
+                self._step(name, partial(self._go_on, settings))
         else:
             self._bulk_at = time.monotonic() + BULK_REST_SECONDS
         return goes_on
+
+    def _go_on(self, settings: Settings) -> None:
+        with suppress(ConfigurationError):  # no driver for its broker, as `check` reports
+            broker_for(settings)
+            go_on(settings, BULK_SECONDS, beat=self._beat)
 
     def prune(self) -> int:
         """Delete results whose retention has ended. Return their number.
@@ -259,6 +272,10 @@ class History:
     def __init__(self, settings: Settings, beat: Callable[[], None]) -> None:
         self._settings = settings
         self._beat = beat
+        backends = backends_with(settings)
+        self._clusters = {one.cluster for one in backends}
+        self._keep_seconds = max(one.keep_metrics_seconds for one in backends)
+        """Metrics name no backend, so all are kept as long as the one that keeps them longest."""
         self._noted_start = 0
         """The minute of the last sample."""
         self._tables = (
@@ -269,7 +286,7 @@ class History:
 
     def note_backlogs(self) -> None:
         """Store one sample of the queues per minute, across all clusters."""
-        if not self._settings.keep_metrics_seconds:
+        if not self._keep_seconds:
             return
         start = int(time.time()) // SAMPLE_SECONDS * SAMPLE_SECONDS
         if start == self._noted_start:
@@ -296,8 +313,9 @@ class History:
         """Aggregate old metrics rows, and delete rows whose retention has ended. Return the
         number of statements that changed something."""
         now = time.time()
-        before = now - self._settings.keep_metrics_seconds
-        self._deploys.forget(self._settings.cluster, moment(before))
+        before = now - self._keep_seconds
+        for cluster in self._clusters:
+            self._deploys.forget(cluster, moment(before))
         return self._fold(now) + self._forget(before)
 
     def _fold(self, now: float) -> int:
