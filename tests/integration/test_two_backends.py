@@ -1,6 +1,7 @@
 """Two backends with one database, but different queues and options: upkeep of a cluster of one
 treats the rows of the other as its own backend says."""
 
+import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
@@ -13,6 +14,7 @@ from django.utils import timezone
 
 from stoker import DeadLetters, dead_letters, every, schedules
 from stoker.brokers.adapters import broker_for
+from stoker.brokers.contract import ClaimRequest
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import History, Upkeep
 from stoker.conf import settings_for
@@ -72,6 +74,20 @@ def test_dead_letter_that_no_backend_can_open_is_not_requeued() -> None:
     assert DeadLetterSweep(settings_for(), lambda: None).sweep() == 0
     letter.refresh_from_db()
     assert (letter.state, letter.requeue_due_us) == ("open", None)
+
+
+def test_lost_job_of_the_other_backend_ends_as_its_options_say() -> None:
+    """The task has one attempt, and only its own backend can read that in the package."""
+    broker, holder = broker_for(settings_for("reports")), uuid.uuid4()
+    report = frail.charge.using(backend="reports", queue_name="reports").enqueue("the report")
+    (delivery,) = broker.claim(ClaimRequest(1, holder=holder, lease_seconds=60))
+    broker.note_handed_out([delivery.lease])
+    broker.lessors[0].expire_holder(holder)
+    upkeep = Upkeep(Plan(), settings_for(), broker_for(settings_for()), lambda: None)
+    assert upkeep.rescuing.rescue() == 1
+    letter = DeadLetter.objects.get(job_id=report.id)
+    assert letter.reason == "crash"
+    assert letter.requeue_due_us is not None
 
 
 def test_dead_letters_are_kept_as_long_as_their_own_backend_says() -> None:

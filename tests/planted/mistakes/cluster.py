@@ -442,7 +442,7 @@ MISTAKES = (
     ),
     Mistake(
         "one job whose key is locked keeps others from being rescued",
-        [Change("cluster.scheduler.rescue:Rescue._finish", drop("self._finish(free)"))],
+        [Change("cluster.scheduler.rescue:Rescue._finish", drop("self._finish(settings, free)"))],
         "tests/integration/test_locked_rescue.py",
         database="postgres",
     ),
@@ -450,7 +450,8 @@ MISTAKES = (
         "half of the jobs are not rescued beside one that cannot be recorded",
         [
             Change(
-                "cluster.scheduler.rescue:Rescue._finish", drop("self._finish(attempted[middle:])")
+                "cluster.scheduler.rescue:Rescue._finish",
+                drop("self._finish(settings, attempted[middle:])"),
             )
         ],
         "tests/cluster/test_upkeep.py",

@@ -25,6 +25,7 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.estimates import outline
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, StokerError
+from stoker.jobs.backends import able_backends
 from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Cancelled, Outcome, Snoozed, Tallies
 from stoker.jobs.package import JobOptions, sealer_for
 from stoker.jobs.record import finish
@@ -274,9 +275,10 @@ class Rescue:
         reasons = requests.reasons_of([one.job_id for one in deliveries])
         if asked := [one for one in deliveries if one.job_id in reasons]:
             now = time.time()
-            self._finish(
-                [Attempted(one, Cancelled(reasons[one.job_id]), "", None, now) for one in asked]
-            )
+            attempted = [
+                Attempted(one, Cancelled(reasons[one.job_id]), "", None, now) for one in asked
+            ]
+            self._finish(self._settings, attempted)
         return [one for one in deliveries if one.job_id not in reasons]
 
     def rescue(self) -> int:
@@ -319,8 +321,10 @@ class Rescue:
             while deliveries := self._broker.claim_expired(request, place):
                 now = time.time()
                 kept = self._broker.kept([one.lease for one in deliveries])
-                lost = [(one, self._lost(one, one.job_id in kept)) for one in deliveries]
-                self._finish([Attempted(one, outcome, "", None, now) for one, outcome in lost])
+                for settings, some in self._by_backend(deliveries, place):
+                    lost = [(one, self._lost(settings, one, one.job_id in kept)) for one in some]
+                    attempted = [Attempted(one, outcome, "", None, now) for one, outcome in lost]
+                    self._finish(settings, attempted)
                 rescued += len(deliveries)
                 self._beat()
         except BrokerUnavailable:
@@ -328,21 +332,35 @@ class Rescue:
             raise
         return rescued
 
-    def _lost(self, delivery: Delivery, is_kept: bool) -> Outcome:
+    def _by_backend(
+        self, deliveries: Sequence[Delivery], place: Broker
+    ) -> list[tuple[Settings, list[Delivery]]]:
+        """Return the jobs of each backend with this store. Those that none can open, and those of a
+        broker outside the store, count as jobs of this cluster's backend."""
+        found: dict[Settings, list[Delivery]] = {}
+        for one in deliveries:
+            settings = self._settings
+            if place is self._broker.store:
+                able = able_backends(self._settings, one.queue, one.package)
+                settings = next(able, self._settings)
+            found.setdefault(settings, []).append(one)
+        return list(found.items())
+
+    def _lost(self, settings: Settings, delivery: Delivery, is_kept: bool) -> Outcome:
         """Return the outcome of an attempt whose lease has ended. If the cluster had not handed out
         the job (``Broker.kept``), its last attempt has not begun."""
         if is_kept:
-            head = outline(sealer_for(self._settings), delivery.package)
+            head = outline(sealer_for(settings), delivery.package)
             options = JobOptions(head.max_attempts, head.max_crashes)
             if is_out_of_attempts(options, delivery.attempt, delivery.crashes + 1):
                 return Snoozed(0.0, "its cluster is gone, and no worker had received it")
         return self._died.get(delivery.job_id, CLUSTER_GONE)
 
-    def _finish(self, attempted: Sequence[Attempted]) -> None:
+    def _finish(self, settings: Settings, attempted: Sequence[Attempted]) -> None:
         """Record the outcomes. Outcomes that the store refuses, found by halving, or whose rows are
         locked by other transactions wait until their new lease ends."""
         try:
-            finish(self._settings, self._broker, attempted, tallies=self._tallies)
+            finish(settings, self._broker, attempted, tallies=self._tallies)
         except (StokerError, OperationalError, InterfaceError) as error:
             if not is_locked_out(error):
                 raise
@@ -351,11 +369,11 @@ class Rescue:
             if len(free) == len(attempted):
                 raise
             if free:
-                self._finish(free)
+                self._finish(settings, free)
         except Exception as error:  # noqa: BLE001 - one bad outcome must not hold up the others
             if len(attempted) == 1:
                 tell("upkeep_failed", step="rescue", error=error)
                 return
             middle = len(attempted) // 2
-            self._finish(attempted[:middle])
-            self._finish(attempted[middle:])
+            self._finish(settings, attempted[:middle])
+            self._finish(settings, attempted[middle:])
