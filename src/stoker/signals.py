@@ -73,10 +73,11 @@ def tell(name: str, /, **facts: Any) -> None:
 
 
 Call = Callable[[], object]
-_call_later: Callable[[str, Call], None] | None = None
+CallLater = Callable[[str, Call, bool], None]
+_call_later: CallLater | None = None
 
 
-def call_project(what: str, call: Call) -> None:
+def call_project(what: str, call: Call, *, is_apart: bool = False) -> None:
     """Call code of the project.
 
     In the monitor and the scheduler it runs in a separate thread, because it may never return;
@@ -85,9 +86,10 @@ def call_project(what: str, call: Call) -> None:
     Args:
         what: description of the code, for the log.
         call: the code.
+        is_apart: whether the call must not wait, or be dropped, because other calls take long.
     """
     if _call_later is not None:
-        _call_later(what, call)
+        _call_later(what, call, is_apart)
         return
     try:
         call()
@@ -97,7 +99,7 @@ def call_project(what: str, call: Call) -> None:
         tell("callback_failed", what=what, error=error)
 
 
-def call_project_with(call_later: Callable[[str, Call], None] | None) -> None:
+def call_project_with(call_later: CallLater | None) -> None:
     """Set how this process calls code of the project. None: at once, in the same thread."""
     global _call_later
     _call_later = call_later

@@ -1,6 +1,7 @@
 """Calls of project code in the monitor and the scheduler: receivers of signals, ``on_dead_letter``.
 
-They run one after another in a separate thread, because they may block or never return.
+They run one after another in a separate thread, because they may block or never return. Calls that
+must not wait for them, such as writing a result to a cache, have a second thread.
 """
 
 from __future__ import annotations
@@ -40,9 +41,19 @@ class Callbacks:
         """Thread -> its call and the start time, for the current thread and the abandoned ones."""
         self._left_out = 0
         self._tell_at = 0.0
+        self._apart: Callbacks | None = None
 
-    def put(self, what: str, call: Callable[[], object]) -> None:
-        """Queue a call. It is dropped if the queue is full and no call returns."""
+    def put(self, what: str, call: Callable[[], object], is_apart: bool = False) -> None:
+        """Queue a call. It is dropped if the queue is full and no call returns.
+
+        Args:
+            is_apart: whether the call belongs to a second queue, with a thread of its own.
+        """
+        if is_apart:
+            with self._changed:
+                self._apart = self._apart or Callbacks(self._beat, self._limit_seconds)
+            self._apart.put(what, call)
+            return
         while len(self._waiting) >= MOST_WAITING and self._is_moving():
             self._beat()
             time.sleep(0.002)
@@ -58,6 +69,8 @@ class Callbacks:
     def look(self) -> None:
         """Abandon a call that takes too long, and log dropped calls. To be called every second or
         so."""
+        if self._apart is not None:
+            self._apart.look()
         now = time.monotonic()
         with self._changed:
             thread = self._thread
@@ -76,6 +89,8 @@ class Callbacks:
     def close(self, seconds: float) -> None:
         """Wait until every call is made, at most ``seconds``."""
         until = time.monotonic() + seconds
+        if self._apart is not None:
+            self._apart.close(seconds)
         with self._changed:
             while self._waiting or self._thread in self._running:
                 left = until - time.monotonic()

@@ -1,5 +1,6 @@
 """What is kept of tasks: rows, signals, save limits, pickles."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -13,6 +14,7 @@ from django.dispatch import Signal
 from django.test import override_settings
 
 from stoker.brokers.adapters import broker_for
+from stoker.cluster.callbacks import Callbacks
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import Upkeep
 from stoker.contrib.django_q import conf, recording, signals
@@ -89,10 +91,42 @@ def test_receiver_that_raises_is_ignored() -> None:
     assert result(task_id) == 1
 
 
+def test_slow_receivers_do_not_delay_cached_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end, are_seen = threading.Event(), []
+
+    def wait_and_look(task: dict[str, Any], **_: Any) -> None:
+        are_seen.append(result_cached(task["id"]))
+        may_end.wait(60)
+
+    is_kept = [threading.Event(), threading.Event()]
+    put = recording.keep
+
+    def keep(row: Task, seconds: float) -> None:
+        put(row, seconds)
+        is_kept[row.open_values().result].set()
+
+    monkeypatch.setattr(recording, "keep", keep)
+    monkeypatch.setattr(recording, "CACHE_SECONDS", 60.0)
+    callbacks = Callbacks(lambda: None)
+    call_project_with(callbacks.put)
+    signals.post_execute.connect(wait_and_look)
+    try:
+        ids = [async_task(f"{HERE}.add", number, cached=True) for number in (0, 1)]
+        drain()
+        assert all(one.wait(60) for one in is_kept)
+        assert [result_cached(one) for one in ids] == [0, 1]
+    finally:
+        may_end.set()
+        callbacks.close(60)
+        call_project_with(None)
+        signals.post_execute.disconnect(wait_and_look)
+    assert sorted(are_seen) == [0, 1], "a receiver can read the result"
+
+
 def test_receivers_and_caches_cannot_block_the_process_that_records() -> None:
     """The monitor makes such calls in a separate thread."""
     calls: list[Callable[[], object]] = []
-    call_project_with(lambda _, call: calls.append(call))
+    call_project_with(lambda _, call, __: calls.append(call))
     try:
         with heard(signals.post_execute) as recorded, heard(post_save, sender=Task) as saved:
             async_task(f"{HERE}.add", 1)

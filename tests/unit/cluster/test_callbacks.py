@@ -127,3 +127,19 @@ def test_full_queue_drops_calls_without_blocking(
     assert told == [("callbacks_left_out", {"count": 3})]
     hanging[0].may_end.set()
     callbacks.close(PATIENCE_SECONDS)
+
+
+def test_call_apart_does_not_wait_for_the_others(hanging: list[Hanging]) -> None:
+    callbacks = Callbacks(lambda: None, limit_seconds=0.0)
+    callbacks.put("hook", hanging[0])
+    assert hanging[0].began.wait(PATIENCE_SECONDS)
+    made = Event()
+    callbacks.put("cache", made.set, is_apart=True)
+    assert made.wait(PATIENCE_SECONDS)
+    callbacks.put("cache", hanging[1], is_apart=True)
+    assert hanging[1].began.wait(PATIENCE_SECONDS)
+    callbacks.look()  # abandons the stuck ones
+    after = Event()
+    callbacks.put("cache", after.set, is_apart=True)
+    assert after.wait(PATIENCE_SECONDS)
+    callbacks.close(PATIENCE_SECONDS)

@@ -8,6 +8,7 @@ clusters prunes: it keeps the last ``save_limit`` successes.
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -33,6 +34,9 @@ from .signals import SENDER, post_execute
 from .spec import as_dict
 
 logger = logging.getLogger("stoker")
+
+CACHE_SECONDS = 1.0
+"""Longest time for which receivers wait until the result is in the cache."""
 
 
 def record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
@@ -72,7 +76,7 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
             task = hook_task.under(spec["hook"]).using(queue_name=package.queue, **limits)
             task.enqueue(spec["hook"], row.pk)
     Task.objects.using(alias).bulk_create(saved, ignore_conflicts=True)
-    announce = partial(_announce, [one for one in told if _is_announced(*one)])
+    announce = partial(_announce, [one for one in told if _is_cached_or_announced(*one)])
     run = inline.get()
     if run is not None:
         run.announcements.append(announce)
@@ -80,22 +84,38 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
         after_commit(alias, announce)
 
 
-def _is_announced(spec: dict[str, Any], row: Task, is_saved: bool) -> bool:
+def _is_cached_or_announced(spec: dict[str, Any], row: Task, is_saved: bool) -> bool:
+    return "cached" in spec or _is_announced(spec, is_saved)
+
+
+def _is_announced(spec: dict[str, Any], is_saved: bool) -> bool:
     is_heard = post_execute.has_listeners() or (is_saved and post_save.has_listeners(Task))
-    return is_heard or "cached" in spec or "sync" in spec
+    return is_heard or "sync" in spec
 
 
 def _announce(told: Sequence[tuple[dict[str, Any], Task, bool]]) -> None:
     """Cache and announce finished tasks after the commit. Caches and receivers may block, and the
     process that records must not wait for them."""
     for spec, row, is_saved in told:
-        call = partial(_tell, spec, row, is_saved=is_saved)
-        call_project(f"receivers for task {row.pk} of {row.func}", call)
+        task, is_kept = f"task {row.pk} of {row.func}", None
+        if "cached" in spec:  # it is not lost if receivers are slow
+            is_kept = threading.Event()
+            put = partial(_keep, row, float(spec["cached"]), is_kept)
+            call_project(f"the cache, for {task}", put, is_apart=True)
+        if _is_announced(spec, is_saved):
+            call_project(f"receivers for {task}", partial(_tell, spec, row, is_saved, is_kept))
 
 
-def _tell(spec: dict[str, Any], row: Task, *, is_saved: bool) -> None:
-    if "cached" in spec:
-        keep(row, float(spec["cached"]))
+def _keep(row: Task, seconds: float, is_kept: threading.Event) -> None:
+    try:
+        keep(row, seconds)
+    finally:
+        is_kept.set()
+
+
+def _tell(spec: dict[str, Any], row: Task, is_saved: bool, is_kept: threading.Event | None) -> None:
+    if is_kept is not None:
+        is_kept.wait(CACHE_SECONDS)
     is_heard = is_saved and post_save.has_listeners(Task)
     if is_saved and "sync" in spec:  # there may be no cluster whose upkeep prunes
         prune_if_due()
