@@ -183,6 +183,7 @@ ALL = (
             "tests/story/test_outbox.py",
             "tests/guards/test_unique_two_databases.py",
             "tests/workflows/test_two_databases.py",
+            "tests/contrib/django_q/test_two_databases.py",
         ),
         database="two_databases",
         needs=("postgres",),
