@@ -15,7 +15,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from stoker.brokers.adapters import adapter_for
 from stoker.brokers.disque import nodes as disque_nodes
-from stoker.brokers.disque.nodes import DisqueNode
+from stoker.brokers.disque.nodes import DisqueNode, Nodes
 from stoker.brokers.disque.transport import DisqueTransport
 from stoker.brokers.transport import Parcel
 from stoker.conf import Settings
@@ -206,6 +206,27 @@ class TestSilentNodes:
                 transport.ping()
             assert len(transport._nodes._away_until) == 4
         assert clock.now == 10.0
+
+    @pytest.mark.parametrize("wait_seconds", [0.0, 2.0])
+    def test_another_node_is_asked_if_the_only_named_one_is_silent(
+        self, clock: Clock, wait_seconds: float
+    ) -> None:
+        """``BROKER`` names one node, and the process has learnt of the others."""
+        with closing(transport_at("disque://host:1", database_seconds=10.0)) as transport:
+            learnt = {f"{port:08}": DisqueNode("host", port) for port in range(2, 6)}
+            transport._nodes._origins.update(learnt)
+            with pytest.raises(BrokerUnavailable, match="does not answer"):
+                transport.receive(["default"], 10, wait_seconds=wait_seconds)
+            assert len(transport._nodes._away_until) == 2
+        assert clock.now == 10.0 + 2 * wait_seconds
+
+    def test_deadline_of_a_connection_is_that_of_its_call(self) -> None:
+        nodes = Nodes(Settings(broker="disque://host:1", database_seconds=10.0))
+        with closing(nodes):
+            deadlines = [nodes._pool(DisqueNode("host", 1), 2.0).connection_kwargs]
+            nodes._origins["1"] = DisqueNode("host", 2)
+            deadlines.append(nodes._pool(DisqueNode("host", 1), 2.0).connection_kwargs)
+        assert [one["socket_timeout"] for one in deadlines] == [12.0, 7.0]
 
 
 @pytest.mark.parametrize(

@@ -66,20 +66,27 @@ class Nodes:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._password, self._named, self.copies = _parsed(settings)
-        self.seconds = max(SHORTEST_SECONDS, settings.database_seconds / len(self._named))
-        """Deadline for the answer of one node. All nodes together have ``DATABASE_SECONDS``: see
-        ``_in_time``."""
-        self.copy_milliseconds = round(self.seconds * 1000 / 2)
-        """How long a node may wait for copies of a job. A node answers ``NOREPL`` only after that
-        time, so it must be well below the socket's time-out."""
         self._lock = threading.Lock()
-        self._pools: dict[tuple[DisqueNode, float], redis.ConnectionPool] = {}
+        self._pools: dict[tuple[DisqueNode, float, float], redis.ConnectionPool] = {}
         self._away_until: dict[DisqueNode, float] = {}
         self._current = random.choice(self._named)  # noqa: S311 - to spread the clients
         self._origins: dict[str, DisqueNode] = {}
         self._jobs_from: Counter[str] = Counter()
 
     # -- asking -----------------------------------------------------------------------------------
+
+    @property
+    def seconds(self) -> float:
+        """Deadline for the answer of one node. A call can ask all named nodes within
+        ``DATABASE_SECONDS``, and a second node if only one is named: see ``_in_time``."""
+        count = max(len(self._named), min(2, len(self._all())))
+        return max(SHORTEST_SECONDS, self._settings.database_seconds / count)
+
+    @property
+    def copy_milliseconds(self) -> int:
+        """How long a node may wait for copies of a job. A node answers ``NOREPL`` only after that
+        time, so it must be well below the socket's time-out."""
+        return round(self.seconds * 1000 / 2)
 
     def ask(self, command: Command, *, wait_seconds: float = 0.0) -> Any:
         """Send a command to one node after another and return the first answer.
@@ -244,20 +251,21 @@ class Nodes:
     # -- connections ------------------------------------------------------------------------------
 
     def _pool(self, node: DisqueNode, wait_seconds: float) -> redis.ConnectionPool:
+        seconds = self.seconds
         with self._lock:
-            pool = self._pools.get((node, wait_seconds))
+            pool = self._pools.get((node, seconds, wait_seconds))
             if pool is None:
                 pool = redis.ConnectionPool(
                     host=node.host,
                     port=node.port,
                     password=self._password,
-                    socket_timeout=self.seconds + wait_seconds,
-                    socket_connect_timeout=self.seconds,
+                    socket_timeout=seconds + wait_seconds,
+                    socket_connect_timeout=seconds,
                     socket_keepalive=True,
                     protocol=2,
                     retry=Retry(NoBackoff(), 0),
                 )
-                self._pools[node, wait_seconds] = pool
+                self._pools[node, seconds, wait_seconds] = pool
             return pool
 
     def close(self) -> None:
