@@ -184,8 +184,9 @@ def _import_django() -> None:
     import django.db.models
     import django.test.utils
     import django.urls
+    from django.core.exceptions import ImproperlyConfigured
 
-    with contextlib.suppress(ImportError):  # the driver may be missing
+    with contextlib.suppress(ImproperlyConfigured):  # the driver may be missing
         import django.db.backends.mysql.base  # noqa: F401
     with contextlib.suppress(ImportError):  # newer versions of Django do not need it
         import django_tasks  # noqa: F401
