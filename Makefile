@@ -51,7 +51,10 @@ pins: ## Pin what pyproject.toml asks for in requirements/ (needs uv)
 		-c requirements/django-5.2.in -o requirements/dev.txt; \
 	compile --python-version 3.11 --group mysql -o requirements/mysql.txt; \
 	for django in 6.0 6.1; do compile pyproject.toml --python-version 3.12 --group test \
-		-c requirements/django-$$django.in -o requirements/django-$$django.txt; done
+		-c requirements/django-$$django.in -o requirements/django-$$django.txt; done; \
+	rm -f requirements/lowest.txt; `# uv would keep a version above a lowered bound` \
+	compile pyproject.toml --python-version 3.11 --all-extras --no-emit-package mysqlclient --group test \
+		--resolution lowest-direct --no-build -c requirements/django-5.2.in -o requirements/lowest.txt
 
 wheel-test: $(STAMP) ## Run a job from the built wheel, as the README says, on every Python and Django found (PAIRS="3.12:5.2")
 	@$(BIN)/python scripts/wheel-test $(PAIRS)

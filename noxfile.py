@@ -34,9 +34,13 @@ VENVS = {
     "5.2": (".venv", "requirements/dev.txt"),
     "6.0": (".venv-6.0", "requirements/django-6.0.txt"),
     "6.1": (".venv-6.1", "requirements/django-6.1.txt"),
+    # Django 5.2.0, and the oldest of all other libraries that pyproject.toml allows.
+    "lowest": (".venv-lowest", "requirements/lowest.txt"),
 }
 NEWER_PYTHONS = ("3.14", "3.13", "3.12")
 """The newest that is found runs the tests of the newer Djangos."""
+OLDER_PYTHONS = ("3.11", "3.12")
+"""The oldest that is found runs the tests of the oldest libraries, which have no later wheels."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Part:
     paths: tuple[str, ...]
     database: str = "sqlite"
     django: str = "5.2"
+    """A key of VENVS."""
     marks: str = ""
     """What pytest's option -m takes."""
     workers: int = 2
@@ -203,6 +208,40 @@ ALL = (
         database="with_admin",
         needs=("postgres",),
     ),
+    # Tests of code that calls libraries.
+    Part(
+        "all-lowest",
+        ("tests/unit", "tests/reporters", "tests/cluster/test_monitor_cli.py"),
+        django="lowest",
+    ),
+    Part(
+        "all-lowest-postgres",
+        (
+            "tests/api",
+            "tests/conformance/test_arrays.py",
+            "tests/conformance/test_claim.py",
+            "tests/conformance/test_enqueue.py",
+            "tests/conformance/test_wake.py",
+            *(
+                f"tests/integration/test_{name}.py"
+                for name in (
+                    "disque",
+                    "doctor",
+                    "ironmq",
+                    "metrics",
+                    "mongodb",
+                    "redis_connections",
+                    "redis_damage",
+                    "redis_server",
+                    "redis_topologies",
+                    "sqs",
+                )
+            ),
+        ),
+        django="lowest",
+        database="postgres",
+        needs=("postgres",),
+    ),
 )
 
 STORIES_OF_SERVERS = tuple(
@@ -342,13 +381,14 @@ def _run_pytest(session: nox.Session, part: Part, *, is_quick: bool = False) -> 
 
 
 def _venv_for(session: nox.Session, part: Part) -> str:
-    """Give the environment of the part's Django, and make it if it is a newer one."""
+    """Give the environment of the part's Django, and make it if it is another one than 5.2."""
     venv, requirements = VENVS[part.django]
     if part.django != "5.2":
-        find = ["scripts/find-python", *NEWER_PYTHONS]
+        pythons = OLDER_PYTHONS if part.django == "lowest" else NEWER_PYTHONS
+        find = ["scripts/find-python", *pythons]
         python = subprocess.run(find, capture_output=True, text=True, check=False).stdout.strip()
         if not python:
-            session.skip("no Python 3.12 or later was found")
+            session.skip(f"no Python {', '.join(pythons)} was found")
         session.run("scripts/setup", venv, requirements, env={"PYTHON": python}, external=True)
     elif part.database == "mariadb" and (why := Path(venv, ".no-mysqlclient")).exists():
         session.skip(why.read_text().strip())
