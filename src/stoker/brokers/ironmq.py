@@ -174,7 +174,7 @@ class Service:
             del self._deadline.until
 
     def _until(self) -> float:
-        """Return the time in monotonic seconds by which a request that begins now must end."""
+        """Return the deadline of a request that begins now, in monotonic seconds."""
         until: float | None = getattr(self._deadline, "until", None)
         return time.monotonic() + self._settings.database_seconds if until is None else until
 

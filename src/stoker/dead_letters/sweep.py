@@ -67,7 +67,8 @@ class DeadLetterSweep:
         return purged
 
     def _purge(self, rows: Q, keep: LetterRetention) -> int:
-        """Delete those of these rows whose retention has ended. Return their number."""
+        """Delete the dead letters among these rows whose retention has ended. Return their
+        number."""
         limits = (*((state, keep.closed_seconds) for state in CLOSED), ("open", keep.open_seconds))
         purged = 0
         for state, seconds in limits:

@@ -64,7 +64,7 @@ InThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 
 async def in_django_thread(call: Callable[[], Any]) -> Any:
-    """Call a function in the thread in which async code uses the ORM."""
+    """Call a function in the thread that async code uses for the ORM."""
     return await sync_to_async(call)()
 
 

@@ -60,7 +60,7 @@ class Pruning:
         return removed
 
     def _prune(self, rows: Q, keep: Retention) -> int:
-        """Delete those of these jobs whose retention has ended. Return their number."""
+        """Delete the jobs among these rows whose retention has ended. Return their number."""
         limits = (
             ((Job.Status.SUCCESSFUL,), keep.successful_seconds, keep.successful_count),
             ((Job.Status.FAILED, Job.Status.CANCELLED), keep.failed_seconds, keep.failed_count),

@@ -151,8 +151,8 @@ class Values:
                 yield self._own(step)
 
     def _with_their_values(self, steps: Sequence[Step]) -> list[Step]:
-        """Return for each step the one that has its value: for a chain the last step of its last
-        step and so on, for most others the step itself. One query for each level of chains."""
+        """Return the steps that hold the values of these steps. Most steps hold their own value. A
+        chain's value is that of its last step, at any depth. Run one query for each level."""
         found, places = list(steps), list(range(len(steps)))
         while places := [at for at in places if _has_value_of_last(found[at])]:
             below = self._steps.below([found[at].pk for at in places])

@@ -188,8 +188,8 @@ class SqsTransport(Transport):
     def _checked(
         self, names: Sequence[str], parcels: list[Parcel], failures: Mapping[str, BaseException]
     ) -> list[Parcel]:
-        """Return the messages. Raise the failure if there are none, unless SQS only refuses some of
-        the queues: report each of these once, until it is served again."""
+        """Return the messages. If SQS refuses only some of the queues, report each refused queue
+        once, until it is served again. Raise any other failure if there are no messages."""
         refusals = {name: one for name, one in failures.items() if isinstance(one, QueueRefused)}
         serves_some = len(refusals) == len(failures) < len(names)
         if failures and not parcels and not serves_some:
