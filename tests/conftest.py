@@ -165,7 +165,9 @@ def django_db_setup(django_db_setup: None) -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _tables_are_emptied_quickly() -> Iterator[None]:
-    """Empty tables in our own way instead of `flush`, after each test that commits."""
+    """Empty tables in our own way instead of `flush`, after each test that commits, and keep the
+    connections: a new one makes the server read its catalogue again, which took as long as the
+    statements of a test."""
     from tests.tables import empty_tables
 
     def tear_down(case: TransactionTestCase) -> None:
@@ -174,6 +176,7 @@ def _tables_are_emptied_quickly() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", tear_down)
+        patch.setattr(TransactionTestCase, "_should_reload_connections", lambda case: False)
         yield
 
 

@@ -101,7 +101,7 @@ class DisqueStand(ArrivalsStand):
     def clear(self) -> None:
         for queue in self.transport.counts():
             self.transport.purge(queue)
-        self.broker.close()
+        self.transport.close()
 
 
 class IronmqStand(ArrivalsStand):
@@ -127,7 +127,7 @@ class IronmqStand(ArrivalsStand):
     def clear(self) -> None:
         for queue in self.transport.counts():
             self.transport.purge(queue)
-        self.broker.close()
+        self.transport.close()
 
 
 class SqsStand(ArrivalsStand):
@@ -158,7 +158,7 @@ class SqsStand(ArrivalsStand):
         return count // 20
 
     def clear(self) -> None:
-        self.broker.close()
+        self.transport.close()
 
 
 class RedisStand(Stand):

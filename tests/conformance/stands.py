@@ -184,5 +184,8 @@ class OrmStand(Stand):
     def hang_up(self) -> None:
         connections.close_all()
 
+    def clear(self) -> None:
+        """Leave the rows and the connection to the fixture of the database."""
+
     def atomic(self) -> AbstractContextManager[None]:
         return transaction.atomic(using=self.settings.database)
