@@ -3,8 +3,10 @@ treats the rows of the other as its own backend says."""
 
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -13,7 +15,7 @@ from django.test import override_settings
 from django.utils import timezone
 
 from stoker import DeadLetters, dead_letters, every, schedules
-from stoker.brokers.adapters import broker_for
+from stoker.brokers.adapters import ADAPTERS, broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import History, Upkeep
@@ -22,36 +24,57 @@ from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.jobs.backends import backends_with
 from stoker.jobs.pruning import Pruning
 from stoker.locks.sweep import Leftovers
-from stoker.models import DeadLetter, Deploy, Job, Ready, Sample, Tick
+from stoker.models import Claimed, DeadLetter, Deploy, Job, Ready, Sample, Tick
 from stoker.operations import bulk
 from stoker.operations.dead_letters import REQUEUE
 from stoker.operations.operation import Operator
 from stoker.setting_values import LetterRetention, Retention
 
 from tests.app import frail
-from tests.app.tasks import add
+from tests.app.tasks import add, nothing
 from tests.integration.fronted import BACKEND
 from tests.integration.work import work_off
 
+AT_REPORTS: Any = {"backend": "reports", "queue_name": "reports"}
+"""Options of tasks."""
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("nothing_broken", "backends")]
 
 
-@pytest.fixture
-def backends() -> Iterator[None]:
-    """Let the backend "default" have the queue "default", and "reports" the queue "reports"."""
+@contextmanager
+def two_backends(**own: Any) -> Iterator[None]:
+    """Let the backend "default" have the queue "default", and "reports" the queue "reports".
+
+    Args:
+        own: further options of "reports".
+    """
     options = project.TASKS["default"]["OPTIONS"]
-    own = {"CLUSTER": "reports", "DEAD_LETTERS": DeadLetters("1h")}
+    reports = {**options, "CLUSTER": "reports", "DEAD_LETTERS": DeadLetters("1h"), **own}
     tasks = {
         "default": {"BACKEND": BACKEND, "QUEUES": ["default"], "OPTIONS": options},
-        "reports": {"BACKEND": BACKEND, "QUEUES": ["reports"], "OPTIONS": {**options, **own}},
+        "reports": {"BACKEND": BACKEND, "QUEUES": ["reports"], "OPTIONS": reports},
     }
     with override_settings(TASKS=tasks):
         yield
 
 
+@pytest.fixture
+def backends() -> Iterator[None]:
+    with two_backends():
+        yield
+
+
+@contextmanager
+def missing_driver() -> Iterator[None]:
+    """Give "reports" a broker whose driver is not installed here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ADAPTERS, "mongodb", "stoker.brokers.not_installed.MongodbBroker")
+        with two_backends(BROKER="mongodb://127.0.0.1/stoker"):
+            yield
+
+
 def dead_report() -> DeadLetter:
     frail.broken.add("the report")
-    report = frail.charge.using(backend="reports", queue_name="reports").enqueue("the report")
+    report = frail.charge.using(**AT_REPORTS).enqueue("the report")
     work_off(settings_for("reports"))
     return DeadLetter.objects.get(job_id=report.id)
 
@@ -76,18 +99,76 @@ def test_dead_letter_that_no_backend_can_open_is_not_requeued() -> None:
     assert (letter.state, letter.requeue_due_us) == ("open", None)
 
 
+def test_due_dead_letter_stays_due_if_the_driver_of_its_broker_is_missing() -> None:
+    """A cluster that has the driver requeues it."""
+    letter = dead_report()
+    DeadLetter.objects.update(requeue_due_us=1)
+    with missing_driver():
+        assert DeadLetterSweep(settings_for(), lambda: None).sweep() == 0
+    letter.refresh_from_db()
+    assert letter.requeue_due_us is not None
+    DeadLetter.objects.update(requeue_due_us=1)
+    assert DeadLetterSweep(settings_for("reports"), lambda: None).sweep() == 1
+
+
+def test_dead_letters_without_driver_do_not_hold_up_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("stoker.dead_letters.sweep.AT_ONCE", 1)
+    dead_report()
+    frail.broken.add("order 1")
+    frail.charge.enqueue("order 1")
+    work_off()
+    DeadLetter.objects.filter(queue="reports").update(requeue_due_us=1)
+    DeadLetter.objects.filter(queue="default").update(requeue_due_us=2)
+    with missing_driver():
+        settings = replace(settings_for(), dead_letters=settings_for("reports").dead_letters)
+        assert DeadLetterSweep(settings, lambda: None).sweep() == 1
+    assert Ready.objects.get().queue == "default"
+
+
+def lose(backend: str) -> None:
+    """Let a cluster of this backend claim its jobs, and die after it has handed them out."""
+    broker, holder = broker_for(settings_for(backend)), uuid.uuid4()
+    queues = settings_for(backend).queues
+    claimed = broker.claim(ClaimRequest(10, holder, lease_seconds=60, queues=queues))
+    broker.note_handed_out([one.lease for one in claimed])
+    broker.lessors[0].expire_holder(holder)
+
+
+def rescue() -> int:
+    """Rescue jobs as a cluster of the backend "default" does."""
+    upkeep = Upkeep(Plan(), settings_for(), broker_for(settings_for()), lambda: None)
+    return upkeep.rescuing.rescue()
+
+
 def test_lost_job_of_the_other_backend_ends_as_its_options_say() -> None:
     """The task has one attempt, and only its own backend can read that in the package."""
-    broker, holder = broker_for(settings_for("reports")), uuid.uuid4()
-    report = frail.charge.using(backend="reports", queue_name="reports").enqueue("the report")
-    (delivery,) = broker.claim(ClaimRequest(1, holder=holder, lease_seconds=60))
-    broker.note_handed_out([delivery.lease])
-    broker.lessors[0].expire_holder(holder)
-    upkeep = Upkeep(Plan(), settings_for(), broker_for(settings_for()), lambda: None)
-    assert upkeep.rescuing.rescue() == 1
+    report = frail.charge.using(**AT_REPORTS).enqueue("the report")
+    lose("reports")
+    assert rescue() == 1
     letter = DeadLetter.objects.get(job_id=report.id)
     assert letter.reason == "crash"
     assert letter.requeue_due_us is not None
+
+
+def test_lost_job_whose_hooks_need_a_missing_driver_does_not_hold_up_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is recorded by a cluster that has the driver."""
+    reports = frail.charge.using(**AT_REPORTS)
+    hooked = reports.using(on_failure=nothing.using(**AT_REPORTS).si()).enqueue("report 1")
+    plain, own = reports.enqueue("report 2"), frail.charge.enqueue("order 1")
+    lose("reports")
+    lose("default")
+    with missing_driver():
+        rescue()
+    assert "rescue failed and will be retried: mongodb:// needs the package" in caplog.text
+    recorded = DeadLetter.objects.values_list("job_id", flat=True)
+    assert {*recorded} == {UUID(plain.id), UUID(own.id)}
+    Claimed.objects.update(leased_until_us=0)
+    assert rescue() == 1
+    assert DeadLetter.objects.filter(job_id=hooked.id).exists()
 
 
 def test_dead_letters_are_kept_as_long_as_their_own_backend_says() -> None:
@@ -108,7 +189,7 @@ def test_dead_letters_are_kept_as_long_as_their_own_backend_says() -> None:
     "keep", [Retention(60.0, None, 60.0), Retention(None, 0, None)], ids=["time", "number"]
 )
 def test_results_are_kept_as_long_as_their_own_backend_says(keep: Retention) -> None:
-    kept = add.using(backend="reports", queue_name="reports").enqueue(1, 2)
+    kept = add.using(**AT_REPORTS).enqueue(1, 2)
     add.enqueue(1, 2)
     Ready.objects.all().delete()
     ended_at = timezone.now() - timedelta(days=2)

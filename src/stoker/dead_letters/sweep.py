@@ -12,7 +12,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable
+from stoker.exceptions import BrokerUnavailable, ConfigurationError
 from stoker.jobs.backends import able_backends, retentions
 from stoker.jobs.faults import reason_of
 from stoker.models import DeadLetter, Job
@@ -28,7 +28,7 @@ from .requeueing import requeue_due
 AT_ONCE = 100
 MOST = 1000
 """Maximum number of requeues or deletions per run, so that other upkeep is not delayed."""
-REOPEN_SECONDS = 60.0
+REOPEN_SECONDS = POSTPONED_SECONDS = 60.0
 
 
 class DeadLetterSweep:
@@ -79,7 +79,7 @@ class DeadLetterSweep:
         return purged
 
     def _requeue(self) -> int:
-        """Process each due dead letter once. If it is not requeued, clear its due time."""
+        """Process each due dead letter once. Those that are not requeued are not due any more."""
         requeued = looked_at = 0
         while looked_at < MOST and (due := list(self._letters.due()[:AT_ONCE])):
             for letter in due:
@@ -91,9 +91,16 @@ class DeadLetterSweep:
         return requeued
 
     def _requeue_one(self, letter: DeadLetter) -> bool:
-        """Requeue a dead letter. An error that is not the store's concerns only this one."""
+        """Requeue a dead letter. An error that is not the store's concerns only this one.
+
+        If the driver of its broker is not installed here, as ``check`` reports, it is due again
+        soon: a cluster that has the driver may do upkeep then.
+        """
         try:
             return requeue_due(self._settings_of(letter), letter)
+        except ConfigurationError:
+            self._letters.postpone(letter, POSTPONED_SECONDS)
+            return False
         except (BrokerUnavailable, InterfaceError, OperationalError):
             raise
         except Exception as error:  # noqa: BLE001 - otherwise the next run would end here, too

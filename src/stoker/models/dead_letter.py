@@ -22,7 +22,7 @@ from django.db.models.functions import Now
 
 from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key, with_keys
-from stoker.store.written import DatabaseNow, InsertedAt, MomentNow, database_now_us
+from stoker.store.written import DatabaseNow, InsertedAt, MomentNow, database_now_us, microseconds
 from stoker.values.text import stored_text
 
 from .requeue import Requeue
@@ -137,6 +137,11 @@ class DeadLetterQuerySet(models.QuerySet["DeadLetter"]):
     def put_off(self, seen: DeadLetter) -> bool:
         """Cancel the automatic requeue of this dead letter."""
         return bool(self._as_seen(seen).update(requeue_due_us=None))
+
+    def postpone(self, seen: DeadLetter, seconds: float) -> bool:
+        """Let the automatic requeue of this dead letter be due in some seconds."""
+        due_us = DatabaseNow() + microseconds(seconds)
+        return bool(self._as_seen(seen).update(requeue_due_us=due_us))
 
     def due(self) -> DeadLetterQuerySet:
         """Return the dead letters to requeue automatically, in the order of their due times."""

@@ -24,7 +24,7 @@ from stoker.cluster.board import Board, board_path, job_lease
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.estimates import outline
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable, StokerError
+from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.backends import able_backends
 from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Cancelled, Outcome, Snoozed, Tallies
 from stoker.jobs.package import JobOptions, sealer_for
@@ -357,11 +357,12 @@ class Rescue:
         return self._died.get(delivery.job_id, CLUSTER_GONE)
 
     def _finish(self, settings: Settings, attempted: Sequence[Attempted]) -> None:
-        """Record the outcomes. Outcomes that the store refuses, found by halving, or whose rows are
-        locked by other transactions wait until their new lease ends."""
+        """Record the outcomes. Outcomes that the store refuses or whose hooks need a driver that
+        is missing here, found by halving, and outcomes whose rows are locked by other transactions
+        wait until their new lease ends."""
         try:
             finish(settings, self._broker, attempted, tallies=self._tallies)
-        except (StokerError, OperationalError, InterfaceError) as error:
+        except (BrokerUnavailable, OperationalError, InterfaceError) as error:
             if not is_locked_out(error):
                 raise
             locked = locked_jobs(self._alias, [one.delivery.job_id for one in attempted])
