@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -17,14 +18,26 @@ from django.utils import timezone
 from stoker import DeadLetters, dead_letters, every, schedules
 from stoker.brokers.adapters import ADAPTERS, broker_for
 from stoker.brokers.contract import ClaimRequest
+from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.upkeep import History, Upkeep
 from stoker.conf import settings_for
 from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.jobs.backends import backends_with
+from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.pruning import Pruning
 from stoker.locks.sweep import Leftovers
-from stoker.models import Claimed, DeadLetter, Deploy, Job, Ready, Sample, Tick
+from stoker.models import (
+    Cancellation,
+    Claimed,
+    Cluster,
+    DeadLetter,
+    Deploy,
+    Job,
+    Ready,
+    Sample,
+    Tick,
+)
 from stoker.operations import bulk
 from stoker.operations.dead_letters import REQUEUE
 from stoker.operations.operation import Operator
@@ -169,6 +182,52 @@ def test_lost_job_whose_hooks_need_a_missing_driver_does_not_hold_up_others(
     Claimed.objects.update(leased_until_us=0)
     assert rescue() == 1
     assert DeadLetter.objects.filter(job_id=hooked.id).exists()
+
+
+@pytest.fixture
+def hooked() -> UUID:
+    """Enqueue a job of "reports" that has a hook."""
+    hook = nothing.using(**AT_REPORTS).si()
+    return UUID(add.using(on_finish=hook, **AT_REPORTS).enqueue(1, 2).id)
+
+
+def hooks_called() -> int:
+    return Ready.objects.filter(queue="reports").count()
+
+
+def test_hook_of_a_waiting_job_that_upkeep_cancels_is_called(hooked: UUID) -> None:
+    Cancellation.objects.ask(hooked, "no longer needed")
+    assert sweep_requests(settings_for()) == 1
+    assert Job.objects.get(pk=hooked).status == "CANCELLED"
+    assert hooks_called() == 1
+
+
+def test_hook_of_an_unstarted_job_of_a_dead_cluster_that_is_cancelled_is_called(
+    hooked: UUID, tmp_path: Path
+) -> None:
+    plan = Plan()
+    board = Board.create(tmp_path / "cluster.board", workers=1, slots=1)
+    dead = Cluster.objects.create(
+        id=uuid.uuid4(), name="dead", host=plan.host, pid=7, heartbeat_us=0,
+        started_at=timezone.now(), info={"alias": "reports", "board": str(board.path)},
+    )  # fmt: skip
+    broker_for(settings_for("reports")).claim(ClaimRequest(1, dead.pk, lease_seconds=600))
+    board.close()
+    Cancellation.objects.ask(hooked, "no longer needed")
+    upkeep = Upkeep(plan, plan.settings, broker_for(plan.settings), lambda: None)
+    upkeep.rescuing.bury_clusters_of_this_host()
+    assert Job.objects.get(pk=hooked).status == "CANCELLED"
+    assert hooks_called() == 1
+
+
+def test_request_that_needs_a_missing_driver_does_not_hold_up_others(hooked: UUID) -> None:
+    own = UUID(add.enqueue(1, 2).id)
+    Cancellation.objects.ask_all([hooked, own], "no longer needed")
+    with missing_driver():
+        assert sweep_requests(settings_for()) == 1
+    assert Job.objects.get(pk=own).status == "CANCELLED"
+    assert sweep_requests(settings_for()) == 1
+    assert hooks_called() == 1
 
 
 def test_dead_letters_are_kept_as_long_as_their_own_backend_says() -> None:

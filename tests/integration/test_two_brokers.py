@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -29,7 +30,7 @@ from stoker.store.written import DatabaseNow
 from stoker.workflows.sweep import WorkflowSweep
 
 from tests.app.tasks import add
-from tests.integration.fronted import BACKEND, fronted_broker, holder_of
+from tests.integration.fronted import BACKEND, fronted_broker, holder_of, outside
 from tests.workflows.tasks import note
 
 pytestmark = [pytest.mark.redis, pytest.mark.django_db(transaction=True)]
@@ -87,6 +88,20 @@ def test_requests_are_finished_while_the_other_broker_is_away(
     monkeypatch.setattr(redis.broker, "states", _away)
     sweep_requests(settings_for("database"))
     assert set(Cancellation.objects.reasons_of([job_id, stored])) == {job_id}
+
+
+def test_hook_of_a_cancelled_job_goes_to_the_broker_of_its_own_backend(redis: Dispatch) -> None:
+    queues = {"default": ["default"], "database": ["reports"]}
+    tasks = {alias: {**settings.TASKS[alias], "QUEUES": own} for alias, own in queues.items()}
+    with override_settings(TASKS=tasks):
+        reports: Any = {"backend": "database", "queue_name": "reports"}
+        hook = note.using(**reports).si("told")
+        job_id = UUID(add.using(on_finish=hook, **reports).enqueue(1, 2).id)
+        Cancellation.objects.ask(job_id, "no longer needed")
+        upkeep_of("default").run()
+    assert Job.objects.get(pk=job_id).status == Job.Status.CANCELLED
+    assert Ready.objects.get().queue == "reports"
+    assert outside(redis) == 0
 
 
 def _away(_job_ids: object) -> None:

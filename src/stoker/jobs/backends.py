@@ -34,6 +34,12 @@ def able_backends(settings: Settings, queue: str, package: bytes) -> Iterator[Se
             yield one
 
 
+def backend_of(settings: Settings, queue: str, package: bytes) -> Settings:
+    """Return the backend to which a job with this queue and package belongs. These settings come
+    first, and also count if no backend can open the package."""
+    return next(able_backends(settings, queue, package), settings)
+
+
 def retentions(settings: Settings, keep_of: Callable[[Settings], Kept]) -> list[tuple[Q, Kept]]:
     """Return how long to keep the jobs or dead letters of the backends with this database: the
     condition for some of the rows, and their retention.

@@ -22,7 +22,7 @@ from django.utils import timezone
 from stoker.brokers.adapters import broker_for, brokers_beside
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable, RowsLocked
+from stoker.exceptions import BrokerUnavailable, ConfigurationError, RowsLocked
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import insert_with_packages, lock_by_key
@@ -30,6 +30,7 @@ from stoker.store.transactions import after_commit, is_in_transaction, repeat_if
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
 
+from .backends import backend_of, backends_with
 from .states import row_in_outbox, rows_at_broker
 
 LONGEST_REASON = 255
@@ -184,16 +185,41 @@ def sweep_requests(settings: Settings, beat: Callable[[], None] = lambda: None) 
     """Finish the requests: cancel their jobs that wait, for example for a retry, and record as
     cancelled those that were withdrawn but not recorded. Return the number of deleted requests.
 
+    Several backends may have jobs in the store: each job ends as its own backend says. If the
+    broker of another backend does not answer, or its driver is not installed here, its clusters
+    finish the requests.
+
     Args:
         beat: called often, as a heartbeat.
     """
     requests = Cancellation.objects.using(settings.database)
     count, page = 0, requests.page(None)
     while page:
-        count += _sweep(settings, page)
-        beat()
+        for one, reasons in _by_backend(settings, page):
+            try:
+                count += _sweep(one, reasons)
+            except (BrokerUnavailable, ConfigurationError):
+                if one == settings:
+                    raise
+            beat()
         page = requests.page([*page][-1])
     return count
+
+
+def _by_backend(
+    settings: Settings, reasons: Mapping[UUID, str]
+) -> list[tuple[Settings, dict[UUID, str]]]:
+    """Return the requests of each backend with this database. Those for jobs without a row count as
+    requests of this backend, see ``_at_other_brokers``."""
+    owners: dict[UUID, Settings] = {}
+    if len(backends_with(settings)) > 1:
+        unended = Job.objects.using(settings.database).filter(pk__in=reasons, status=None)
+        for job_id, queue, package in unended.values_list("pk", "queue", "package"):
+            owners[job_id] = backend_of(settings, queue, bytes(package))
+    found: dict[Settings, dict[UUID, str]] = {}
+    for job_id, reason in reasons.items():
+        found.setdefault(owners.get(job_id, settings), {})[job_id] = reason
+    return list(found.items())
 
 
 def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:

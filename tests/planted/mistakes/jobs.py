@@ -42,7 +42,7 @@ MISTAKES = (
         [
             Change(
                 "cluster.scheduler.rescue:Rescue._free_at",
-                replace("self._without_cancelled(unstarted)", "unstarted"),
+                replace("self._without_cancelled(unstarted, place)", "unstarted"),
             )
         ],
         "tests/cluster/test_upkeep.py",

@@ -25,12 +25,12 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.estimates import outline
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
-from stoker.jobs.backends import able_backends
+from stoker.jobs.backends import backend_of
 from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Cancelled, Outcome, Snoozed, Tallies
 from stoker.jobs.package import JobOptions, sealer_for
 from stoker.jobs.record import finish
 from stoker.jobs.retries import is_out_of_attempts
-from stoker.models import Cancellation, Cluster
+from stoker.models import Cancellation, Cluster, Job
 from stoker.signals import tell
 from stoker.store.engines.sessions import LONGEST_PAUSE_SECONDS
 from stoker.store.locked_jobs import locked_jobs
@@ -255,7 +255,7 @@ class Rescue:
         held, count = place.held_by(cluster.pk), 0
         unstarted = [one for one in held if one.job_id not in running]
         unstarted = [one for one in unstarted if job_lease(one) not in finished]
-        unstarted = self._without_cancelled(unstarted)
+        unstarted = self._without_cancelled(unstarted, place)
         for start in range(0, len(unstarted), BATCH):
             batch = unstarted[start : start + BATCH]
             returns = [
@@ -269,17 +269,25 @@ class Rescue:
                 self._died[one.job_id] = replace(CLUSTER_GONE, detail=how)
         return count + place.expire_holder(cluster.pk)
 
-    def _without_cancelled(self, deliveries: Sequence[Delivery]) -> list[Delivery]:
+    def _without_cancelled(self, deliveries: Sequence[Delivery], place: Broker) -> list[Delivery]:
         """End the jobs whose cancellation was requested, and return the others."""
         requests = Cancellation.objects.using(self._alias)
         reasons = requests.reasons_of([one.job_id for one in deliveries])
         if asked := [one for one in deliveries if one.job_id in reasons]:
             now = time.time()
-            attempted = [
-                Attempted(one, Cancelled(reasons[one.job_id]), "", None, now) for one in asked
-            ]
-            self._finish(self._settings, attempted)
+            for settings, some in self._by_backend(self._with_packages(asked, place), place):
+                attempted = [
+                    Attempted(one, Cancelled(reasons[one.job_id]), "", None, now) for one in some
+                ]
+                self._finish(settings, attempted)
         return [one for one in deliveries if one.job_id not in reasons]
+
+    def _with_packages(self, deliveries: Sequence[Delivery], place: Broker) -> list[Delivery]:
+        """Add the packages, which ``held_by`` of the store does not read."""
+        if place is not self._broker.store:
+            return list(deliveries)
+        stored = Job.objects.using(self._alias).packages([one.job_id for one in deliveries])
+        return [one._replace(package=stored.get(one.job_id, b"")) for one in deliveries]
 
     def rescue(self) -> int:
         """Take over all jobs whose lease has ended, and record the lost attempts as crashes.
@@ -341,8 +349,7 @@ class Rescue:
         for one in deliveries:
             settings = self._settings
             if place is self._broker.store:
-                able = able_backends(self._settings, one.queue, one.package)
-                settings = next(able, self._settings)
+                settings = backend_of(self._settings, one.queue, one.package)
             found.setdefault(settings, []).append(one)
         return list(found.items())
 
