@@ -35,6 +35,9 @@ from tests.conformance.stands import MemoryStand, OrmStand, Stand
 from tests.servers.sqs import CREDENTIALS
 from tests.servers.sqs import sqs_url as private_sqs_url
 
+HTTP = httpx.Client(trust_env=False)
+"""Shared by all tests, because each new client reads the certificates of the system again."""
+
 
 class ArrivalsStand(OrmStand):
     """Jobs that a server without leases delivers into the store."""
@@ -121,7 +124,7 @@ class IronmqStand(ArrivalsStand):
         OrmStand.advance(self, seconds)
         host = urlsplit(self.settings.broker).netloc.rpartition("@")[2]
         wish = {"seconds": seconds, "prefix": self.transport._prefix}
-        httpx.post(f"http://{host}/standin/advance", json=wish).raise_for_status()
+        HTTP.post(f"http://{host}/standin/advance", json=wish).raise_for_status()
         self._lead += seconds
 
     def clear(self) -> None:
@@ -150,7 +153,7 @@ class SqsStand(ArrivalsStand):
         OrmStand.advance(self, seconds)
         endpoint = self.transport.address.endpoint
         wish = {"prefix": f"{self._prefix}-", "seconds": seconds}
-        httpx.get(f"{endpoint}/stoker-test/", params=wish).raise_for_status()
+        HTTP.get(f"{endpoint}/stoker-test/", params=wish).raise_for_status()
         self._lead += seconds
 
     def many(self, count: int) -> int:
