@@ -131,7 +131,13 @@ def test_closed_connection_is_in_no_transaction() -> None:
         connection.connection = None
 
 
-@pytest.mark.parametrize("how", ["cancelled", "failed"])
+CLEAN_UP_FAILS = "its clean-up fails"
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["cancelled", f"cancelled, and {CLEAN_UP_FAILS}", f"timed out, and {CLEAN_UP_FAILS}", "failed"],
+)
 def test_attempt_that_does_not_succeed_ends_after_its_calls(
     how: str, aftercare: WorkerAftercare
 ) -> None:
@@ -139,6 +145,8 @@ def test_attempt_that_does_not_succeed_ends_after_its_calls(
     time-out applies to them: otherwise it would replace the task's own error."""
     running, ends = opened(chaos.raise_keyboard_interrupt_async), []
     has_begun, may_end, is_over = threading.Event(), threading.Event(), asyncio.Event()
+    if how.startswith("timed out"):
+        running.timeout_seconds = 0.01
 
     def work() -> None:
         has_begun.set()
@@ -147,13 +155,18 @@ def test_attempt_that_does_not_succeed_ends_after_its_calls(
 
     async def function() -> None:
         call = asyncio.ensure_future(sync_to_async(work)())
-        await asyncio.to_thread(has_begun.wait)
         try:
+            await asyncio.to_thread(has_begun.wait)
             if how == "failed":
                 call.cancel()
                 raise ConnectionError
-            running.interruption.cancel("enough")
+            if how.startswith("cancelled"):
+                running.interruption.cancel("enough")
             await call
+        except asyncio.CancelledError:
+            if how.endswith(CLEAN_UP_FAILS):
+                raise ConnectionError from None
+            raise
         finally:
             is_over.set()
 
@@ -177,7 +190,7 @@ def test_attempt_that_does_not_succeed_ends_after_its_calls(
     running.function, running.hard_limit = function, limit()
     attempted = asyncio.run(run())
     assert isinstance(attempted.outcome, Cancelled if how == "cancelled" else Failed)
-    first = ["call", "limit"] if how == "cancelled" else ["limit", "call"]
+    first = ["limit", "call"] if how == "failed" else ["call", "limit"]
     assert ends == [*first, "attempt"]
 
 

@@ -380,8 +380,8 @@ class Executor:
             with running.hard_limit:
                 try:
                     value = await self._await(running)
-                except BaseException as error:
-                    if isinstance(error, TaskTimeout) or running.interruption.is_behind(error):
+                except BaseException:
+                    if running.has_timed_out or running.interruption.reason is not None:
                         await self._aftercare.wait_for_calls(running)
                     raise
                 sealed = self._seal(running, value)
@@ -399,14 +399,14 @@ class Executor:
         seconds = running.timeout_seconds
         try:
             with running.interruption.of_coroutine():
-                async with asyncio.timeout(seconds) as limit:
+                async with asyncio.timeout(seconds) as running.soft_limit:
                     try:
                         return await running.function(*positional, **running.package.kwargs)
                     finally:
                         self._aftercare.leave_forked_child()
                         await raise_own_cancellation()
         except TimeoutError as error:
-            if limit.expired() and not isinstance(error, TaskTimeout) and seconds is not None:
+            if running.has_timed_out and seconds is not None and not isinstance(error, TaskTimeout):
                 raise TaskTimeout(message(seconds)) from error
             raise
 

@@ -367,6 +367,8 @@ class Running:
     """Created on first use; until then None."""
     hard_limit: AbstractContextManager[None] = NO_LIMIT
     """Entered while the task's function runs. A worker is killed if that takes too long."""
+    soft_limit: asyncio.Timeout | None = None
+    """The time-out of an async task that has started."""
     on_completing: Callable[[], object] = lambda: None
     """Called after an atomic task has returned, before its success is recorded in its
     transaction."""
@@ -377,6 +379,12 @@ class Running:
     """Whether the task has returned. Only its return value remains to be serialised."""
     is_logged: bool = False
     """Whether its start was logged. Only then is its end logged, too."""
+
+    @property
+    def has_timed_out(self) -> bool:
+        """Return whether an async task was cancelled at its time-out. It may end with another
+        error, for example of its clean-up."""
+        return self.soft_limit is not None and self.soft_limit.expired()
 
     @property
     def job_id(self) -> UUID:
