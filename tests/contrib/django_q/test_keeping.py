@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -121,6 +122,37 @@ def test_slow_receivers_do_not_delay_cached_results(monkeypatch: pytest.MonkeyPa
         call_project_with(None)
         signals.post_execute.disconnect(wait_and_look)
     assert sorted(are_seen) == [0, 1], "a receiver can read the result"
+
+
+def test_receivers_wait_once_for_a_cache_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise their queue would be full, and would slow down the process that records."""
+    waits: list[float | None] = []
+
+    class Event(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waits.append(timeout)
+            return super().wait(0)
+
+    puts: list[Callable[[], object]] = []
+    tells: list[Callable[[], object]] = []
+    monkeypatch.setattr(recording, "threading", SimpleNamespace(Event=Event))
+    call_project_with(lambda _, call, is_apart: (puts if is_apart else tells).append(call))
+    try:
+        with heard(signals.post_execute) as recorded:
+            for number in range(3):
+                async_task(f"{HERE}.add", number, cached=True)
+            drain()
+            tells[0]()
+            tells[1]()
+            assert (len(recorded), len(waits)) == (2, 1)
+            puts[0]()
+            tells[2]()
+            assert (len(recorded), len(waits)) == (3, 2), "the cache has answered again"
+            puts[1]()
+    finally:
+        call_project_with(None)
 
 
 def test_receivers_and_caches_cannot_block_the_process_that_records() -> None:

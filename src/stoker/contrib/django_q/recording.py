@@ -37,6 +37,9 @@ logger = logging.getLogger("stoker")
 
 CACHE_SECONDS = 1.0
 """Longest time for which receivers wait until the result is in the cache."""
+_cache_is_away = threading.Event()
+"""Set if receivers have waited in vain for the cache. They do not wait again before the cache has
+answered: if their queue is full, the monitor waits for it, as long as calls return."""
 
 
 def record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
@@ -111,11 +114,12 @@ def _keep(row: Task, seconds: float, is_kept: threading.Event) -> None:
         keep(row, seconds)
     finally:
         is_kept.set()
+        _cache_is_away.clear()
 
 
 def _tell(spec: dict[str, Any], row: Task, is_saved: bool, is_kept: threading.Event | None) -> None:
-    if is_kept is not None:
-        is_kept.wait(CACHE_SECONDS)
+    if is_kept is not None and not (_cache_is_away.is_set() or is_kept.wait(CACHE_SECONDS)):
+        _cache_is_away.set()
     is_heard = is_saved and post_save.has_listeners(Task)
     if is_saved and "sync" in spec:  # there may be no cluster whose upkeep prunes
         prune_if_due()
