@@ -12,7 +12,9 @@ from uuid import UUID
 
 import pytest
 from django.conf import settings as project
+from django.db import connection
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker import DeadLetters, dead_letters, every, schedules
@@ -256,6 +258,25 @@ def test_results_are_kept_as_long_as_their_own_backend_says(keep: Retention) -> 
     plan = Plan(overrides=(("keep_results", keep),))
     assert Pruning(plan.settings, lambda: None).prune() == 1
     assert Job.objects.get().pk == UUID(kept.id)
+
+
+def test_pruning_does_not_read_the_kept_rows_of_the_other_backend_for_each_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The index does not contain the queue, so each batch begins after the one before it."""
+    monkeypatch.setattr("stoker.jobs.pruning.BATCH", 1)
+    add.using(**AT_REPORTS).enqueue(1, 2)
+    add.enqueue_many([((1, 2), {})] * 3)
+    Ready.objects.all().delete()
+    Job.objects.update(status="SUCCESSFUL", finished_at=timezone.now() - timedelta(days=2))
+    plan = Plan(overrides=(("keep_results", Retention(60.0, None, 60.0)),))
+    with CaptureQueriesContext(connection) as captured:
+        assert Pruning(plan.settings, lambda: None).prune() == 3
+    sent = [one["sql"] for one in captured if "'SUCCESSFUL'" in one["sql"]]
+    first, *later = [sql for sql in sent if "IN ('default')" in sql]
+    assert ">=" not in first
+    assert len(later) == 3
+    assert all(">=" in sql for sql in later)
 
 
 def test_result_in_a_queue_of_no_backend_is_kept_as_long_as_any_backend_says() -> None:

@@ -95,11 +95,10 @@ class Pruning:
         while rows := list(
             after.order_by("finished_at", "pk").values_list("finished_at", "pk")[:BATCH]
         ):
-            if self._others:
-                ended_at, last = rows[-1]
-                after = jobs.filter(
-                    Q(finished_at__gt=ended_at) | Q(finished_at=ended_at, pk__gt=last)
-                )
+            # Rows that are kept may lie in between, and are not read again in this run.
+            ended_at, last = rows[-1]
+            is_later = Q(finished_at__gt=ended_at) | Q(pk__gt=last)
+            after = jobs.filter(is_later, finished_at__gte=ended_at)
             job_ids = self._unleased([job_id for _, job_id in rows])
             told_of = told_by_dead_letters(self._alias, job_ids)
             forgotten = [job_id for job_id in job_ids if job_id not in told_of]
