@@ -209,6 +209,12 @@ class Settings:
         "START_METHOD", None, optional(one_of("fork", "spawn", "forkserver")),
         "How processes are started. Default: fork on Linux, spawn elsewhere.",
     )  # fmt: skip
+    start_seconds: float = option(
+        "START_SECONDS", 120.0, seconds(1),
+        "How long a worker process may take to start, with the project's imports and the receivers "
+        "of `post_spawn`, before it is killed and replaced. Raise it if they take minutes, for "
+        "example to load a model.",
+    )  # fmt: skip
     heartbeat_seconds: float = option(
         "HEARTBEAT_SECONDS", 5.0, seconds(0.1),
         "How often a cluster writes a heartbeat.",

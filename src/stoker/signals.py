@@ -25,8 +25,8 @@ the job's package; receivers may add entries, for example a trace id."""
 post_spawn = Signal()
 """Sent in each process of a cluster, after Django was set up. ``role``: pusher, monitor, scheduler
 or worker, or core for the first three with ``--single``; ``number``: of the worker; ``backend``:
-the cluster's alias in ``TASKS``. The sender is the class of the process. A worker in which the
-receivers take more than two minutes is killed."""
+the cluster's alias in ``TASKS``. The sender is the class of the process. A worker that has not
+started within ``START_SECONDS`` (120), receivers included, is killed and replaced."""
 
 pre_exit = Signal()
 """Sent in each process of a cluster before it exits normally. ``seconds``: total time that

@@ -73,7 +73,6 @@ def die_at_start(role: str) -> None:
 
 def hang_at_start(mark: str) -> None:
     """Let the first worker hang before it is ready. The file that is named says that it did."""
-    from stoker.cluster import sentinel
     from stoker.signals import post_spawn
 
     def hang(role: str, **_: Any) -> None:
@@ -81,7 +80,6 @@ def hang_at_start(mark: str) -> None:
             Path(mark).touch()
             threading.Event().wait()
 
-    sentinel.START_SECONDS = 5.0
     post_spawn.connect(hang, weak=False)
 
 

@@ -482,7 +482,7 @@ REASONS = {
     "lost": "the lease of its job is lost, or cannot be extended",
     "fence": "the lease of its job could not be extended and is about to end",
     "stop": "SHUTDOWN_SECONDS had passed after a stop",
-    "start": "it did not start in time",
+    "start": "it did not start within START_SECONDS",
     "exit": "it left on purpose",
 }
 

@@ -32,8 +32,6 @@ CALM_SECONDS = 0.25
 COUNT_SECONDS = 0.5
 """Interval between checks which processes are alive. The sentinel also sees when the connection to
 a worker closes, but not if a process that a task has forked keeps the connection open."""
-START_SECONDS = 120.0
-"""Time for a worker to start. Receivers of ``post_spawn`` may take long, to load a model."""
 EXIT_SECONDS = 5.0
 """Time for a process to end when it has nothing left to do."""
 RECORD_SECONDS = 15.0
@@ -156,7 +154,7 @@ class Sentinel:
     def _kill_what_must_end(self) -> None:
         for number, why, delivery in self.watch.overdue():
             self.crew.kill_worker(number, why, delivery)
-        before = time.monotonic() - START_SECONDS
+        before = time.monotonic() - self.settings.start_seconds
         for started in self.crew:
             if started.role == "worker" and not started.is_ready and started.started < before:
                 self.crew.kill_worker(started.number, "start", 0)
