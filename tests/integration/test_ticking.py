@@ -165,6 +165,28 @@ def test_tick_of_this_second_is_no_sign_of_a_clock_set_back(
     assert next_moment("five") == first + 5 * MINUTE_US
 
 
+def test_ticks_in_the_future_are_searched_for_when_the_clock_was_set_back(
+    ticks: Ticks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search looks at every schedule."""
+
+    def searches() -> int:
+        with CaptureQueriesContext(connection) as captured:
+            ticks._moments.follow_clock()
+        return sum("stoker_tick" in query["sql"] for query in captured.captured_queries)
+
+    put(ticks, -1, is_ours=True)
+    assert [searches(), searches()] == [1, 0], "at the start"
+    found(ticks)  # it reads the time, too
+    earlier = str(database_now_us("default") - microseconds(HOUR_SECONDS))
+    with monkeypatch.context() as patch:
+        patch.setattr(DatabaseNow, f"as_{connection.vendor}", lambda *_, **__: (earlier, ()))
+        assert [searches(), searches()] == [1, 0]
+    later = database_now_us("default") + microseconds(HOUR_SECONDS)
+    ticks._moments.note_time(later)
+    assert [searches(), searches()] == [1, 0], "it was ahead between two searches"
+
+
 WHOLE_TABLE = {
     "postgresql": "Seq Scan on stoker_tick",
     "mysql": r"U0 (ALL|index) ",

@@ -39,7 +39,7 @@ from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import Patience
 from stoker.store.prepared import Compiled
-from stoker.store.written import DatabaseNow, as_uuid, microseconds
+from stoker.store.written import DatabaseNow, as_uuid, database_now_us, microseconds
 from stoker.values.cron import zone_named
 from stoker.values.ticks import as_moment
 
@@ -67,6 +67,7 @@ BROKEN_CODE_SECONDS = 300.0
 AHEAD_SECONDS = 1.0
 """A tick this far in the future shows that the clock was set back. A nearer one may have been fired
 by another cluster after this one read the time."""
+NEVER_US = 2**63
 
 UNREADABLE = (ValueError, OverflowError)
 """Errors of a rule or moment that cannot be read. They are reported when the schedule is due."""
@@ -187,6 +188,7 @@ class Ticks:
             self._look_at_held = now + LOOK_SECONDS
         ordered, released = [], []
         now_us = rows[0][2] if rows else 0  # each row has its own time on PostgreSQL
+        self._moments.note_time(now_us)
         for written, due_us, _, is_held in rows:
             key = as_uuid(written)
             if is_held:
@@ -332,6 +334,8 @@ class NextMoments:
         )
         active = self._schedules.filter(is_paused=False)
         self._recurring = active.exclude(kind=Schedule.Kind.ONCE).defer("package")
+        self._alias = settings.database
+        self._latest_us = NEVER_US  # the clock may have been set back before the start
 
     def follow_zones(self) -> None:
         """Move next moments to the nearest moments of their rules, in case the time zone data has
@@ -344,12 +348,20 @@ class NextMoments:
                 assert row.moment_us is not None
                 self._move(row, row.course.nearest(row.moment_us), "its time zone has changed")
 
+    def note_time(self, now_us: int) -> None:
+        """Note a time of the database's clock, to notice if it is set back later."""
+        self._latest_us = max(self._latest_us, now_us)
+
     def follow_clock(self) -> None:
-        """Set next moments back if ticks fired while the database's clock was ahead.
+        """Set next moments back if ticks fired while the database's clock was ahead. Search for
+        such ticks at the first call, and when the clock was set back since.
 
         No tick fires twice, because a tick is a row. The rows of old ticks are deleted, so a next
         moment is not set back to before the oldest row.
         """
+        time_us = database_now_us(self._alias)
+        if time_us >= self._latest_us - microseconds(AHEAD_SECONDS):
+            return
         newest = self._ticks.filter(schedule_id=OuterRef("pk")).order_by("-moment_us")
         # One look-up by index per schedule. With Exists, databases read the whole table.
         rows = self._recurring.alias(newest_us=Subquery(newest.values("moment_us")[:1]))
@@ -359,6 +371,7 @@ class NextMoments:
         for row in ahead.annotate(now_us=DatabaseNow()):
             with suppress(*UNREADABLE):
                 self._set_back(row, row.now_us)  # type: ignore[attr-defined] # annotated
+        self._latest_us = time_us
 
     def _set_back(self, row: Schedule, now_us: int) -> None:
         first_us = row.course.first(now_us)
