@@ -105,10 +105,10 @@ def test_worker_paused_for_longer_than_its_lease_does_nothing_more(
         wait_for(lambda: len(spans(beats)) == 4, first.tail)
         with running_cluster(tmp_path, **options) as second:
             second.wait_for_crew(4)
-            first.sentinel.suspend()
+            # The pusher last: it extends the leases until no worker runs any more.
+            for process in (first.sentinel, *crew["worker"]):
+                process.suspend()
             still = [first.sentinel, first.pause_at_rest("pusher")]
-            for worker in crew["worker"]:
-                worker.suspend()
             wait_for(lambda: all(len(of) == 2 for of in spans(beats).values()), second.tail)
             for worker in crew["worker"]:
                 worker.resume()
