@@ -465,7 +465,11 @@ def test_info_shows_clusters_queues_and_running_jobs(tmp_path: Path) -> None:
             value: dict[str, Any] = json.loads(done.stdout)
             return value
 
-        wait_for(lambda: job_id in json.dumps(shown()), cluster.tail)
+        def running(seen: dict[str, Any]) -> list[Any]:
+            workers = [worker for one in seen["clusters"] for worker in one["workers"]]
+            return [job for worker in workers for job in worker["running"]]
+
+        wait_for(lambda: running(shown()), cluster.tail)
         seen = shown()
         assert_shape(seen)
         (one,) = seen["clusters"]
@@ -481,7 +485,7 @@ def test_info_shows_clusters_queues_and_running_jobs(tmp_path: Path) -> None:
             "scheduler",
         ]
         assert all(process["resident_bytes"] for process in one["processes"])
-        ((job,),) = [worker["running"] for worker in one["workers"] if worker["running"]]
+        (job,) = running(seen)
         assert (job["job_id"], job["attempt"]) == (job_id, 1)
         assert job["task"] == "tests.app.tasks.write_ledger"
         queues = {queue["name"]: queue for queue in seen["queues"]}
