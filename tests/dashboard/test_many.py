@@ -67,7 +67,8 @@ def test_pages_read_no_large_table_fully(many: dict[str, Any], anna: Client) -> 
             response = anna.get(address)
         assert response.status_code == 200, path
         queries = [query["sql"] for query in captured.captured_queries]
-        if len(queries) > MOST_QUERIES:
+        # one more: why a job is blocked also says whether a cluster serves its queue
+        if len(queries) > MOST_QUERIES + (path == "jobs/{blocked}/"):
             bad.append((path, f"{len(queries)} queries", [sql[:150] for sql in queries]))
         if len(response.content) > MOST_BYTES:
             bad.append((path, f"{len(response.content)} bytes"))
