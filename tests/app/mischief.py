@@ -164,7 +164,7 @@ def lose_guards_answer(_: str) -> None:
 
 def break_once(names: str) -> None:
     """Let the loop of a role raise an error once; the file that is named says that it did."""
-    from stoker.cluster.monitor import Monitor
+    from stoker.cluster.monitor.monitor import Monitor
     from stoker.cluster.pusher.pusher import Pusher
     from stoker.cluster.scheduler.scheduler import Scheduler
 

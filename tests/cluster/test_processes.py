@@ -179,7 +179,7 @@ def test_every_start_method_replaces_killed_processes_and_ends_with_the_sentinel
 def test_forked_processes_share_the_code_of_all_roles(tmp_path: Path) -> None:
     with running_cluster(tmp_path, WORKERS=1) as cluster:
         imported = value_of(tasks.imported_modules.enqueue(), cluster)
-    assert {"stoker.cluster.monitor", "stoker.cluster.pusher.pusher"} <= set(imported)
+    assert {"stoker.cluster.monitor.monitor", "stoker.cluster.pusher.pusher"} <= set(imported)
 
 
 # -- hanging --------------------------------------------------------------------------------------

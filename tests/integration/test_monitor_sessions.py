@@ -12,7 +12,7 @@ from django.db import connection
 
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Control
-from stoker.cluster.monitor import Monitor
+from stoker.cluster.monitor.monitor import Monitor
 from stoker.cluster.plan import Plan
 from stoker.cluster.wire import pack_for_monitor, pack_report
 from stoker.conf import settings_for

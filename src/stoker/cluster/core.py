@@ -16,7 +16,7 @@ from copy import deepcopy
 from django.db import connections
 
 from .channel import Control, Stream, socket_pair
-from .monitor import Monitor
+from .monitor.monitor import Monitor
 from .process import Child, leave
 from .pusher.pusher import Pusher
 from .scheduler.scheduler import Scheduler

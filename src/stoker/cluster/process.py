@@ -55,7 +55,7 @@ DEFAULTS = {signal.SIGINT: signal.default_int_handler}
 
 ENTRANCES = {
     "pusher": "stoker.cluster.pusher.pusher",
-    "monitor": "stoker.cluster.monitor",
+    "monitor": "stoker.cluster.monitor.monitor",
     "scheduler": "stoker.cluster.scheduler.scheduler",
     "worker": "stoker.cluster.worker.worker",
     "core": "stoker.cluster.core",

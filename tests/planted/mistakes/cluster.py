@@ -8,7 +8,7 @@ MISTAKES = (
         "an error that may pass makes a success a failure",
         [
             Change(
-                "cluster.monitor:Monitor._is_recorded_as_failure",
+                "cluster.monitor.monitor:Monitor._is_recorded_as_failure",
                 replace("is_too_large or isinstance(error, CAUSED_BY_OUTCOME)", "True"),
             )
         ],
@@ -19,7 +19,8 @@ MISTAKES = (
         "a monitor that stops forgets what it has counted",
         [
             Change(
-                "cluster.monitor:Monitor.run", last(drop("self.patience.call(self.tallies.write)"))
+                "cluster.monitor.monitor:Monitor.run",
+                last(drop("self.patience.call(self.tallies.write)")),
             )
         ],
         "tests/cluster/test_metrics.py",
@@ -349,7 +350,7 @@ MISTAKES = (
     ),
     Mistake(
         "the monitor confirms outcomes that it could not record",
-        [Change("cluster.monitor:Monitor._finish", last(drop("return")))],
+        [Change("cluster.monitor.monitor:Monitor._finish", last(drop("return")))],
         "tests/unit/cluster/test_monitor.py",
     ),
     Mistake(

@@ -107,13 +107,17 @@ MISTAKES = (
     ),
     Mistake(
         "the pusher is told of a record before the broker is",
-        [Change("cluster.monitor:Monitor._confirm", replace("len(self.unsettled)", "False"))],
+        [
+            Change(
+                "cluster.monitor.monitor:Monitor._confirm", replace("len(self.unsettled)", "False")
+            )
+        ],
         "tests/unit/cluster/test_unsettled.py",
         "confirmed",
     ),
     Mistake(
         "the pusher is told of a record without the broker's answer",
-        [Change("cluster.unsettled:Unsettled.end", drop("self._end()"))],
+        [Change("cluster.monitor.unsettled:Unsettled.end", drop("self._end()"))],
         "tests/unit/cluster/test_unsettled.py",
         "confirmed or settles",
     ),

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stoker.brokers.contract import Delivery
-from stoker.cluster import monitor as monitor_module
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Control, Stream, socket_pair
-from stoker.cluster.monitor import Monitor
+from stoker.cluster.monitor import monitor as monitor_module
+from stoker.cluster.monitor.monitor import Monitor
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import Recall, Roster
@@ -26,7 +26,7 @@ TIMED = (
     "store.engines.sessions", "cluster.board", "cluster.crew",
     "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.leases",
     "cluster.pusher.requests",
-    "cluster.pusher.roster", "cluster.unsettled", "cluster.worker.workload",
+    "cluster.pusher.roster", "cluster.monitor.unsettled", "cluster.worker.workload",
 )  # fmt: skip
 """Modules of the cluster that read the clock."""
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from stoker.brokers.contract import Lease, LeaseId, Leases, PartlyUnavailable
 from stoker.cluster.channel import Stream
-from stoker.cluster.monitor import Monitor
+from stoker.cluster.monitor.monitor import Monitor
 from stoker.cluster.wire import (
     Reported,
     open_report,

@@ -16,7 +16,7 @@ from django.db import (
 
 from stoker.brokers.contract import Delivery
 from stoker.cluster.channel import Stream
-from stoker.cluster.monitor import BUSY_BATCH, Monitor
+from stoker.cluster.monitor.monitor import BUSY_BATCH, Monitor
 from stoker.cluster.wire import (
     Reported,
     open_report,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from stoker.cluster import monitor as monitor_module
 from stoker.cluster.channel import Stream, socket_pair
-from stoker.cluster.monitor import Monitor
+from stoker.cluster.monitor import monitor as monitor_module
+from stoker.cluster.monitor.monitor import Monitor
 from stoker.cluster.wire import (
     open_batch,
     open_report,

@@ -17,6 +17,21 @@ from django.db import DatabaseError, DataError
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Lease, LeaseId
+from stoker.cluster import board as place
+from stoker.cluster.board import lease_clock_ns
+from stoker.cluster.callbacks import Callbacks
+from stoker.cluster.channel import Closed, Stream
+from stoker.cluster.process import Child
+from stoker.cluster.wire import (
+    Reported,
+    as_failed,
+    id_bytes_of,
+    in_ascii,
+    is_large,
+    lease_id_of,
+    open_batch,
+    open_report,
+)
 from stoker.exceptions import BrokerError, NotMigrated, PackageError
 from stoker.jobs.failures import tell_failure, tell_stale
 from stoker.jobs.faults import fault_of
@@ -36,22 +51,7 @@ from stoker.store.transactions import (
 )
 from stoker.values.ids import id_of
 
-from . import board as place
-from .board import lease_clock_ns
-from .callbacks import Callbacks
-from .channel import Closed, Stream
-from .process import Child
 from .unsettled import Unsettled
-from .wire import (
-    Reported,
-    as_failed,
-    id_bytes_of,
-    in_ascii,
-    is_large,
-    lease_id_of,
-    open_batch,
-    open_report,
-)
 
 BATCH = 400
 LINGER_SECONDS = 0.004
