@@ -130,7 +130,7 @@ def _vacuum() -> None:
     """Vacuum as upkeep does every two seconds, because claims scan the dead rows."""
     from django.db import connection
 
-    from stoker.cluster.scheduler.upkeep import HOT_TABLES
+    from stoker.cluster.scheduler.scheduler import HOT_TABLES
 
     if connection.vendor == "postgresql":
         with connection.cursor() as cursor:

@@ -34,7 +34,7 @@ from django.db import connection, models
 
 import stoker.exceptions
 import stoker.models
-from stoker.cluster.scheduler.upkeep import HOT_TABLES
+from stoker.cluster.scheduler.scheduler import HOT_TABLES
 from stoker.compat import task_backends
 from stoker.conf import option_fields, problems
 from stoker.jobs.states import JobState

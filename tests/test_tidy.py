@@ -43,7 +43,6 @@ SLICES = {
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
     "cluster/monitor/unsettled.py": "settlements with a broker: with the monitor 540 lines",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
-    "cluster/scheduler/upkeep.py": "the steps of upkeep: with the scheduler 530 lines",
     "inspect/doctor/clusters.py": "a part of the checks: the files together have 930 lines",
     "inspect/why/waiting.py": "a part of the answers: with look.py 730 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",

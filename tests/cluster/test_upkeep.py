@@ -17,8 +17,8 @@ from stoker.brokers.contract import Broker, ClaimRequest
 from stoker.cluster.board import PID, Board, lease_mark
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler import rescue as rescue_module
-from stoker.cluster.scheduler import upkeep as upkeep_module
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler import scheduler as scheduler_module
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.conf import Retention, settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs import pruning as pruning_module
@@ -340,7 +340,7 @@ def test_pruning_sends_a_heartbeat_with_every_batch(
 def test_hot_tables_with_dead_rows_are_vacuumed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(upkeep_module, "VACUUM_SECONDS", 3600.0)
+    monkeypatch.setattr(scheduler_module, "VACUUM_SECONDS", 3600.0)
     tasks.add.enqueue_many([((1, 2), {})] * 200)
     broker_for(settings_for()).purge("default")
     upkeep = upkeep_with()

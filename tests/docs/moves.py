@@ -9,7 +9,7 @@ from django.db.models import F
 
 from stoker import queues
 from stoker.brokers.contract import ClaimRequest, Return
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.outcomes import Cancelled, Crashed, TimedOut
 from stoker.models import Claimed, Deferred

@@ -10,7 +10,7 @@ from django.utils import timezone
 from stoker import Unique
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.conf import settings_for
 from stoker.locks import sweep as leftovers_module
 from stoker.locks.sweep import Leftovers

@@ -19,7 +19,7 @@ from stoker import JobState, dead_letters, task
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.conf import settings_for
 from stoker.dead_letters import Fate
 from stoker.dead_letters.sweep import DeadLetterSweep

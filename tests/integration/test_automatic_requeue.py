@@ -11,7 +11,7 @@ from django.utils import timezone
 from stoker import DeadLetters, chain, dead_letters, group
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.conf import Settings, settings_for
 from stoker.dead_letters.requeueing import requeue_due
 from stoker.dead_letters.sweep import DeadLetterSweep

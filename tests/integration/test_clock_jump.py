@@ -15,7 +15,7 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.redis.broker import RedisBroker
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler import rescue as module
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.conf import settings_for
 from stoker.models import Claimed
 

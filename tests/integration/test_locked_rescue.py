@@ -9,7 +9,7 @@ from django.db import connection
 from stoker import Lock
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.conf import settings_for
 from stoker.models import Claimed, GuardKey
 

@@ -11,7 +11,7 @@ import pytest
 from django.utils import timezone
 
 from stoker.brokers.dispatch import Dispatch
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.execute import Executor

@@ -12,7 +12,7 @@ import pytest
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest, Delivery
-from stoker.cluster.scheduler.upkeep import History
+from stoker.cluster.scheduler.scheduler import History
 from stoker.conf import Settings, settings_for
 from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import (
@@ -187,7 +187,9 @@ def test_older_periods_have_longer_steps(settings: Settings, now: float) -> None
 def test_backlogs_are_sampled_once_a_minute_by_queue(
     settings: Settings, now: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.cluster.scheduler.upkeep.time", SimpleNamespace(time=lambda: now))
+    monkeypatch.setattr(
+        "stoker.cluster.scheduler.scheduler.time", SimpleNamespace(time=lambda: now)
+    )
     tasks.nothing.enqueue_many([((), {})] * 3)
     tasks.nothing.using(queue_name="mail", run_after=60).enqueue()
     upkeep = History(settings, lambda: None)

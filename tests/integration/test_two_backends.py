@@ -22,7 +22,7 @@ from stoker.brokers.adapters import ADAPTERS, broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import History, Upkeep
+from stoker.cluster.scheduler.scheduler import History, Upkeep
 from stoker.conf import settings_for
 from stoker.dead_letters.sweep import DeadLetterSweep
 from stoker.jobs.backends import backends_with

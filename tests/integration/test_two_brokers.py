@@ -20,7 +20,7 @@ from stoker.brokers.contract import ClaimRequest
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.conf import Retention, settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.inspect.doctor.examination import examine

@@ -16,7 +16,7 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.cluster.board import PID, Board, lease_mark
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.rescue import Outages
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Attempt, Claimed, Cluster, Ready
 from stoker.models.lock import LockQuerySet

@@ -12,7 +12,7 @@ from django.test import TestCase
 
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.conf import settings_for
 from stoker.exceptions import LockBusy, NotMigrated
 from stoker.locks.lock import key_of, lock, store_for

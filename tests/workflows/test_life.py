@@ -10,7 +10,7 @@ from django.utils import timezone
 from stoker import WorkflowResult, chain, chord, dead_letters, get_workflow, group, queues
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.compat import TaskResultDoesNotExist
 from stoker.conf import settings_for
 from stoker.exceptions import JobFailed, WorkflowNotFound

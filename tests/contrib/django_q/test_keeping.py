@@ -17,7 +17,7 @@ from django.test import override_settings
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.callbacks import Callbacks
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.contrib.django_q import conf, recording, signals
 from stoker.contrib.django_q.models import Task
 from stoker.contrib.django_q.recording import prune

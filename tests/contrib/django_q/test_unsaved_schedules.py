@@ -11,7 +11,7 @@ from django.db.migrations.executor import MigrationExecutor
 
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler.upkeep import Upkeep
+from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.contrib.django_q import conf
 from stoker.contrib.django_q.models import Schedule
 from stoker.contrib.django_q.models.schedule import reflect_unsaved

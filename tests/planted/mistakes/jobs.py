@@ -208,7 +208,7 @@ MISTAKES = (
         "the row of a job is pruned while a broker may lease the job",
         [
             Change(
-                "cluster.scheduler.upkeep:Upkeep.prune",
+                "cluster.scheduler.scheduler:Upkeep.prune",
                 replace("self._broker.broker is None", "True"),
             )
         ],

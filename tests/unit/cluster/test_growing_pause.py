@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from stoker.cluster import relays
 from stoker.cluster.plan import Plan
-from stoker.cluster.scheduler import scheduler
-from stoker.cluster.scheduler.scheduler import GrowingPause, OutboxRelay
+from stoker.cluster.relays import GrowingPause, OutboxRelay
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs.relay import RelayRefused
 from stoker.signals import event
@@ -20,7 +20,7 @@ def test_pause_doubles_with_each_failure_and_ends_with_a_success(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock()
-    monkeypatch.setattr(scheduler, "time", clock)
+    monkeypatch.setattr(relays, "time", clock)
     pause = GrowingPause()
     assert pause.is_over
     for seconds in (1, 2, 4, 8, 10, 10):
@@ -52,8 +52,8 @@ def test_refusal_of_single_jobs_delays_only_the_log_lines(
     def hear(facts: dict[str, Any], **_: Any) -> None:
         told.append(facts["error"])
 
-    monkeypatch.setattr(scheduler, "time", clock)
-    monkeypatch.setattr(scheduler, "relay_from", relay)
+    monkeypatch.setattr(relays, "time", clock)
+    monkeypatch.setattr(relays, "relay_from", relay)
     event.connect(hear)
     try:
         outbox = OutboxRelay(plan.settings, "default", lambda: None)
