@@ -13,7 +13,7 @@ from django.db import connection
 
 from stoker.brokers.orm.broker import OrmBroker
 from stoker.guards import admission
-from stoker.models import Deferred, GuardKey
+from stoker.models import Deferred, GuardKey, Need
 from stoker.store.engines.postgresql import PROBES
 from stoker.store.written import MICROSECONDS, database_now_us
 
@@ -127,6 +127,23 @@ def test_log_names_a_locked_key_once(
     assert caplog.messages == [
         "Jobs with guards wait: another transaction holds the guard key 'lock held'."
     ]
+
+
+@pytest.mark.postgres
+def test_log_says_that_rows_are_locked_that_are_no_keys(
+    stand: OrmStand, other: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(stand, need("free"))
+    other.begin()
+    other.do(lambda: Need.objects.select_for_update().get())
+    with closing(connection):  # so that later tests wait as long as usual
+        with connection.cursor() as cursor:
+            cursor.execute(SHORT_WAIT[connection.vendor])
+        assert claim_ids(stand) == []
+        assert caplog.messages == []
+        assert claim_ids(stand) == []
+    (logged,) = caplog.messages
+    assert logged.startswith("Jobs with guards wait: Another transaction holds rows")
 
 
 @pytest.mark.postgres

@@ -27,6 +27,7 @@ from stoker.store.written import DatabaseNow, microseconds
 from stoker.why import why
 
 from tests.app import guarded, tasks
+from tests.guards.sessions import session
 from tests.integration.work import claim, work_off
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -161,6 +162,38 @@ def test_job_that_is_blocked_twice_before_an_attempt_has_one_row() -> None:
     assert (wait.times, wait.job_id) == (2, uuid.UUID(second.id))
     assert is_about(wait.total_us / 1e6, 200)
     assert running.job_id != wait.job_id
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("on_busy", ["wait", "retry"])
+def test_first_wait_of_a_job_is_recorded_while_a_transaction_adds_to_that_of_another(
+    on_busy: str,
+) -> None:
+    """In the order of the index, the new row is just before the one that the transaction has
+    changed. One claim blocks or defers the job, and leases another one."""
+    guarded.enter.enqueue()
+    (running,) = claim()
+    held_back = guarded.enter.using(lock=Lock("door", on_busy=on_busy), queue_name="late").enqueue()
+    blocked_again = guarded.enter.enqueue()
+    for _ in range(2):
+        assert claim(queues=("default",)) == []
+        waiting_jobs.PRIORITISE.attempt(Operator(settings_for()), blocked_again.id, priority=-3)
+    assert claim(queues=("default",)) == []
+    assert Wait.objects.get().times == 2
+    free = tasks.nothing.enqueue()
+    with session() as other:
+        other.begin()
+        assert other.do(blocked_again.cancel)
+        assert [str(one.job_id) for one in claim()] == [free.id]
+        succeed(running)
+        make_due()
+        assert [str(one.job_id) for one in claim()] == [held_back.id]
+        other.commit()
+    assert {str(one.job_id): one.times for one in Wait.objects.all()} == {
+        held_back.id: 1,
+        blocked_again.id: 3,
+    }
 
 
 def test_job_that_comes_back_to_a_busy_lock_waited_for_it() -> None:

@@ -3,7 +3,7 @@
 import copy
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,10 +18,11 @@ from stoker.jobs.record import finish
 PATIENCE_SECONDS = 120
 
 
-def claim(settings: Settings | None = None) -> list[Delivery]:
-    """Lease everything that may run now."""
+def claim(settings: Settings | None = None, queues: Sequence[str] = ()) -> list[Delivery]:
+    """Lease everything that may run now, in these queues or in all."""
     broker = broker_for(settings or settings_for())
-    return broker.claim(ClaimRequest(5000, holder=uuid.uuid4(), lease_seconds=60))
+    request = ClaimRequest(5000, holder=uuid.uuid4(), lease_seconds=60, queues=queues)
+    return broker.claim(request)
 
 
 def work_off(settings: Settings | None = None, worker_id: str = "worker 1") -> int:

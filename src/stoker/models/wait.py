@@ -31,7 +31,7 @@ class WaitQuerySet(models.QuerySet["Wait"]):
         write = Written(connections[self.db]).id
         rows = [(write(one.job_id), *one[1:]) for one in waits if one.total_us > 0]
         if rows:
-            engine_of(self.db).add_waits(NewWait._fields, rows)
+            engine_of(self.db).add_waits(rows)
 
     def unname(self, job_ids: Collection[UUID], names: Collection[str]) -> None:
         """Count waits of these jobs for these clusters as waits without a name, in the open

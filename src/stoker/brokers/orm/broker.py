@@ -187,6 +187,8 @@ class OrmBroker(Broker):
         except DatabaseError as error:
             self._search.end()  # a smaller round may succeed
             if is_locked_out(error):
+                if not self._search.waits:  # other rows are locked than the keys
+                    tell("guards_put_off", error=explain(error, self.alias))
                 self._search.be_careful()
             elif not deliveries:
                 raise

@@ -17,7 +17,7 @@ from django.db.backends.signals import connection_created
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageTooLarge
-from stoker.store.written import NOW_ON_MYSQL, Written, statement
+from stoker.store.written import NOW_ON_MYSQL, Written, as_uuid, statement
 
 from .base import Engine
 from .sessions import CHECK_AFTER_SECONDS, LARGE_BYTES, idle_seconds, lock_seconds
@@ -390,6 +390,18 @@ class MySQL(Engine):
 
     def on_conflict(self, columns: str) -> str:
         return "ON DUPLICATE KEY UPDATE"
+
+    def add_waits(self, values: Sequence[Sequence[Any]], *more: str) -> None:
+        """Insert or change rows by their primary keys.
+
+        An INSERT that meets a row in the unique index locks the gap before it until the end of the
+        transaction, also at READ COMMITTED. Claims and records of other jobs would have to wait.
+        """
+        job_ids = {as_uuid(value[0]) for value in values}
+        found = self.find_each("waits_of_jobs", job_ids, "stoker_wait_once")
+        known = {(as_uuid(job_id), *cause): key for key, job_id, *cause in found}
+        rows = [(*value, known.get((as_uuid(value[0]), *value[1:4]))) for value in values]
+        super().add_waits(rows, *more, "id")
 
     def take_over_keys(
         self, keys: models.QuerySet[Any], takings: Sequence[Taking], condition: Condition

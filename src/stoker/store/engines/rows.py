@@ -291,6 +291,8 @@ KEY = (
 """Columns of a guard key, in the order of its fields."""
 CHANGING = ("fence", "places", "places_by", "has_line", "period_us", "burst", "starts", "due_us")
 """Columns of a guard key that a claim may change."""
+WAIT = ("job_id", "attempts", "kind", "name", "began_us", "total_us")
+"""Columns of a new wait, in the order of the fields of ``NewWait``."""
 State = tuple[int, "UUID | None", "UUID | None", str, int]
 """A row of guard_state.sql: its meaning (see below), key, job, queue and number."""
 HOLDER, FIRST, HEAD, NOW = 1, 2, 3, 0
@@ -479,20 +481,18 @@ class GuardRows(Rows):
         ]  # fmt: skip
         self.insert_rows("stoker_key", names, rows, f"{self.on_conflict('id')} {changes}")
 
-    def add_waits(self, names: Sequence[str], values: Sequence[Sequence[Any]]) -> None:
-        """Insert rows of ``Wait``, see ``insert_rows``. If a row exists, add the time to it."""
-        self.insert_rows("stoker_wait", names, values, self._adding_wait)
+    def add_waits(self, values: Sequence[Sequence[Any]], *more: str) -> None:
+        """Insert rows with the columns ``WAIT``, and ``more``. If a row exists, add the time."""
+        new, end = self.new_value
+        added = f"stoker_wait.total_us + {new}total_us{end}, times = stoker_wait.times + 1"
+        adding = f"{self.on_conflict('job_id, attempts, kind, name')} total_us = {added}"
+        self.insert_rows("stoker_wait", (*WAIT, *more), values, adding)
 
     def add_waits_of_blocked(self, job_ids: Collection[UUID]) -> None:
         """Record how long jobs have been blocked. The caller has locked their rows in the blocked
         table, and then moves or deletes them."""
         if job_ids:
             among, keys = self.among(job_ids)
-            words = {"among": among, "now": self.now_sql, "conflict": self._adding_wait}
-            self._write(statement("wait_of_blocked", **words), keys)
-
-    @property
-    def _adding_wait(self) -> str:
-        new, end = self.new_value
-        added = f"stoker_wait.total_us + {new}total_us{end}, times = stoker_wait.times + 1"
-        return f"{self.on_conflict('job_id, attempts, kind, name')} total_us = {added}"
+            waits = self.fetch("wait_of_blocked", keys, among=among, now=self.now_sql)
+            if waits:
+                self.add_waits(waits)
