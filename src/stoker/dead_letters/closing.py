@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from operator import attrgetter
 from uuid import UUID
 
 from django.db import transaction
@@ -18,7 +19,7 @@ from stoker.models import Attempt, DeadLetter, Job, Requeue
 from stoker.models.dead_letter import CLOSED, DeadLetterQuerySet
 from stoker.setting_values import checked_limit
 from stoker.store.engines.sessions import explained
-from stoker.store.statements import with_keys
+from stoker.store.statements import delete_by_key, delete_of_jobs, lock_by_key, with_keys
 from stoker.store.transactions import after_commit
 from stoker.values.progress import come_so_far
 
@@ -26,6 +27,9 @@ from .requeueing import LetterAnswer, LetterFate, is_alive
 from .search import Filter, Search
 
 TRIES = 10
+SEEN = ("id", "job_id", "identity", "state", "closed_at", "failed_at")
+"""Fields that are read and later compared: a dead letter whose fields differ has changed."""
+SEEN_OF = attrgetter(*SEEN)
 
 
 def discard(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> bool:
@@ -68,13 +72,14 @@ def purge(settings: Settings, state: str, before: datetime, ids: Sequence[UUID])
     alias = settings.database
     with transaction.atomic(using=alias):
         rows = with_keys(past(settings, state, before), ids)
-        job_ids = list(rows.values_list("job_id", flat=True))
+        seen = set(rows.values_list(*SEEN))
+        job_ids = [job_id for _, job_id, *_ in seen]
         queues = resume_after(alias, job_ids)
-        locked = with_keys(past(settings, state, before), ids).filter(job_id__in=job_ids)
-        gone = dict(locked.select_for_update().values_list("pk", "identity"))
-        identities = list(gone.values())
-        with_keys(DeadLetter.objects.using(alias), list(gone)).delete()
-        _forget_history(alias, identities, job_ids)
+        letters = DeadLetter.objects.using(alias)
+        locked = lock_by_key(letters, ids, *SEEN)
+        gone = {row.id: row.identity for row in locked if SEEN_OF(row) in seen}
+        delete_by_key(letters, list(gone))
+        _forget_history(alias, list(gone.values()), job_ids)
         _call(settings, queues)
     return len(gone)
 
@@ -82,11 +87,12 @@ def purge(settings: Settings, state: str, before: datetime, ids: Sequence[UUID])
 def _forget_history(alias: str, identities: Sequence[str], job_ids: Sequence[UUID]) -> None:
     """Delete the requeues of the given logical jobs, and the attempts of jobs that no longer
     exist."""
-    requeues = Requeue.objects.using(alias).filter(identity__in=identities)
-    tried = {*job_ids, *requeues.values_list("from_job_id", flat=True)}
-    requeues.delete()
+    requeues = Requeue.objects.using(alias)
+    from_jobs = dict(requeues.filter(identity__in=identities).values_list("pk", "from_job_id"))
+    delete_by_key(requeues, list(from_jobs))
+    tried = {*job_ids, *from_jobs.values()}
     kept = set(with_keys(Job.objects.using(alias), tried).values_list("pk", flat=True))
-    Attempt.objects.using(alias).filter(job_id__in=tried - kept).delete()
+    delete_of_jobs(Attempt.objects.using(alias), tried - kept)
 
 
 def _call(settings: Settings, queues: set[str]) -> None:

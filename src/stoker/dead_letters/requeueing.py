@@ -37,7 +37,7 @@ from stoker.jobs.states import package_of, progress_of_one
 from stoker.models import DeadLetter, Job, Note, Requeue, UniqueKey
 from stoker.signals import tell
 from stoker.store.engines.sessions import explained
-from stoker.store.statements import with_keys
+from stoker.store.statements import delete_by_key, with_keys
 from stoker.store.transactions import TRIES, after_commit, is_conflict, pause_before_retry
 from stoker.tasks.arguments import restored
 from stoker.tasks.registry import find_task, task_of
@@ -370,7 +370,7 @@ class _Requeue:
             )
             (newer if result.was_duplicate else sent).append(note)
         requeues.bulk_create(newer, ignore_conflicts=True)
-        requeues.filter(pk__in=[one.pk for one in sent]).delete()  # successors, for the enqueue
+        delete_by_key(requeues, [one.pk for one in sent])  # successors, for the enqueue
         requeues.bulk_create(sent)
 
     def _commit(self) -> None:

@@ -16,7 +16,6 @@ from functools import partial
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import Q
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for, brokers_beside
@@ -25,7 +24,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, RowsLocked
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.engines.sessions import explained
-from stoker.store.statements import insert_with_packages, lock_by_key
+from stoker.store.statements import delete_by_key, insert_with_packages, lock_by_key
 from stoker.store.transactions import after_commit, is_in_transaction, repeat_if_aborted
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
@@ -178,7 +177,10 @@ def _forget_request_rows(settings: Settings, job_ids: Collection[UUID]) -> None:
     """Delete the rows that were inserted with the requests, because these jobs have begun."""
     if _forgets_withdrawn(broker_for(settings)):
         rows = Job.objects.using(settings.database)
-        rows.filter(pk__in=job_ids, status=None, reason=REQUESTED).delete()
+        with transaction.atomic(using=settings.database):
+            locked = lock_by_key(rows, job_ids, "id", "status", "reason")
+            own = [row.id for row in locked if (row.status, row.reason) == (None, REQUESTED)]
+            delete_by_key(rows, own)
 
 
 def sweep_requests(settings: Settings, beat: Callable[[], None] = lambda: None) -> int:
@@ -248,7 +250,7 @@ def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:
     # A cluster may have claimed the others meanwhile, and not have seen the request.
     at_rest = {job_id for job_id in ended if job_id not in places or job_id in withdrawn}
     gone = absent | (at_rest - outgoing)
-    Cancellation.objects.using(alias).filter(pk__in=gone).delete()
+    delete_by_key(Cancellation.objects.using(alias), gone)
     return len(gone)
 
 
@@ -400,14 +402,16 @@ def _cancel_asked(settings: Settings, jobs: Sequence[Job], reason: str) -> int:
     for jobs that have started, which continue. Return the number of cancelled jobs."""
     alias, broker = settings.database, broker_for(settings)
     job_ids = [job.pk for job in jobs]
-    asked = Cancellation.objects.using(alias).filter(pk__in=job_ids)
+    requests = Cancellation.objects.using(alias)
     with explained(alias), transaction_for(alias, job_ids):
         if not _forgets_withdrawn(broker):
             insert_with_packages(Job.objects.using(alias), jobs, ignore_conflicts=True)
         rows = lock_by_key(Job.objects.using(alias), job_ids, "id", "status", "reason")
         gone = broker.withdraw([row.id for row in rows if row.status is None])
         record_cancelled(settings, gone, reason)
-        asked.filter(Q(reason=reason) | Q(pk__in=gone)).delete()
+        asked = lock_by_key(requests, job_ids, "job_id", "reason")
+        done = [row.job_id for row in asked if row.reason == reason or row.job_id in gone]
+        delete_by_key(requests, done)
         _forget_request_rows(settings, set(job_ids) - gone)
     # Upkeep may have found some of the requests first.
     ended = [row for row in rows if (row.status, row.reason) == (Job.Status.CANCELLED, reason)]

@@ -17,6 +17,7 @@ from stoker.dead_letters.search import told_by_dead_letters
 from stoker.models import Attempt, Job, LogChunk
 from stoker.setting_values import Retention
 from stoker.signals import tell
+from stoker.store.statements import delete_by_key, delete_of_jobs
 
 from .backends import retentions
 
@@ -102,10 +103,10 @@ class Pruning:
             job_ids = self._unleased([job_id for _, job_id in rows])
             told_of = told_by_dead_letters(self._alias, job_ids)
             forgotten = [job_id for job_id in job_ids if job_id not in told_of]
-            Attempt.objects.using(self._alias).filter(job_id__in=forgotten).delete()
+            delete_of_jobs(Attempt.objects.using(self._alias), forgotten)
             if self._settings.logs is not None:
-                LogChunk.objects.using(self._alias).filter(job_id__in=forgotten).delete()
-            removed += Job.objects.using(self._alias).filter(pk__in=job_ids).delete()[0]
+                delete_of_jobs(LogChunk.objects.using(self._alias), forgotten)
+            removed += delete_by_key(Job.objects.using(self._alias), job_ids)
             self._beat()
         return removed
 

@@ -34,7 +34,7 @@ from stoker.exceptions import BrokerUnavailable, LeaseLost, PackageError
 from stoker.models import Attempt, Cancellation, DeadLetter, Job, Step
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
-from stoker.store.statements import lock_by_key, with_keys
+from stoker.store.statements import delete_by_key, delete_of_jobs, lock_by_key, with_keys
 from stoker.values.ids import is_step
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
@@ -426,8 +426,8 @@ class Recorder:
         if marked := [place for place in batch.marked if place not in again]:
             follow(self._settings, [as_ended(one) for one in batch.verdicts(marked)])
         if rowless and (gone := batch.over().among(rowless).ids()):
-            Attempt.objects.using(self._alias).filter(job_id__in=gone).delete()
-            Job.objects.using(self._alias).filter(pk__in=gone).delete()
+            delete_of_jobs(Attempt.objects.using(self._alias), gone)
+            delete_by_key(Job.objects.using(self._alias), gone)
         return entries
 
     def _record_troubles(self, batch: Batch) -> list[DeadLetter]:

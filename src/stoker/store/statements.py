@@ -32,9 +32,14 @@ def lock_by_key(
     return engine_of(rows.db).lock_by_key(rows, keys, *names, waits=waits)
 
 
-def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
-    """Delete rows by primary key. The caller has locked them."""
-    engine_of(rows.db).delete_by_key(rows, keys)
+def delete_by_key(rows: models.QuerySet[Any], keys: Collection[UUID]) -> int:
+    """Delete rows by primary key. Wait for no others. Return their number."""
+    return engine_of(rows.db).delete_by_key(rows, keys)
+
+
+def delete_of_jobs(rows: models.QuerySet[Any], job_ids: Collection[UUID]) -> None:
+    """Delete rows of jobs by the index of ``job_id``. Wait for no others."""
+    engine_of(rows.db).delete_of_jobs(rows, job_ids)
 
 
 def update_by_key(rows: models.QuerySet[Any], keys: Collection[UUID], **values: Any) -> None:

@@ -23,7 +23,7 @@ from stoker.models.workflow import WorkflowQuerySet
 from stoker.setting_values import Retention
 from stoker.signals import tell
 from stoker.store.prepared import any_of
-from stoker.store.statements import deciding, update_by_key
+from stoker.store.statements import deciding, delete_by_key, update_by_key
 
 from .deliver import Ended
 from .follow import follow
@@ -200,7 +200,7 @@ class WorkflowSweep:
             self._steps.filter(pk=workflow_id).delete()
         steps = self._steps.filter(workflow_id=workflow_id)
         while ids := list(steps.values_list("pk", flat=True)[:AT_ONCE]):
-            self._steps.filter(pk__in=ids).delete()
+            delete_by_key(self._steps, ids)
             self._beat()
         self._workflows.filter(pk=workflow_id).delete()
         return True

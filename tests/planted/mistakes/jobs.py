@@ -599,8 +599,8 @@ MISTAKES = (
             Change(
                 "jobs.cancel:_sweep",
                 replace(
-                    "Cancellation.objects.using(alias).filter(pk__in=gone)",
-                    "Cancellation.objects.using(alias)",
+                    "delete_by_key(Cancellation.objects.using(alias), gone)",
+                    "delete_by_key(Cancellation.objects.using(alias), reasons)",
                 ),
             )
         ],

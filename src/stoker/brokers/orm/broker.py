@@ -34,7 +34,14 @@ from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explain, explained
 from stoker.store.places import PLACES, WAITING, stored_states
-from stoker.store.statements import delete_returning_guards, lock_by_key, update_by_key, with_keys
+from stoker.store.statements import (
+    delete_by_key,
+    delete_of_jobs,
+    delete_returning_guards,
+    lock_by_key,
+    update_by_key,
+    with_keys,
+)
 from stoker.store.transactions import after_commit, is_locked_out
 from stoker.store.turns import free, leave
 from stoker.store.wake import Wake
@@ -446,8 +453,8 @@ class OrmBroker(Broker):
         job."""
         with explained(self.alias), transaction.atomic(using=self.alias):
             gone = self.withdraw(job_ids)
-            Attempt.objects.using(self.alias).filter(job_id__in=gone).delete()
-            Job.objects.using(self.alias).filter(pk__in=gone).delete()
+            delete_of_jobs(Attempt.objects.using(self.alias), gone)
+            delete_by_key(Job.objects.using(self.alias), gone)
         return len(gone)
 
     def ping(self) -> None:

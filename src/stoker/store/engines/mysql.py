@@ -323,9 +323,23 @@ class MySQL(Engine):
         words = {"wanted": WANTED, "join": "STRAIGHT_JOIN", "index": f"FORCE INDEX ({index})"}
         return self.fetch(name, [*before, self._listed(keys)], now=self.now_sql, **words)
 
-    def delete_by_key(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
-        if keys:
-            self._write(self.text_about("delete_by_key", rows), [self._listed(keys)])
+    def delete_by_key(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> int:
+        return self._delete_by(rows, keys, rows.model._meta.pk.column, "PRIMARY")
+
+    def delete_of_jobs(self, rows: models.QuerySet[Any], job_ids: Collection[UUID]) -> None:
+        meta = rows.model._meta
+        there = [one for one in (*meta.constraints, *meta.indexes) if one.fields[0] == "job_id"]
+        self._delete_by(rows, job_ids, "job_id", there[0].name)
+
+    def _delete_by(
+        self, rows: models.QuerySet[Any], keys: Collection[UUID], column: str, index: str
+    ) -> int:
+        if not keys:
+            return 0
+        quote = self.connection.ops.quote_name
+        table = quote(rows.model._meta.db_table)
+        words = {"table": table, "column": quote(column), "index": quote(index)}
+        return self._write(statement("delete_by_key", **words), [self._listed(keys)])
 
     def update_by_key(
         self, rows: models.QuerySet[Any], keys: Collection[UUID], **values: Any

@@ -191,10 +191,13 @@ class Rows(Sessions):
         """
         raise NotImplementedError  # each engine has its own
 
-    def delete_by_key(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> None:
-        """Delete rows by primary key. The caller has locked them."""
-        if keys:
-            self.with_keys(rows, keys).delete()
+    def delete_by_key(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> int:
+        """Delete rows by primary key. Wait for no others. Return their number."""
+        return self.with_keys(rows, keys).delete()[0] if keys else 0
+
+    def delete_of_jobs(self, rows: models.QuerySet[Any], job_ids: Collection[UUID]) -> None:
+        """Delete rows of jobs by the index of ``job_id``. Wait for no others."""
+        rows.filter(job_id__in=job_ids).delete()
 
     def update_by_key(
         self, rows: models.QuerySet[Any], keys: Collection[UUID], **values: Any
@@ -493,6 +496,5 @@ class GuardRows(Rows):
         table, and then moves or deletes them."""
         if job_ids:
             among, keys = self.among(job_ids)
-            waits = self.fetch("wait_of_blocked", keys, among=among, now=self.now_sql)
-            if waits:
+            if waits := self.fetch("wait_of_blocked", keys, among=among, now=self.now_sql):
                 self.add_waits(waits)
