@@ -12,16 +12,17 @@ from django.db import connection
 
 from stoker import Snooze, chain, current_workflow, dead_letters, get_workflow, group, task
 from stoker.brokers.adapters import broker_for
-from stoker.brokers.contract import ClaimRequest, Return
+from stoker.brokers.contract import ClaimRequest, Delivery, Return
 from stoker.conf import settings_for
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.execute import Executor
 from stoker.jobs.record import finish
-from stoker.models import Cancellation, Step
+from stoker.models import Cancellation, Job, Step
 from stoker.tasks.signatures import Node
 from stoker.testing import drain
 from stoker.workflows import control as steering
 from stoker.workflows.advance import Advance
+from stoker.workflows.sweep import WorkflowSweep
 
 from tests.workflows.tasks import DONE, FAILING, give_up, note
 
@@ -52,6 +53,17 @@ def run_in_one_batch(before_it_is_recorded: Callable[[], object] = lambda: None)
     attempted = [executor.run(one) for one in claimed]
     before_it_is_recorded()
     assert not finish(settings, broker, attempted)
+
+
+def held_steps() -> Any:
+    return Step.objects.filter(state=Step.State.HELD)
+
+
+def run_without_recording() -> Delivery:
+    settings = settings_for()
+    claimed = broker_for(settings).claim(ClaimRequest(1, holder=uuid.uuid4(), lease_seconds=60))
+    Executor(settings, worker_id="test").run(claimed[0])
+    return claimed[0]
 
 
 def _failing() -> Node:
@@ -97,21 +109,14 @@ def test_steps_added_by_a_failed_run_never_run_after_a_retry() -> None:
     assert DONE == ["a", "a", "after a"]
 
 
-def test_earlier_cluster_does_not_run_steps_added_before_a_retry() -> None:
+def test_earlier_cluster_does_not_run_steps_that_an_earlier_cluster_added_before_a_retry() -> None:
     """It runs all that were added in an attempt with this number, in whichever run."""
     FAILING.add("a")
     workflow = chain(add_one.si("a")).enqueue()
     run_in_one_batch()
-    added = Step.objects.filter(state=Step.State.HELD)
-    assert [step.added_in for step in added] == [1]
+    held_steps().update(added_in=1, cause=None)
     assert workflow.retry() == 1
-    assert [step.added_in for step in added.all()] == [None]
-
-
-def test_earlier_cluster_does_not_run_steps_added_before_a_snooze() -> None:
-    chain(add_and_snooze_once.si()).enqueue()
-    run_in_one_batch()
-    assert [step.added_in for step in Step.objects.filter(state=Step.State.HELD)] == [None]
+    assert [step.added_in for step in held_steps()] == [None]
 
 
 def test_steps_added_before_a_snooze_never_run() -> None:
@@ -128,6 +133,29 @@ def add_in_first_run(name: str) -> None:
     DONE.append(name)
 
 
+def test_earlier_cluster_does_not_run_steps_added_by_an_interrupted_run() -> None:
+    """It looks for the number of the attempt."""
+    chain(add_one.si("a")).enqueue()
+    attempt = run_without_recording().attempt
+    assert held_steps().exists()
+    assert not held_steps().filter(added_in=attempt).exists()
+
+
+@pytest.mark.parametrize("is_of_earlier_version", [False, True])
+def test_sweep_that_does_not_know_the_run_starts_the_steps_of_the_attempt(
+    is_of_earlier_version: bool,
+) -> None:
+    chain(add_one.si("a")).enqueue()
+    claimed = run_without_recording()
+    if is_of_earlier_version:
+        held_steps().update(added_in=claimed.attempt, cause=None)
+    broker_for(settings_for()).settle([claimed.lease])
+    Job.objects.update(status="SUCCESSFUL", attempts=claimed.attempt)
+    assert WorkflowSweep(settings_for(), lambda: None).go_on() == 1
+    drain()
+    assert DONE == ["a", "after a"]
+
+
 @pytest.mark.parametrize(
     ("adding", "expected"),
     [(add_one, ["a", "a", "after a", "end"]), (add_in_first_run, ["a", "a", "end"])],
@@ -135,11 +163,9 @@ def add_in_first_run(name: str) -> None:
 def test_steps_added_by_an_interrupted_run_never_run(adding: Any, expected: list[str]) -> None:
     """A run that does not count has the same attempt number as the next one."""
     workflow = chain(adding.si("a"), note.si("end")).enqueue()
-    settings = settings_for()
-    broker, executor = broker_for(settings), Executor(settings, worker_id="test")
-    (claimed,) = broker.claim(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
-    executor.run(claimed)
-    broker.settle(again=[Return(claimed.lease, attempts=claimed.attempt - 1)])
+    claimed = run_without_recording()
+    again = Return(claimed.lease, attempts=claimed.attempt - 1)
+    broker_for(settings_for()).settle(again=[again])
     drain()
     assert expected == DONE
     assert get_workflow(workflow.id).progress().total == len(expected) - 1

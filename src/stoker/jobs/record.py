@@ -31,11 +31,10 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.dead_letters.entries import bury, resolve
 from stoker.exceptions import BrokerUnavailable, LeaseLost, PackageError
-from stoker.models import Attempt, Cancellation, DeadLetter, Job, Step
+from stoker.models import Attempt, Cancellation, DeadLetter, Job
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
 from stoker.store.statements import delete_by_key, delete_of_jobs, lock_by_key, with_keys
-from stoker.values.ids import is_step
 from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
 
@@ -438,8 +437,6 @@ class Recorder:
         if attempts:
             Attempt.objects.using(self._alias).record(attempts)
         note_snoozes(self._alias, snoozed)
-        if steps := [one.lease.job_id for one in snoozed if is_step(one.lease.job_id)]:
-            Step.objects.using(self._alias).disown(steps)
         failed = [
             (one.attempted, one.outcome) for one in verdicts if isinstance(one.outcome, Failed)
         ]

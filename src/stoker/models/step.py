@@ -70,8 +70,8 @@ class StepQuerySet(models.QuerySet["Step"]):
     def disown(self, job_ids: Collection[UUID]) -> None:
         """Make sure that earlier versions never run the steps that these jobs have added so far.
 
-        They know only the number of the attempt that added a step, and the next run of the job may
-        have the same one. To be removed with the next minor version.
+        If one of them added a step, it knows only the number of the attempt, and the next run of
+        the job may have the same one. To be removed with the next minor version.
         """
         adding = self.of_jobs(job_ids).filter(has_added=True)
         if ids := list(adding.values_list("pk", flat=True)):
@@ -173,7 +173,9 @@ class Step(models.Model):
     has_added = models.BooleanField(default=False)
     """For a task: whether it has added steps, which are its children."""
     added_in = models.SmallIntegerField(null=True)
-    """The attempt of the parent task that added this step."""
+    """The attempt of the parent task that added this step, as a negative number. Clusters of
+    earlier versions look for the number of the attempt, which the next run may have, too, if this
+    one did not count. So they never start this step."""
 
     objects = StepQuerySet.as_manager()
 

@@ -304,9 +304,11 @@ class Advance:
             stays = will_be_undone or above.state == State.SUCCESSFUL
         if stays:
             return State.SUCCESSFUL
-        added = self._steps.below([step.pk]).filter(state=State.HELD, added_in=ended.attempt)
+        added = self._steps.below([step.pk]).filter(state=State.HELD)
         if ended.lease is not None:
             added = added.filter(cause=run_id_of(ended.lease))
+        else:
+            added = added.filter(added_in__in=(ended.attempt, -ended.attempt))
         ids = list(added.order_by("position").values_list("pk", flat=True))
         if not ids:
             return State.SUCCESSFUL

@@ -49,7 +49,7 @@ class StepPlace:
     """Whether another step receives its result."""
     state: str = Step.State.PENDING
     added_in: int | None = None
-    """For a step that a task adds: the attempt, and the id of the run."""
+    """For a step that a task adds: see ``Step.added_in``, and the id of the run."""
     run_id: UUID | None = None
 
     def inside(self, own_id: UUID, position: int, words: str) -> StepPlace:

@@ -52,7 +52,6 @@ class CurrentWorkflow:
         settings = settings_for(self._backend)
         steps = Step.objects.using(settings.database)
         given = [as_node(node) for node in nodes]
-        attempt = self._running.attempt
         run_id = run_id_of(self._running.delivery.lease)
         with transaction.atomic(using=settings.database):
             before = steps.below([self._step.pk]).filter(cause=run_id).count()
@@ -67,7 +66,7 @@ class CurrentWorkflow:
                     # The next step may receive it. The last result becomes that of this step.
                     is_wanted=self._step.is_wanted or any(map(reads, following)) or not following,
                     state=Step.State.HELD,
-                    added_in=attempt,
+                    added_in=-self._running.attempt,
                     run_id=run_id,
                 )
                 maker.add(node, place)
