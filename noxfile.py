@@ -102,7 +102,7 @@ QUICK = (
         workers=3,
         needs=("postgres",),
     ),
-    Part("mariadb", (*CLUSTERS, *STORE), database="mariadb", workers=0, needs=("mariadb",)),
+    Part("mariadb", (*CLUSTERS, *STORE), database="mariadb", needs=("mariadb",)),
     Part("admin", ("tests/admin",), database="with_admin", workers=0, needs=("postgres",)),
     Part("browser", ("tests/browser",), database="browser", workers=0, needs=("postgres",)),
     Part(
