@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django import VERSION
 from django.contrib.auth.models import User
 from django.test import Client
 from django.utils.log import AdminEmailHandler
@@ -198,7 +199,8 @@ def fail_to_find_user(token: str) -> User | None:
 
 def test_error_mail_does_not_contain_the_token(settings: Any, mailoutbox: list[Any]) -> None:
     settings.STOKER_API = {"TOKEN_USER": "tests.api.test_permissions.fail_to_find_user"}
-    settings.ADMINS = [("ops", "ops@example.org")]
+    address = "ops@example.org"
+    settings.ADMINS = [address] if VERSION >= (6, 0) else [("ops", address)]
     handler, logger = AdminEmailHandler(include_html=True), logging.getLogger("django.request")
     logger.addHandler(handler)
     try:

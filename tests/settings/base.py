@@ -41,6 +41,9 @@ INSTALLED_APPS = [
 if importlib.util.find_spec("django.tasks") is None:
     INSTALLED_APPS.insert(2, "django_tasks")
 
+# Django 6.1 asks for it. The tests send no mail.
+MAILERS = {"default": {"BACKEND": "django.core.mail.backends.locmem.EmailBackend"}}
+
 TASKS: dict[str, dict[str, Any]] = {
     "default": {
         "BACKEND": "stoker.backend.StokerBackend",
