@@ -61,55 +61,31 @@ if TYPE_CHECKING:
 
     __version__: str
 
-_HOMES = {
-    "Cancel": "exceptions",
-    "Cron": "tasks.schedules",
-    "DeadLetters": "tasks.dead_letters",
-    "DuplicateJob": "exceptions",
-    "InSequence": "tasks.guards",
-    "JobCancelled": "exceptions",
-    "JobFailed": "exceptions",
-    "JobState": "jobs.states",
-    "Limit": "tasks.guards",
-    "Lock": "tasks.guards",
-    "LeaseLost": "exceptions",
-    "LockBusy": "exceptions",
-    "LockLost": "exceptions",
-    "NotInJob": "exceptions",
-    "NotInWorkflow": "exceptions",
-    "Rate": "tasks.guards",
-    "Result": "jobs.results",
-    "ResultTimeout": "exceptions",
-    "Retry": "exceptions",
-    "Snooze": "exceptions",
-    "StokerError": "exceptions",
-    "Task": "tasks.decorator",
-    "TaskContext": "tasks.decorator",
-    "TaskError": "compat",
-    "TaskResultDoesNotExist": "compat",
-    "TaskCancelled": "exceptions",
-    "TaskTimeout": "exceptions",
-    "Unique": "tasks.guards",
-    "WorkflowNotFound": "exceptions",
-    "WorkflowResult": "workflows.results",
-    "acurrent_workflow": "workflows.current",
-    "chain": "tasks.signatures",
-    "chord": "tasks.signatures",
-    "constant": "tasks.backoff",
-    "every": "tasks.schedules",
-    "current_workflow": "workflows.current",
-    "exponential": "tasks.backoff",
-    "fencing_number": "jobs.current",
-    "job": "jobs.current",
-    "get_workflow": "workflows.results",
-    "group": "tasks.signatures",
-    "linear": "tasks.backoff",
-    "lock": "locks.lock",
-    "once": "tasks.schedules",
-    "scheduled_moment": "schedules.fire",
-    "set_limit": "guards.limits",
-    "task": "tasks.decorator",
+_NAMES = {
+    "compat": "TaskError TaskResultDoesNotExist",
+    "exceptions": (
+        "Cancel DuplicateJob JobCancelled JobFailed LeaseLost LockBusy LockLost NotInJob "
+        "NotInWorkflow ResultTimeout Retry Snooze StokerError TaskCancelled TaskTimeout "
+        "WorkflowNotFound"
+    ),
+    "guards.limits": "set_limit",
+    "jobs.current": "fencing_number job",
+    "jobs.results": "Result",
+    "jobs.states": "JobState",
+    "locks.lock": "lock",
+    "schedules.fire": "scheduled_moment",
+    "tasks.backoff": "constant exponential linear",
+    "tasks.dead_letters": "DeadLetters",
+    "tasks.decorator": "Task TaskContext task",
+    "tasks.guards": "InSequence Limit Lock Rate Unique",
+    "tasks.schedules": "Cron every once",
+    "tasks.signatures": "chain chord group",
+    "workflows.current": "acurrent_workflow current_workflow",
+    "workflows.results": "WorkflowResult get_workflow",
 }
+"""Module -> the public names that it defines."""
+
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 """Public name -> the module that defines it."""
 
 __all__ = [*_HOMES, "__version__"]  # noqa: PLE0604 - the names are strings, from the table above
