@@ -26,6 +26,7 @@ import httpx
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
+from stoker.store.written import parts_of
 
 from .contract import Capabilities
 from .transport import (
@@ -73,17 +74,6 @@ def opened(body: str) -> bytes:
     # the package cannot be opened later, and becomes a dead letter that says so
     except (Base64Error, ValueError):
         return body.encode(errors="replace")
-
-
-def loads(some: Sequence[dict[str, Any]]) -> Iterator[Sequence[dict[str, Any]]]:
-    """Split messages into loads that IronMQ accepts in one request."""
-    start, load_bytes = 0, 0
-    for place, one in enumerate(some):
-        load_bytes += len(one["body"])
-        if place - start >= AT_ONCE or (load_bytes > LOAD_BYTES and place > start):
-            yield some[start:place]
-            start, load_bytes = place, len(one["body"])
-    yield some[start:]
 
 
 BUSY = (429, 502, 503, 504)
@@ -294,7 +284,7 @@ class IronmqTransport(Transport):
             by_line[line].append(posted(message))
         for line, some in by_line.items():
             self._make(line)
-            for load in loads(some):
+            for load in parts_of(some, AT_ONCE, LOAD_BYTES, lambda one: len(one["body"])):
                 self._service.ask("POST", self._path(line, "messages"), {"messages": load})
 
     def _make(self, line: Line) -> None:

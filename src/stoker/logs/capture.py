@@ -22,6 +22,7 @@ from stoker.jobs.faults import storable
 from stoker.jobs.received import package_as_sealed
 from stoker.jobs.running import Running, current
 from stoker.setting_values import LogKeeping
+from stoker.store.written import parts_of
 from stoker.tasks.arguments import HIDDEN, hidden_pattern
 
 from .lines import Chunk, StoredLine, pack_lines
@@ -130,7 +131,7 @@ class Capture:
         return [
             (*attempt, pack_lines(part))
             for attempt, lines in by_attempt.items()
-            for part in _cut(lines)
+            for part in parts_of(lines, len(lines), CHUNK_CHARACTERS, lambda line: len(line.text))
         ]
 
     def _attempt(self) -> _GatheredAttempt | None:
@@ -175,19 +176,6 @@ class Capture:
         delivery = attempt.running.delivery
         line = StoredLine(int(at * 1000), level, storable(source, SOURCE_CHARACTERS), text)
         self._lines.append((delivery.job_id.bytes, delivery.attempt, line))
-
-
-def _cut(lines: list[StoredLine]) -> Iterable[list[StoredLine]]:
-    """Yield the lines in parts that are not too large for one row."""
-    part: list[StoredLine] = []
-    size = 0
-    for line in lines:
-        if part and size + len(line.text) > CHUNK_CHARACTERS:
-            yield part
-            part, size = [], 0
-        part.append(line)
-        size += len(line.text)
-    yield part
 
 
 class _Gatherer(logging.Handler):

@@ -40,7 +40,7 @@ from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job
 from stoker.models.job import JobColumns, Message
 from stoker.signals import tell
-from stoker.store.written import MICROSECONDS, microseconds
+from stoker.store.written import MICROSECONDS, microseconds, parts_of
 from stoker.values.ids import new_lease_id
 
 from .connection import (
@@ -145,7 +145,7 @@ class RedisBroker(Broker):
     def _enqueue(
         self, messages: Sequence[Message], remember_seconds: float = 0.0, until: float = 0.0
     ) -> None:
-        for some in loads(messages):
+        for some in parts_of(messages, LOAD_JOBS, LOAD_BYTES):
             limits = map(microseconds, (remember_seconds, until))
             runs = [[*values, len(list(run))] for values, run in groupby(some, waiting_values)]
             ids = "".join([one.job_id.hex for one in some])
@@ -482,15 +482,3 @@ def batches(ids: Sequence[Any]) -> Iterator[Sequence[Any]]:
     """Split ids into batches for one script call each."""
     for start in range(0, len(ids), AT_ONCE):
         yield ids[start : start + AT_ONCE]
-
-
-def loads(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """Split messages into loads that the server accepts in one command."""
-    start, load_bytes = 0, 0
-    for place, message in enumerate(messages):
-        load_bytes += len(message.package)
-        if place - start >= LOAD_JOBS or (load_bytes > LOAD_BYTES and place > start):
-            yield messages[start:place]
-            start, load_bytes = place, len(message.package)
-    if messages:
-        yield messages[start:]
