@@ -152,17 +152,24 @@ def cached_seconds(cached: Any) -> float | None:
 CONF_KEYS: dict[str, tuple[str, Any]] = {
     "ACK_FAILURES": ("ack_failures", False),
     "BULK": ("bulk", 1),
+    "CACHE": ("cache", "default"),
+    "CACHED": ("cached", False),
     "CATCH_UP": ("catch_up", True),
     "COMPRESSED": ("compress", False),
     "GUARD_CYCLE": ("guard_cycle", 0.5),
+    "LABEL": ("label", "Django Q"),
     "LOG_LEVEL": ("log_level", "INFO"),
     "MAX_ATTEMPTS": ("max_attempts", 0),
     "MAX_RSS": ("max_rss", None),
     "POLL": ("poll", 0.2),
     "RECYCLE": ("recycle", 500),
     "RETRY": ("retry", 60),
+    "SAVE_LIMIT": ("save_limit", 250),
+    "SAVE_LIMIT_PER": ("save_limit_per", None),
     "SCHEDULER": ("scheduler", True),
+    "SYNC": ("sync", False),
     "TIMEOUT": ("timeout", None),
+    "TIME_ZONE": ("time_zone", None),
 }
 """Name in Django Q's ``Conf`` -> key of Q_CLUSTER, and Django Q's default."""
 
@@ -185,40 +192,12 @@ class _Conf:
         return int(given().get("queue_limit") or self.WORKERS**2)
 
     @property
-    def PREFIX(self) -> str:  # noqa: N802 - Django Q's name
+    def PREFIX(self) -> str:  # noqa: N802 - as above
         return str(given()["name"])
 
     @property
     def CLUSTER_NAME(self) -> str:  # noqa: N802 - as above
         return queue()
-
-    @property
-    def SYNC(self) -> bool:  # noqa: N802 - as above
-        return bool(given().get("sync", False))
-
-    @property
-    def CACHED(self) -> Any:  # noqa: N802 - as above
-        return given().get("cached", False)
-
-    @property
-    def CACHE(self) -> str:  # noqa: N802 - as above
-        return str(given().get("cache", "default"))
-
-    @property
-    def SAVE_LIMIT(self) -> int:  # noqa: N802 - as above
-        return int(given().get("save_limit", 250))
-
-    @property
-    def SAVE_LIMIT_PER(self) -> str | None:  # noqa: N802 - as above
-        return given().get("save_limit_per")
-
-    @property
-    def LABEL(self) -> str:  # noqa: N802 - as above
-        return str(given().get("label", "Django Q"))
-
-    @property
-    def TIME_ZONE(self) -> str | None:  # noqa: N802 - as above
-        return given().get("time_zone")
 
     @property
     def ORM(self) -> str:  # noqa: N802 - as above
