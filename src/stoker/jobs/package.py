@@ -105,7 +105,6 @@ class Sealer:
         self,
         secrets: Sequence[str | bytes],
         cluster: str,
-        *,
         serializer: str = "json",
         compress_above_bytes: int | None = None,
         max_bytes: int = 1 << 20,
@@ -239,21 +238,7 @@ def sealer_for(settings: Settings) -> Sealer:
     )
 
 
-@lru_cache(maxsize=64)
-def _sealer(
-    secrets: tuple[str | bytes, ...],
-    cluster: str,
-    serializer: str,
-    compress_above_bytes: int | None,
-    max_bytes: int,
-) -> Sealer:
-    return Sealer(
-        secrets,
-        cluster,
-        serializer=serializer,
-        compress_above_bytes=compress_above_bytes,
-        max_bytes=max_bytes,
-    )
+_sealer = lru_cache(maxsize=64)(Sealer)
 
 
 def version_of(package: Package) -> int | None:
