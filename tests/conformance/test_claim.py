@@ -120,7 +120,6 @@ def test_every_claim_makes_a_fresh_lease_id(stand: Stand) -> None:
 
 
 def test_deferred_job_is_claimed_only_when_due(stand: Stand) -> None:
-    stand.needs("delay")
     (job_id,) = stand.put(run_after=stand.now() + 600)
     assert stand.claim() == []
     assert stand.where(job_id) == ("deferred" if stand.capabilities.look_up else "ready")
@@ -133,7 +132,6 @@ def test_deferred_job_is_claimed_only_when_due(stand: Stand) -> None:
 
 def test_due_job_does_not_make_a_later_job_ready(stand: Stand) -> None:
     """A broker that moves due jobs in bulk must not move later ones, too."""
-    stand.needs("delay")
     due_at = stand.now() + 0.25
     stand.put(run_after=stand.now() - 1)
     stand.put(run_after=due_at)
@@ -148,7 +146,6 @@ def test_due_job_does_not_make_a_later_job_ready(stand: Stand) -> None:
 
 
 def test_deferred_job_is_not_claimed_early_on_the_real_clock(stand: Stand) -> None:
-    stand.needs("delay")
     due_at = stand.now() + 0.25
     stand.put(run_after=due_at)
     claimed: list[Delivery] = []
@@ -168,7 +165,6 @@ def test_run_after_in_the_past_is_claimed_at_once(stand: Stand) -> None:
 
 
 def test_next_due_seconds_counts_to_the_next_deferred_job(stand: Stand) -> None:
-    stand.needs("delay")
     stand.needs("look_up")
     stand.put()
     assert stand.broker.next_due_seconds() is None
@@ -182,7 +178,6 @@ def test_next_due_seconds_counts_to_the_next_deferred_job(stand: Stand) -> None:
 
 
 def test_next_due_seconds_after_an_empty_claim_sees_later_jobs(stand: Stand) -> None:
-    stand.needs("delay")
     stand.needs("look_up")
     assert stand.claim() == []
     assert stand.broker.next_due_seconds() is None
@@ -198,7 +193,6 @@ def test_next_due_seconds_after_an_empty_claim_sees_later_jobs(stand: Stand) -> 
 
 def test_urgent_due_job_is_claimed_before_the_backlog(stand: Stand) -> None:
     """While claims come back full, a more urgent job may fall due."""
-    stand.needs("delay")
     stand.needs("priority")
     stand.put(stand.many(300))
     stand.claim(1)
@@ -212,7 +206,6 @@ def test_urgent_due_job_is_claimed_before_the_backlog(stand: Stand) -> None:
 
 
 def test_due_jobs_are_claimed_by_priority_and_age(stand: Stand) -> None:
-    stand.needs("delay")
     stand.needs("priority")
     low, high, later = message(run_after=1.0), message(run_after=2.0, priority=1), message()
     stand.broker.enqueue([later])
@@ -241,7 +234,6 @@ def test_release_can_give_an_attempt_back(stand: Stand) -> None:
 
 
 def test_crashes_are_kept_across_releases(stand: Stand) -> None:
-    stand.needs("delay")
     stand.put()
     delivery = stand.claim_one()
     stand.broker.settle(again=[Return(delivery.lease, 0.0, attempts=1, crashes=1)])

@@ -45,7 +45,6 @@ class Capabilities:
     """Whether enqueue, ack and release are part of the store's transaction."""
     shared: bool = True
     """Whether every process sees the same jobs."""
-    delay: bool = True
     priority: bool = True
     look_up: bool = True
     """Whether waiting jobs can be found by their id."""
@@ -69,7 +68,7 @@ class Capabilities:
         if message.run_after is None:
             return True
         most, delay_seconds = self.max_delay_seconds, message.run_after - time.time()
-        return self.delay and (most is None or delay_seconds <= most)
+        return most is None or delay_seconds <= most
 
 
 class Lease(NamedTuple):

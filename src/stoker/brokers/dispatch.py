@@ -81,7 +81,7 @@ class Dispatch:
         self.capabilities = self._places[-1].capabilities
         if store is not None and self._outside is not None:
             self.capabilities = replace(
-                self.capabilities, transactional=False, guards=True, atomic=True, delay=True
+                self.capabilities, transactional=False, guards=True, atomic=True
             )
         self.relay_batch = 500 if self.arrivals is None else self.arrivals.relay_batch
         """Number of outbox jobs to relay together. If that fails, all of them are sent once

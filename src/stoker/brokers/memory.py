@@ -132,7 +132,7 @@ class MemoryBroker(Broker):
 
     def held_by(self, holder: UUID, *, packages: bool = True) -> list[Delivery]:
         with self._lock:
-            return [_delivery(job, package=job.package) for job in self._held_by(holder)]
+            return [_delivery(job) for job in self._held_by(holder)]
 
     def withdraw(self, job_ids: Sequence[UUID]) -> set[UUID]:
         with self._lock:
@@ -214,7 +214,7 @@ class MemoryBroker(Broker):
         lease_id, until = str(new_lease_id()), self._clock() + request.lease_seconds
         for job in jobs:
             job.lease_id, job.holder, job.leased_until = lease_id, request.holder, until
-        return [_delivery(job, package=job.package) for job in jobs]
+        return [_delivery(job) for job in jobs]
 
     def _stale(self, leases: Sequence[Lease]) -> set[Lease]:
         return {
@@ -252,7 +252,7 @@ def _job(message: Message) -> _Job:
     return _Job(message, bytes(message.package), message.run_after or 0.0)
 
 
-def _delivery(job: _Job, *, package: bytes) -> Delivery:
+def _delivery(job: _Job) -> Delivery:
     return Delivery(
-        job.job_id, job.lease_id, package, job.queue, job.priority, job.attempts, job.crashes
+        job.job_id, job.lease_id, job.package, job.queue, job.priority, job.attempts, job.crashes
     )

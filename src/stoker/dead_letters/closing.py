@@ -23,7 +23,7 @@ from stoker.store.statements import delete_by_key, delete_of_jobs, lock_by_key, 
 from stoker.store.transactions import after_commit
 from stoker.values.progress import come_so_far
 
-from .requeueing import LetterAnswer, LetterFate, is_alive
+from .requeueing import LetterAnswer, LetterFate
 from .search import Filter, Search
 
 TRIES = 10
@@ -40,12 +40,12 @@ def discard(settings: Settings, dead_letter_id: UUID, by: str, because: str) -> 
         False if it is closed or missing, or if its requeued job has not ended yet: cancel it first.
     """
     alias = settings.database
-    letters = DeadLetter.objects.using(alias)
+    letters, jobs = DeadLetter.objects.using(alias), Job.objects.using(alias)
     for _ in range(TRIES):
         seen = letters.unclosed().filter(pk=dead_letter_id).first()
         if seen is None:
             return False
-        if seen.successor_id is not None and is_alive(alias, seen.successor_id):
+        if seen.successor_id and jobs.unended([seen.successor_id]):
             return False
         with transaction.atomic(using=alias):
             queues = resume_after(alias, [seen.job_id])

@@ -381,11 +381,6 @@ class _Requeue:
             self.broker.wake_up(self._queues)
 
 
-def is_alive(alias: str, job_id: UUID) -> bool:
-    """Return whether the job exists and has not ended."""
-    return Job.objects.using(alias).filter(pk=job_id, status=None).exists()
-
-
 def _claim_of(identity: str) -> UniqueClaim | None:
     """Return the unique key that ``using(unique=...)`` gave to the failed job, from the
     identity."""

@@ -42,7 +42,7 @@ def pass_on(alias: str, jobs: Mapping[UUID, UUID]) -> set[str]:
     halted = {need.key_id for need in halting}
     keys = GuardKey.objects.using(alias).lock(halted)
     halting = _halting(alias, jobs)  # the sequence may have gone on meanwhile
-    new_ids = [need_id for old in halting for need_id in _ids(jobs[old.job_id])]
+    new_ids = [need_id for old in halting for need_id in need_ids(jobs[old.job_id], MOST_GUARDS)]
     mine = {
         (need.job_id, need.key_id): need
         for need in with_keys(needs, new_ids)
@@ -133,7 +133,7 @@ def wait_for(alias: str, running: Mapping[UUID, NewNeed]) -> None:
     # Read afterwards: a job that has left its sequence by its end is not put into it again.
     Need.objects.using(alias).bulk_create(
         Need(
-            id=_ids(job_id)[-1],
+            id=need_ids(job_id, MOST_GUARDS)[-1],
             job_id=job_id,
             holds=running[job_id].key_id,
             **running[job_id]._asdict(),
@@ -152,7 +152,3 @@ def _halting(alias: str, job_ids: Collection[UUID]) -> list[Need]:
             ranges |= Q(pk__gte=job_id, pk__lt=UUID(int=job_id.int + MOST_GUARDS))
         found += Need.objects.using(alias).filter(ranges, halts=True)
     return [need for need in found if need.job_id in job_ids]
-
-
-def _ids(job_id: UUID) -> list[UUID]:
-    return need_ids(job_id, MOST_GUARDS)

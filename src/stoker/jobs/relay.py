@@ -48,7 +48,6 @@ from .results import Commitment, Result, result_of
 from .sealing import Newcomer
 from .states import JobState, Progress
 
-AT_ONCE = 500
 MANY_REFUSALS = 20
 """After this number of refusals in a row, the broker may refuse all jobs of a queue."""
 

@@ -336,9 +336,6 @@ def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
 _watchdog = _Watchdog()
 
 
-logger = logging.getLogger("stoker")
-
-
 class FoundTask(NamedTuple):
     """A task, with what never changes in a process."""
 

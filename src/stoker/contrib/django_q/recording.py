@@ -79,16 +79,13 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
             task = hook_task.under(spec["hook"]).using(queue_name=package.queue, **limits)
             task.enqueue(spec["hook"], row.pk)
     Task.objects.using(alias).bulk_create(saved, ignore_conflicts=True)
-    announce = partial(_announce, [one for one in told if _is_cached_or_announced(*one)])
+    due = [one for one in told if "cached" in one[0] or _is_announced(one[0], one[2])]
+    announce = partial(_announce, due)
     run = inline.get()
     if run is not None:
         run.announcements.append(announce)
     else:
         after_commit(alias, announce)
-
-
-def _is_cached_or_announced(spec: dict[str, Any], row: Task, is_saved: bool) -> bool:
-    return "cached" in spec or _is_announced(spec, is_saved)
 
 
 def _is_announced(spec: dict[str, Any], is_saved: bool) -> bool:
