@@ -152,21 +152,44 @@ class Retention:
     failed_count: int | None = None
 
 
-def retention(value: Any) -> Retention:
-    if isinstance(value, Retention):
+RETENTION_CHECKS: Mapping[str, Check] = {
+    "successful_seconds": optional(seconds(0)),
+    "successful_count": optional(whole(0)),
+    "failed_seconds": optional(seconds(0)),
+    "failed_count": optional(whole(0)),
+}
+
+Terms = TypeVar("Terms")
+
+
+def terms_of(
+    kind: type[Terms], value: Any, checks: Mapping[str, Check], accepted: str = "a dict"
+) -> Terms:
+    """Check the settings in a dict. Return them as an object of this class.
+
+    Args:
+        checks: key -> its check.
+        accepted: kinds of values for the message.
+    """
+    if isinstance(value, kind):
         return value
+    if not isinstance(value, Mapping) or not set(value) <= set(checks):
+        raise ValueError(f"must be {accepted} with some of " + ", ".join(checks))
+    checked = {}
+    for key, one in value.items():
+        try:
+            checked[key] = checks[key](one)
+        except ValueError as error:
+            raise ValueError(f"its {key!r} {error}") from None
+    return kind(**checked)
+
+
+def retention(value: Any) -> Retention:
     if value is True:
         return Retention(None, None, None, None)
     if value is False:
         return Retention(successful_seconds=0)
-    keys = {spec.name: spec for spec in fields(Retention)}
-    if not isinstance(value, Mapping) or not set(value) <= set(keys):
-        raise ValueError("must be True, False, or a dict with some of " + ", ".join(keys))
-    checked = {
-        key: optional(seconds(0) if key.endswith("seconds") else whole(0))(setting)
-        for key, setting in value.items()
-    }
-    return Retention(**checked)
+    return terms_of(Retention, value, RETENTION_CHECKS, "True, False, or a dict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,12 +201,8 @@ class LetterRetention:
 
 
 def letter_retention(value: Any) -> LetterRetention:
-    if isinstance(value, LetterRetention):
-        return value
-    keys = {spec.name: spec for spec in fields(LetterRetention)}
-    if not isinstance(value, Mapping) or not set(value) <= set(keys):
-        raise ValueError("must be a dict with some of " + ", ".join(keys))
-    return LetterRetention(**{key: optional(seconds(0))(one) for key, one in value.items()})
+    checks = dict.fromkeys(("closed_seconds", "open_seconds"), optional(seconds(0)))
+    return terms_of(LetterRetention, value, checks)
 
 
 Kept = TypeVar("Kept", bound=Retention | LetterRetention)
@@ -222,17 +241,7 @@ LOG_CHECKS: Mapping[str, Check] = {
 
 
 def log_keeping(value: Any) -> LogKeeping:
-    if isinstance(value, LogKeeping):
-        return value
-    if not isinstance(value, Mapping) or not set(value) <= set(LOG_CHECKS):
-        raise ValueError("must be None, or a dict with some of " + ", ".join(LOG_CHECKS))
-    checked = {}
-    for key, one in value.items():
-        try:
-            checked[key] = LOG_CHECKS[key](one)
-        except ValueError as error:
-            raise ValueError(f"its {key!r} {error}") from None
-    return LogKeeping(**checked)
+    return terms_of(LogKeeping, value, LOG_CHECKS, "None, or a dict")
 
 
 @dataclass(frozen=True, slots=True)
