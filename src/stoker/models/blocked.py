@@ -14,7 +14,7 @@ from stoker.store.statements import with_keys
 from stoker.store.written import DatabaseNow
 
 from .guard_key import GuardKey
-from .ready import Place
+from .ready import HotRow, Place
 
 
 class BlockedLine(NamedTuple):
@@ -76,16 +76,10 @@ class BlockedQuerySet(models.QuerySet["Blocked"]):
         return Called(queues, missed, set(rest) - lined)
 
 
-class Blocked(models.Model):
-    job_id = models.UUIDField(primary_key=True)
+class Blocked(HotRow):
     key_id = models.UUIDField()
     """The key that blocks the job, and in whose line it waits. If several guards block it: the key
     of the first."""
-    queue = models.CharField(max_length=100)
-    rank = models.SmallIntegerField(default=0)
-    attempts = models.SmallIntegerField(default=0)
-    crashes = models.SmallIntegerField(default=0)
-    guards = models.SmallIntegerField(default=0, db_default=0)
     since_us = models.BigIntegerField(default=0, db_default=0)
     """Time when the job was blocked, in microseconds since 1970 on the database's clock; 0 =
     unknown."""

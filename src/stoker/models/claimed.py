@@ -8,6 +8,8 @@ from uuid import UUID
 
 from django.db import models
 
+from .ready import HotRow
+
 LeaseKey = tuple[UUID, int]
 Claim = tuple[Any, ...]
 """Result row of a claim: the fields of a ``Delivery`` in their order. A plain tuple as the driver
@@ -44,20 +46,15 @@ class ClaimedQuerySet(models.QuerySet["Claimed"]):
         return set(self.filter(pk__in=job_ids, is_kept=True).values_list("pk", flat=True))
 
 
-class Claimed(models.Model):
-    job_id = models.UUIDField(primary_key=True)
+class Claimed(HotRow):
     lease_id = models.BigIntegerField()
     """The fencing token: a fresh random number for every claim."""
     holder = models.UUIDField()
     """The cluster that holds the lease."""
     leased_until_us = models.BigIntegerField()
     """Microseconds since 1970 on the database's clock."""
-    queue = models.CharField(max_length=100)
-    rank = models.SmallIntegerField(default=0)
     attempts = models.SmallIntegerField(default=1)
     """Attempts used, including the current one."""
-    crashes = models.SmallIntegerField(default=0)
-    guards = models.SmallIntegerField(default=0, db_default=0)
     is_kept = models.BooleanField(default=False, db_default=False)
     """Whether no worker has the job yet, if this is its last attempt. The cluster sets it to False
     before it sends such a job to a worker. So if the host is lost while this is True, the job had

@@ -41,7 +41,9 @@ class ReadyQuerySet(models.QuerySet["Ready"]):
         return [name for (name,) in engine_of(self.db).fetch("ready_queues", {})]
 
 
-class Ready(models.Model):
+class HotRow(models.Model):
+    """A job in one of the hot tables, with the columns of ``Place``."""
+
     job_id = models.UUIDField(primary_key=True)
     queue = models.CharField(max_length=100)
     rank = models.SmallIntegerField(default=0)
@@ -52,11 +54,16 @@ class Ready(models.Model):
     guards = models.SmallIntegerField(default=0, db_default=0)
     """Number of needs: see ``Need``."""
 
+    class Meta:
+        abstract = True
+
+    def __str__(self) -> str:
+        return f"{self.queue} {self.job_id}"
+
+
+class Ready(HotRow):
     objects = ReadyQuerySet.as_manager()
 
     class Meta:
         verbose_name = "ready job"
         indexes = (models.Index(fields=["queue", "rank", "job_id"], name="stoker_ready_line"),)
-
-    def __str__(self) -> str:
-        return f"{self.queue} {self.job_id}"
