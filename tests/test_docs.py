@@ -38,7 +38,7 @@ from stoker.cluster.scheduler.scheduler import HOT_TABLES
 from stoker.compat import task_backends
 from stoker.conf import option_fields, problems
 from stoker.jobs.states import JobState
-from stoker.setting_values import api_option_fields
+from stoker.setting_values import ApiSettings, fields_by_key
 from stoker.testing import drain
 
 from tests.docs.calls import call_api, send_event
@@ -170,7 +170,7 @@ def test_api_settings_table_agrees_with_the_code() -> None:
     table = page.partition("<!-- the settings of the API -->")[2].strip().partition("\n\n")[0]
     rows = {
         f"| `{key}` | `{spec.default}` | {spec.metadata['doc']} |"
-        for key, spec in api_option_fields().items()
+        for key, spec in fields_by_key(ApiSettings).items()
     }
     assert rows == set(table.splitlines()[2:])
 
@@ -223,7 +223,7 @@ def test_settings_on_the_pages_exist() -> None:
         *option_fields(),
         *JobState.names,
         *dir(global_settings),
-        *api_option_fields(),
+        *fields_by_key(ApiSettings),
         *DATABASE_KEYS,
         *STRANGERS,
     }

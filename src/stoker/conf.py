@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import Field, dataclass, field
 from functools import cache
 from shlex import quote
 from typing import Any
@@ -19,19 +19,22 @@ from django.core.signals import setting_changed
 
 from stoker.exceptions import ConfigurationError
 from stoker.setting_values import (
-    Check,
     LetterRetention,
     LogKeeping,
     NamedReporter,
     Retention,
     are_queue_names,
     backoff,
+    checked_options,
     compression,
+    fields_by_key,
     flag,
     letter_retention,
     log_keeping,
     names,
     one_of,
+    option,
+    option_problems,
     optional,
     reporters,
     results_place,
@@ -46,15 +49,6 @@ from stoker.tasks.dead_letters import DeadLetters, letter_policies
 from stoker.tasks.schedules import Scheduled, schedules_by_name
 
 ADD_THE_APP = "Add 'stoker' to INSTALLED_APPS, and run manage.py migrate."
-DISTINGUISHING = ("BROKER", "CLUSTER")
-"""Options that are part of the hash, besides the alias. The others are left out, because caches
-compute the hash for each job."""
-
-
-def option(key: str, default: Any, check: Check, doc: str) -> Any:
-    """Define a dataclass field with its key under ``OPTIONS``, its check and its documentation."""
-    metadata = {"key": key, "check": check, "doc": doc}
-    return field(default=default, hash=key in DISTINGUISHING, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +66,7 @@ class Settings:
         "`redis+cluster://`), `mongodb://HOST:PORT/DATABASE` (also `mongodb+srv://`), "
         "`disque://HOST:PORT,HOST:PORT`, `ironmq://PROJECT:TOKEN@HOST`, `sqs://REGION/PREFIX` or "
         "`memory://`.",
+        in_hash=True,
     )  # fmt: skip
     store: str = option(
         "DATABASE", "default", text,
@@ -82,6 +77,7 @@ class Settings:
         "CLUSTER", "stoker", text,
         "The cluster's name. Packages are signed with it, so a cluster cannot open packages of "
         "another name.",
+        in_hash=True,
     )  # fmt: skip
     workers: int = option(
         "WORKERS", os.cpu_count() or 1, whole(1, 1024),
@@ -323,7 +319,7 @@ def _has_unescaped_login(url: str) -> bool:
 
 def option_fields() -> dict[str, Field[Any]]:
     """Return the options by their key under ``OPTIONS``, in the order of the documentation."""
-    return {spec.metadata["key"]: spec for spec in fields(Settings) if "key" in spec.metadata}
+    return fields_by_key(Settings)
 
 
 @cache
@@ -367,11 +363,7 @@ def problems(alias: str, params: Mapping[str, Any]) -> list[str]:
 
 
 def _assemble(alias: str, params: Mapping[str, Any]) -> Settings:
-    known = option_fields()
-    checked = {
-        known[key].name: known[key].metadata["check"](value)
-        for key, value in params.get("OPTIONS", {}).items()
-    }
+    checked = checked_options(params.get("OPTIONS", {}), option_fields())
     queues = tuple(sorted(params.get("QUEUES", ["default"])))
     return Settings(alias=alias, queues=queues, **checked)
 
@@ -391,8 +383,6 @@ def problems_of(
         known: the known options by key.
     """
     found = []
-    options = params.get("OPTIONS", {})
-    where = f'TASKS["{alias}"]["OPTIONS"]'
     for key in params:
         if key not in ENTRY_KEYS:
             entry = f'TASKS["{alias}"]'
@@ -402,14 +392,5 @@ def problems_of(
             f'TASKS["{alias}"]["QUEUES"] must be a list of names of up to 100 characters without '
             "NUL; an empty one allows any name."
         )
-    if not isinstance(options, Mapping):
-        return [*found, f"{where} must be a dict of options."]
-    for key, value in options.items():
-        if key not in known:
-            found.append(f"{where} has no option {key!r}.{suggestion(str(key), known)}")
-            continue
-        try:
-            known[key].metadata["check"](value)
-        except ValueError as error:
-            found.append(f'{where}["{key}"] is {value!r}, but {error}.')
-    return found
+    where = f'TASKS["{alias}"]["OPTIONS"]'
+    return found + option_problems(where, params.get("OPTIONS", {}), known)

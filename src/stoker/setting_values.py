@@ -277,9 +277,46 @@ def reporters(value: Any) -> tuple[NamedReporter, ...]:
     return tuple(found)
 
 
-def option(key: str, default: Any, check: Check, doc: str) -> Any:
-    """Define a field with its key, its check and its documentation."""
-    return field(default=default, metadata={"key": key, "check": check, "doc": doc})
+def option(key: str, default: Any, check: Check, doc: str, *, in_hash: bool = False) -> Any:
+    """Define a dataclass field with its key, its check and its documentation.
+
+    Args:
+        in_hash: whether the hash of the object depends on it. Few do, because caches compute the
+            hash for each job.
+    """
+    metadata = {"key": key, "check": check, "doc": doc}
+    return field(default=default, hash=in_hash, metadata=metadata)
+
+
+def fields_by_key(kind: Any) -> dict[str, Field[Any]]:
+    """Return the options of a class by key, in the order of the documentation."""
+    return {spec.metadata["key"]: spec for spec in fields(kind) if spec.metadata}
+
+
+def checked_options(given: Mapping[str, Any], known: Mapping[str, Field[Any]]) -> dict[str, Any]:
+    """Return field name -> checked value. The options must have no problems."""
+    return {known[key].name: known[key].metadata["check"](value) for key, value in given.items()}
+
+
+def option_problems(where: str, given: Any, known: Mapping[str, Field[Any]]) -> list[str]:
+    """Return one sentence for each invalid option.
+
+    Args:
+        where: the setting, as Python writes it.
+        known: the known options by key.
+    """
+    if not isinstance(given, Mapping):
+        return [f"{where} must be a dict of options."]
+    found = []
+    for key, value in given.items():
+        if key not in known:
+            found.append(f"{where} has no option {key!r}.{suggestion(str(key), known)}")
+            continue
+        try:
+            known[key].metadata["check"](value)
+        except ValueError as error:
+            found.append(f'{where}["{key}"] is {value!r}, but {error}.')
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +357,6 @@ class ApiSettings:
         return None if self.token_user is None else _function(self.token_user)(token)
 
 
-def api_option_fields() -> dict[str, Field[Any]]:
-    """Return the options of ``STOKER_API`` by key, in the order of the documentation."""
-    return {spec.metadata["key"]: spec for spec in fields(ApiSettings)}
-
-
 @cache
 def api_settings() -> ApiSettings:
     """Return the settings in ``STOKER_API`` and their defaults.
@@ -334,29 +366,16 @@ def api_settings() -> ApiSettings:
     """
     for problem in api_problems():
         raise ConfigurationError(problem)
-    known = api_option_fields()
-    given: Mapping[str, Any] = getattr(django_settings, "STOKER_API", None) or {}
-    return ApiSettings(
-        **{known[key].name: known[key].metadata["check"](value) for key, value in given.items()}
-    )
+    return ApiSettings(**checked_options(_given_for_api(), fields_by_key(ApiSettings)))
 
 
 def api_problems() -> list[str]:
     """Return one sentence for each invalid setting."""
-    given = getattr(django_settings, "STOKER_API", None) or {}
-    if not isinstance(given, Mapping):
-        return ["STOKER_API must be a dict of options."]
-    known = api_option_fields()
-    found = []
-    for key, value in given.items():
-        if key not in known:
-            found.append(f"STOKER_API has no option {key!r}. Known: {', '.join(known)}.")
-            continue
-        try:
-            known[key].metadata["check"](value)
-        except ValueError as error:
-            found.append(f'STOKER_API["{key}"] is {value!r}, but {error}.')
-    return found
+    return option_problems("STOKER_API", _given_for_api(), fields_by_key(ApiSettings))
+
+
+def _given_for_api() -> Any:
+    return getattr(django_settings, "STOKER_API", None) or {}
 
 
 def _function(path: str) -> Callable[[str], Any]:
