@@ -33,7 +33,8 @@ from stoker.models import Attempt, DeadLetter, Job
 from stoker.signals import attempt_failed, call_project, dead_lettered, post_execute, tell
 from stoker.store.transactions import after_commit
 from stoker.store.written import moment
-from stoker.workflows.hooks import About
+from stoker.workflows.deliver import Ended
+from stoker.workflows.hooks import about_of_ended
 
 LEASE_LOST = f"{LeaseLost.__module__}.{LeaseLost.__qualname__}"
 
@@ -275,25 +276,28 @@ def _send(settings: Settings, over: Sequence[Verdict]) -> None:
 
 def _send_one(settings: Settings, verdict: Verdict) -> None:
     sender = type(task_backends[settings.alias])
-    result = result_about(settings, _about(settings, verdict))
+    about = about_of_ended(as_ended(verdict), _task_of(settings, verdict))
+    result = result_about(settings, about)
     post_execute.send_robust(sender, task_result=result, outcome=verdict.outcome)
-
-
-def _about(settings: Settings, verdict: Verdict) -> About:
-    outcome, delivery = verdict.outcome, verdict.attempted.delivery
-    status, value, fault = Job.Status.CANCELLED, None, Fault("", "", "")
-    if isinstance(outcome, outcomes.Succeeded):
-        status, value = Job.Status.SUCCESSFUL, outcome.value
-    elif isinstance(outcome, Failed):
-        status, fault = Job.Status.FAILED, outcome.fault
-    task = _task_of(settings, verdict)
-    told = (fault.exception_class, fault.message)
-    return About(delivery.job_id, task, status.value, value, *told, delivery.attempt)
 
 
 def _task_of(settings: Settings, verdict: Verdict) -> str:
     jobs = Job.objects.using(settings.database).filter(pk=verdict.lease.job_id)
     return jobs.values_list("task", flat=True).first() or ""
+
+
+def as_ended(verdict: Verdict) -> Ended:
+    """Return the data about an ended job for workflows and hooks."""
+    job_id, attempt = verdict.lease.job_id, verdict.attempted.delivery.attempt
+    match verdict.outcome:
+        case outcomes.Succeeded(value):
+            return Ended(job_id, Job.Status.SUCCESSFUL, attempt, value, lease=verdict.lease)
+        case outcomes.Cancelled(reason):
+            return Ended(job_id, Job.Status.CANCELLED, attempt, None, "", reason)
+        case Failed(fault):
+            told = (fault.exception_class, fault.message)
+            return Ended(job_id, Job.Status.FAILED, attempt, None, *told)
+    raise AssertionError("the outcome does not end the job")
 
 
 def as_attempt(verdict: Verdict) -> Attempt:

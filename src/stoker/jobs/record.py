@@ -35,12 +35,11 @@ from stoker.models import Attempt, Cancellation, DeadLetter, Job
 from stoker.signals import post_execute
 from stoker.store.engines import engine_of
 from stoker.store.statements import delete_by_key, delete_of_jobs, lock_by_key, with_keys
-from stoker.workflows.deliver import Ended
 from stoker.workflows.follow import follow, transaction_for
 
 from . import outcomes
 from .cached_results import keep
-from .failures import announce, as_attempt
+from .failures import announce, as_attempt, as_ended
 from .faults import plain_fault
 from .once import has_not_begun
 from .outcomes import Attempted, Batch, Failed, Outcome, Retried, Snoozed, Tallies, Verdict
@@ -477,17 +476,3 @@ def _return(verdict: Verdict) -> Return:
         attempts -= 1
     assert isinstance(outcome, Snoozed | Retried)
     return Return(verdict.lease, outcome.delay_seconds, attempts, verdict.crashes)
-
-
-def as_ended(verdict: Verdict) -> Ended:
-    """Return the data about an ended job for workflows and hooks."""
-    job_id, attempt = verdict.lease.job_id, verdict.attempted.delivery.attempt
-    match verdict.outcome:
-        case outcomes.Succeeded(value):
-            return Ended(job_id, Job.Status.SUCCESSFUL, attempt, value, lease=verdict.lease)
-        case outcomes.Cancelled(reason):
-            return Ended(job_id, Job.Status.CANCELLED, attempt, None, "", reason)
-        case Failed(fault):
-            told = (fault.exception_class, fault.message)
-            return Ended(job_id, Job.Status.FAILED, attempt, None, *told)
-    raise AssertionError("the outcome does not end the job")

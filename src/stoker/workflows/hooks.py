@@ -72,6 +72,18 @@ class About:
         return codec.write(codec.encode(values)).decode()
 
 
+def about_of_ended(ended: Ended, task: str) -> About:
+    return About(
+        ended.job_id,
+        task,
+        ended.status,
+        ended.value,
+        ended.exception_class,
+        ended.message,
+        ended.attempt,
+    )
+
+
 def about_of(text: str) -> About:
     """Return the data about the ended job from a hook's package."""
     return About(*codec.read(text.encode()))
@@ -123,15 +135,7 @@ def _message(
 ) -> Message:
     task, queue, priority, options, args, kwargs, needs, receives, *more = hook
     extras = more[0] if more else {}
-    about = About(
-        ended.job_id,
-        package.task,
-        ended.status,
-        ended.value,
-        ended.exception_class,
-        ended.message,
-        ended.attempt,
-    )
+    about = about_of_ended(ended, package.task)
     now = time.time()
     hook_id = _id_of(ended.job_id, number)
     max_attempts, max_crashes, timeout_seconds = options
