@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from itertools import compress
 from typing import Any, ClassVar, cast
 from uuid import UUID
@@ -73,8 +73,9 @@ class Cancelled:
     reason: str
     was_killed: bool = False
     """Whether the worker was killed because the job continued after it was cancelled."""
-    instead_of: Retried | Snoozed | None = None
-    """The outcome that would have been recorded if the job had not been cancelled."""
+    instead_of: Retried | Snoozed | None = field(default=None, kw_only=True)
+    """The outcome that would have been recorded if the job had not been cancelled. It does not
+    travel between processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,18 +137,11 @@ def pack_outcome(outcome: Outcome) -> Packed:
     """Return the outcome as a plain tuple."""
     if isinstance(outcome, Succeeded):  # nearly always
         return ("succeeded", outcome.value)
-    match outcome:
-        case Failed(fault, reason):
-            return ("failed", _pack_fault(fault), reason)
-        case Retried(fault, delay_seconds, reason):
-            return ("retry", _pack_fault(fault), delay_seconds, reason)
-        case Snoozed(delay_seconds, reason, wait):
-            return ("snoozed", delay_seconds, reason, wait)
-        case Crashed(detail, exit_code, signal, has_begun):
-            return ("crashed", detail, exit_code, signal, has_begun)
-        case TimedOut(detail, signal):
-            return ("timed_out", detail, signal)
-    return ("cancelled", outcome.reason, outcome.was_killed)
+    # the parameters of __init__, without those that are given only by name
+    values = [getattr(outcome, name) for name in outcome.__match_args__]
+    if isinstance(outcome, Failed | Retried):
+        values[0] = astuple(outcome.fault)
+    return (outcome.kind, *values)
 
 
 def open_outcome(packed: Packed) -> Outcome:
@@ -157,10 +151,6 @@ def open_outcome(packed: Packed) -> Outcome:
         values[0] = Fault(*values[0])
     outcome: Outcome = KINDS[kind](*values)
     return outcome
-
-
-def _pack_fault(fault: Fault) -> tuple[str, str, str, str]:
-    return (fault.exception_class, fault.message, fault.traceback, fault.location)
 
 
 # Not frozen, since there may be one for each job: that would make it several times as slow to make.

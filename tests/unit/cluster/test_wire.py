@@ -20,6 +20,8 @@ from stoker.jobs.outcomes import (
     Snoozed,
     Succeeded,
     TimedOut,
+    open_outcome,
+    pack_outcome,
 )
 from stoker.values.ids import LINKED, STEP, is_marked, new_job_id, none_is_marked
 
@@ -30,10 +32,11 @@ OUTCOMES = (
     Succeeded(b"\x00\xffvalue"),
     Failed(FAULT, "expired"),
     Retried(FAULT, 2.5, "timeout"),
-    Snoozed(3.5, "later"),
+    Snoozed(3.5, "later", "lock"),
     Cancelled("not needed"),
+    Cancelled("not needed", was_killed=True),
     Crashed("killed by SIGKILL", None, 9),
-    Crashed("exit code 3", 3, None),
+    Crashed("exit code 3", 3, None, has_begun=False),
     TimedOut("it went on", 9),
 )
 
@@ -53,6 +56,11 @@ def test_report_arrives_unchanged(
     arrived = open_report(report, job)
     # The monitor does not need the fence and the permit.
     assert arrived == replace(attempted, delivery=delivery._replace(fence=0, permit_seconds=0.0))
+
+
+def test_replaced_outcome_of_a_cancelled_job_is_not_sent() -> None:
+    cancelled = Cancelled("not needed", instead_of=Snoozed(3.5))
+    assert open_outcome(pack_outcome(cancelled)) == Cancelled("not needed")
 
 
 @pytest.mark.parametrize("lease_id", [2**63 - 1, "a-receipt"])
