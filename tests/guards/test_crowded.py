@@ -10,8 +10,10 @@ from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.inspect.guards import crowded
 from stoker.inspect.stats import queues
+from stoker.models import GuardKey
 from stoker.models.job import Message
 from stoker.models.need import NewNeed
+from stoker.store.written import database_now_us
 from stoker.values.ids import new_job_id
 
 pytestmark = pytest.mark.django_db(transaction=True, available_apps=["stoker"])
@@ -62,6 +64,15 @@ def test_rate_shows_when_the_next_job_may_start() -> None:
     assert (rate.waiting, rate.places, rate.period_seconds) == (3, 2, 3600)
     assert rate.holders == ()
     assert 3500 < (rate.next_start_seconds or 0) < 3700
+
+
+def test_lock_has_no_next_start() -> None:
+    """Its key may have a time for the next look, if its first job was locked."""
+    put("lock smtp", 3)
+    claim()
+    GuardKey.objects.update(due_us=database_now_us("default"))
+    (smtp,) = crowded(settings_for()).keys
+    assert (smtp.waiting, smtp.next_start_seconds) == (2, None)
 
 
 def test_only_twenty_guards_are_listed_and_the_rest_counted() -> None:

@@ -42,8 +42,6 @@ COUNTED = 1_000
 KINDS = tuple(str(kind) for kind in Need.Kind)
 STATES = ("waiting", "halted", *KINDS)
 State = TypeVar("State")
-Failures = Mapping[UUID, tuple[UUID, UUID]]
-"""Halted sequence -> the failed job and its dead letter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,37 +100,31 @@ def crowded(settings: Settings) -> Crowded:
     with explained(alias):
         lines = GuardKey.objects.using(alias).filter(has_line=True)
         rows = list(lines.order_by("pk")[:LOOKED_AT])
-        holders = Need.objects.using(alias).holders([row.pk for row in rows])
-        failures = halted(alias, [row.pk for row in rows if row.kind == Need.Kind.SEQUENCE])
-        now_us = database_now_us(alias)
-        keys = [_key(alias, row, holders[row.pk], failures, now_us) for row in rows]
+        states = _states(alias, rows, counted=False)
+        jobs = _jobs(alias, [job_id for one in states for job_id in one.holders[:HOLDERS]])
+        keys = [_crowded_key(alias, one, jobs) for one in states]
         keys = [key for key in keys if key.waiting]
         keys.sort(key=lambda key: (-key.waiting, key.name))
         unseen = lines.count() - len(rows)
         return Crowded(tuple(keys[:KEYS]), max(0, len(keys) - KEYS) + unseen)
 
 
-def _key(
-    alias: str, row: GuardKey, job_ids: set[UUID], failures: Failures, now_us: int
-) -> CrowdedKey:
-    waiting = count_of(Blocked.objects.using(alias).filter(key_id=row.pk))
-    is_rate = row.kind == Need.Kind.RATE
-    shown = [] if is_rate else sorted(job_ids)[:HOLDERS]
-    jobs = {job.pk: job for job in with_keys(Job.objects.using(alias), shown).defer("package")}
-    next_us = max(0, row.due_us - now_us) if row.due_us is not None else None
+def _crowded_key(alias: str, state: KeyState, jobs: Mapping[UUID, Job]) -> CrowdedKey:
+    waiting = count_of(Blocked.objects.using(alias).filter(key_id=state.id))
     return CrowdedKey(
-        name=row.name,
-        kind=row.kind,
-        places=row.room,
-        period_seconds=row.period_us / MICROSECONDS if is_rate else None,
+        name=state.name,
+        kind=state.kind,
+        places=state.places,
+        period_seconds=state.period_seconds,
         holders=tuple(
-            Holder(str(job_id), jobs[job_id].task if job_id in jobs else "") for job_id in shown
+            Holder(str(job_id), jobs[job_id].task if job_id in jobs else "")
+            for job_id in state.holders[:HOLDERS]
         ),
         waiting=waiting.number,
         is_exact=waiting.is_exact,
-        next_start_seconds=None if next_us is None else next_us / MICROSECONDS,
-        halted_by=str(failures[row.pk][0]) if row.pk in failures else None,
-        is_set_by_hand=row.places_set is not None,
+        next_start_seconds=state.next_start_seconds,
+        halted_by=None if state.halted_by is None else str(state.halted_by),
+        is_set_by_hand=state.places_set is not None,
     )
 
 
@@ -293,12 +285,16 @@ def _page(
     return page._replace(rows=[*first, *page.rows])
 
 
-def _states(alias: str, rows: Sequence[GuardKey]) -> list[KeyState]:
-    """Read how many jobs hold each key and wait for it, with at most five queries."""
+def _states(alias: str, rows: Sequence[GuardKey], *, counted: bool = True) -> list[KeyState]:
+    """Read how many jobs hold each key and wait for it, with at most five queries.
+
+    Args:
+        counted: whether to count the jobs that wait.
+    """
     now_us = database_now_us(alias)
     held = [row.pk for row in rows if row.kind != Need.Kind.RATE]
     holders = Need.objects.using(alias).holders(held) if held else {}
-    lines = [row.pk for row in rows if row.has_line]
+    lines = [row.pk for row in rows if row.has_line and counted]
     blocked = Blocked.objects.using(alias)
     counts = counts_of([blocked.filter(key_id=pk) for pk in lines], COUNTED)
     waiting = dict(zip(lines, counts, strict=True))
