@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -349,18 +349,25 @@ def roll_back_open_transactions(besides: str | None = None) -> list[str]:
             are left out, because there any read opens a transaction.
     """
     left_open = []
+    for connection in _connections_in_transaction():
+        if (alias := connection.alias) != besides:
+            roll_back(connection)
+            if connection.settings_dict["AUTOCOMMIT"]:
+                tell("transaction_left_open", database=alias)
+                left_open.append(alias)
+    return left_open
+
+
+def _connections_in_transaction() -> Iterator[Any]:
+    """Yield this thread's connections that have an open transaction."""
     for connection, is_in_transaction, autocommit in _known.looks:
         # A cursor may have run BEGIN unknown to Django. Left open, it would hold up all writers on
         # SQLite, and the next job's writes would not be committed.
         is_open = connection.in_atomic_block or is_in_transaction(connection)
         if connection.autocommit != autocommit and connection.connection is not None:
             is_open = True  # the next statement begins a transaction
-        if is_open and (alias := connection.alias) != besides:
-            roll_back(connection)
-            if connection.settings_dict["AUTOCOMMIT"]:
-                tell("transaction_left_open", database=alias)
-                left_open.append(alias)
-    return left_open
+        if is_open:
+            yield connection
 
 
 def close_connections(besides: str | None) -> None:
@@ -425,12 +432,7 @@ class SharedThread(ThreadPoolExecutor):
         try:
             return call()
         finally:
-            self.has_open_transaction = any(
-                connection.in_atomic_block
-                or is_in_transaction(connection)
-                or (connection.autocommit != autocommit and connection.connection is not None)
-                for connection, is_in_transaction, autocommit in _known.looks
-            )
+            self.has_open_transaction = any(_connections_in_transaction())
 
 
 class WorkerAftercare(Aftercare):
