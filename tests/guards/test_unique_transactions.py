@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,12 @@ def one() -> Iterator[Session]:
 def other() -> Iterator[Session]:
     with session() as opened:
         yield opened
+
+
+@pytest.fixture
+def crowd() -> Iterator[list[Session]]:
+    with ExitStack() as opened:
+        yield [opened.enter_context(session()) for _ in range(4)]
 
 
 def unique(mode: str = "keep", **options: Any) -> Any:
@@ -123,6 +130,29 @@ def meet(
     future = start(call(20, mode))
     wait_until_waiting()
     return first, future
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.parametrize("commits", [False, True])
+def test_transactions_that_wait_for_a_new_key_continue_when_the_first_ends(
+    commits: bool, one: Session, crowd: list[Session]
+) -> None:
+    one.begin()
+    first = one.do(call(10))
+    waiting = {each.start_transaction(call(20)): each for each in crowd}
+    wait_until_waiting(len(crowd))
+    if commits:
+        one.commit()
+    else:
+        one.roll_back()
+    results = []
+    for future in as_completed(waiting, PATIENCE_SECONDS):
+        waiting[future].commit()
+        results.append(future.result())
+    assert [result.was_duplicate for result in results] == [commits, True, True, True]
+    assert {result.id for result in results} == alive()
+    assert (first.id in alive()) == commits
 
 
 def test_batches_with_several_common_keys_do_not_deadlock(one: Session, other: Session) -> None:

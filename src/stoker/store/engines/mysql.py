@@ -417,6 +417,17 @@ class MySQL(Engine):
         rows = [(*value, known.get((as_uuid(value[0]), *value[1:4]))) for value in values]
         super().add_waits(rows, *more, "id")
 
+    def take_new_keys(self, takings: Sequence[Taking]) -> bool:
+        """Ask for exclusive locks before the INSERT, which waits with shared ones: if the other
+        transaction rolls back, all that wait would get those, and deadlock. At REPEATABLE READ,
+        exclusive locks would do the same."""
+        if self.sees_later_commits(self.connection):
+            words = {"columns": "narrow.key_id", "table": "stoker_unique", "key": "key_id"}
+            text = statement("hold_by_key", **words, lock=self._lock("UPDATE"))
+            if self._read(text, [self._listed(one.key_id for one in takings)]):
+                return False
+        return super().take_new_keys(takings)
+
     def take_over_keys(
         self, keys: models.QuerySet[Any], takings: Sequence[Taking], condition: Condition
     ) -> bool:
