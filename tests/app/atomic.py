@@ -3,9 +3,10 @@
 import os
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
-from django.db import IntegrityError, connection, models, transaction
+from django.db import IntegrityError, OperationalError, connection, models, transaction
 
 from stoker import Cancel, Retry, Snooze, task
 
@@ -65,6 +66,19 @@ def add_and_swallow_a_database_error(account_id: int) -> None:
             Account.objects.create(pk=account_id)
     except IntegrityError:
         pass
+
+
+@task(atomic=True, max_attempts=3, backoff=0.01)
+def add_and_create_another_even_if_one_is_locked(
+    account_id: int, locked_id: int, savepoint: bool
+) -> None:
+    add.func(account_id)
+    try:
+        with transaction.atomic() if savepoint else nullcontext():
+            list(Account.objects.select_for_update().filter(pk=locked_id))
+    except OperationalError:
+        pass
+    Account.objects.create()
 
 
 @task(atomic=True, max_attempts=3, backoff=0.01)

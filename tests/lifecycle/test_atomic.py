@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -238,6 +239,39 @@ def test_failed_commit_is_a_failed_attempt(
     assert isinstance(attempted.outcome, Retried | Failed)
     assert not attempted.is_recorded
     assert (total(account), statuses()) == (0, [None])
+
+
+@pytest.mark.mariadb
+@pytest.mark.parametrize("savepoint", [False, True])
+def test_task_that_swallows_a_deadlock_writes_nothing(
+    account: Account,
+    claim: Callable[[], Delivery],
+    monkeypatch: pytest.MonkeyPatch,
+    savepoint: bool,
+) -> None:
+    """MariaDB and MySQL have rolled back its transaction then, and would commit its later writes in
+    another one."""
+    with session() as other:
+        pauses: list[float] = []
+
+        def pause(seconds: float) -> None:
+            pauses.append(seconds)
+            if len(pauses) == 2:  # the task has written
+                other.start(partial(Account.objects.filter(pk=account.pk).update, total=9))
+
+        monkeypatch.setattr(atomic, "time", SimpleNamespace(sleep=pause))
+        other.begin()
+        # The servers roll back the transaction that has written less.
+        others = [other.do(Account.objects.create) for _ in range(50)]
+        atomic.add_and_create_another_even_if_one_is_locked.enqueue(
+            account.pk, others[0].pk, savepoint
+        )
+        attempted = run(claim())
+        other.roll_back()
+    assert isinstance(attempted.outcome, Retried)
+    assert "TransactionManagementError" in attempted.outcome.fault.exception_class
+    assert not attempted.is_recorded
+    assert (total(account), Account.objects.count(), statuses()) == (0, 1, [None])
 
 
 def test_task_without_its_lease_writes_nothing(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from django.db import DatabaseError, InterfaceError, OperationalError
@@ -11,6 +11,7 @@ from django.db.backends.signals import connection_created
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageTooLarge
+from stoker.store.transactions import is_conflict
 
 from .rows import Rows
 from .sessions import CHECK_AFTER_SECONDS, idle_seconds, lock_seconds
@@ -117,12 +118,26 @@ class MySQLSessions(Rows):
     def call_limits(self, seconds: int) -> dict[str, Any]:
         return dict.fromkeys(("connect_timeout", "read_timeout", "write_timeout"), seconds)
 
-    def atomic_task(self) -> AbstractContextManager[Any]:
+    @contextmanager
+    def atomic_task(self) -> Iterator[None]:
         """Open the transaction of an atomic task. It reads committed, because these servers do not
         refuse a commit that rests on old rows: a job that the task's lock blocks could be
         missed."""
         is_ours = not self.connection.in_atomic_block
-        return self.deciding() if is_ours else super().atomic_task()
+        opened = self.deciding() if is_ours else super().atomic_task()
+        with opened, self.connection.execute_wrapper(self._execute_in_task):
+            yield
+
+    def _execute_in_task(self, execute: Callable[..., Any], *statement: Any) -> Any:
+        """Execute a statement of an atomic task. If the server rolls back the whole transaction,
+        let Django refuse all further statements, also if the task swallows the error. Otherwise the
+        server would execute them in a new transaction, and Stoker would commit that."""
+        try:
+            return execute(*statement)
+        except OperationalError as error:
+            if is_conflict(error) or self._was_rolled_back(error):
+                self.connection.needs_rollback = True
+            raise
 
     def limit_sessions(
         self, settings: Settings, *, keeps_statements: bool, is_cluster: bool
