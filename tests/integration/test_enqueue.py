@@ -4,7 +4,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
@@ -19,6 +19,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from stoker import every, group, schedules
 from stoker.brokers.adapters import broker_for
 from stoker.compat import (
     TASKS_APP,
@@ -38,15 +39,20 @@ from stoker.exceptions import (
     NotSerializable,
     PackageTooLarge,
 )
+from stoker.jobs.faults import MESSAGE_LIMIT, TRACEBACK_LIMIT, Fault
+from stoker.jobs.outcomes import Attempted, Failed
 from stoker.jobs.package import Package, sealer_for
+from stoker.jobs.record import finish
 from stoker.jobs.results import Result
 from stoker.jobs.states import JobState
-from stoker.models import Deferred, Job, Outgoing, Ready
+from stoker.models import DeadLetter, Deferred, Job, Outgoing, Ready
 from stoker.signals import pre_enqueue
+from stoker.store.engines import engine_of
+from stoker.store.engines.mysql_sessions import REST_BYTES
 from stoker.tasks.decorator import task
 
 from tests.app.tasks import add, add_later, echo, write_ledger
-from tests.integration.work import another_database, work_off
+from tests.integration.work import another_database, claim, outside_the_database, work_off
 
 PER_THOUSAND = {"postgresql": 1, "mysql": 2, "sqlite": 16}
 """Statements that name stoker_job: one if a single statement fills both tables, else two;
@@ -666,11 +672,20 @@ class TestNoDatabase:
 
 @pytest.mark.mariadb
 @pytest.mark.django_db(transaction=True)
-@pytest.mark.parametrize("count", [1, 2])
-def test_package_above_max_allowed_packet_leaves_the_callers_transaction_usable(count: int) -> None:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT @@max_allowed_packet")
-        (most_bytes,) = cursor.fetchone()
+@pytest.mark.parametrize(
+    "enqueue",
+    [
+        echo.enqueue,
+        lambda text: echo.enqueue_many([((text,), {})] * 2),
+        lambda text: group(echo.s(text), echo.s(1)).enqueue(),
+        lambda text: schedules.create("large", echo, every(hours=1, args=[text])),
+    ],
+    ids=["one", "many", "workflow", "schedule"],
+)
+def test_package_above_max_allowed_packet_leaves_the_callers_transaction_usable(
+    enqueue: Callable[[str], object],
+) -> None:
+    most_bytes = max_allowed_packet()
     options = {"MAX_PACKAGE_BYTES": 2 * most_bytes}
     with (
         override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}),
@@ -678,5 +693,49 @@ def test_package_above_max_allowed_packet_leaves_the_callers_transaction_usable(
     ):
         first = echo.enqueue(1)
         with pytest.raises(PackageTooLarge, match="max_allowed_packet"):
-            echo.enqueue_many([(("x" * most_bytes,), {}) for _ in range(count)])
+            enqueue("x" * most_bytes)
     assert [str(job.pk) for job in Job.objects.all()] == [first.id]
+
+
+@pytest.mark.mariadb
+@pytest.mark.django_db(transaction=True)
+def test_package_that_could_not_be_recorded_is_refused_before_it_is_sent_to_a_broker() -> None:
+    most_bytes = max_allowed_packet()
+    tasks = outside_the_database()
+    tasks["default"]["OPTIONS"]["MAX_PACKAGE_BYTES"] = 2 * most_bytes
+    with override_settings(TASKS=tasks):
+        with pytest.raises(PackageTooLarge, match="max_allowed_packet"):
+            echo.enqueue("x" * most_bytes)
+        assert not broker_for(settings_for()).sizes()
+
+
+@pytest.mark.mariadb
+@pytest.mark.django_db(transaction=True)
+def test_job_with_the_largest_package_becomes_a_dead_letter_whatever_its_error_says() -> None:
+    most_bytes = max_allowed_packet()
+    options = {"MAX_PACKAGE_BYTES": 2 * most_bytes}
+    with override_settings(TASKS={"default": {"BACKEND": BACKEND, "OPTIONS": options}}):
+        result = echo.enqueue("x" * (most_bytes - REST_BYTES - 2000))
+        (delivery,) = claim()
+        fault = Fault("ValueError", "\U0001f600" * MESSAGE_LIMIT, "\U0001f600" * TRACEBACK_LIMIT)
+        now = time.time()
+        finish(
+            settings_for(),
+            broker_for(settings_for()),
+            [Attempted(delivery, Failed(fault), "w", now, now)],
+        )
+    assert str(DeadLetter.objects.values_list("job_id", flat=True).get()) == result.id
+
+
+@pytest.mark.mariadb
+def test_size_of_a_package_is_not_checked_on_an_event_loop() -> None:
+    async def check() -> None:
+        engine_of("default").refuse_too_large(b"x")
+
+    asyncio.run(check())
+
+
+def max_allowed_packet() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        return int(cursor.fetchone()[0])

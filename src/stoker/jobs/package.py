@@ -16,6 +16,7 @@ from django.conf import settings as django_settings
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageTooLarge, UnreadableHere, UnreadablePackage
+from stoker.store.engines import LARGE_BYTES, engine_of
 from stoker.values import codec
 from stoker.values.codec import job_as_json, value_as_json
 from stoker.values.ids import id_of
@@ -96,6 +97,7 @@ class Sealer:
         serializer: ``"json"`` or ``"pickle"``.
         compress_above_bytes: compress larger bodies; None = never.
         max_bytes: maximum size of a package.
+        database: alias of the database that records the jobs; None = there is none.
 
     Raises:
         ConfigurationError: there is no secret, or it is empty.
@@ -108,12 +110,14 @@ class Sealer:
         serializer: str = "json",
         compress_above_bytes: int | None = None,
         max_bytes: int = 1 << 20,
+        database: str | None = None,
     ) -> None:
         most_inflated_bytes = max(LEAST_INFLATED_BYTES, INFLATED_TIMES * max_bytes)
         self._envelope = Envelope(secrets, cluster, compress_above_bytes, most_inflated_bytes)
         self._pickles = serializer == "pickle"
         self._compresses = compress_above_bytes is not None
         self._max_bytes = max_bytes
+        self._database = database
         self.key_ids = self._envelope.key_ids
         """Ids of the keys with which packages can be opened; the first one signs."""
 
@@ -136,11 +140,14 @@ class Sealer:
             version: see ``version_of``.
 
         Raises:
-            PackageTooLarge: the package would have more than ``max_bytes``.
+            PackageTooLarge: the package would have more than ``max_bytes``, or the database would
+                refuse it. A job at another broker would run, and then could not be recorded.
         """
         data = self._envelope.close(JOB, body, pickled=self._pickles, version=version)
         if len(data) > self._max_bytes:
             raise PackageTooLarge(self._too_large(task, len(data)))
+        if len(data) >= LARGE_BYTES and self._database is not None:
+            engine_of(self._database).refuse_too_large(data)
         return data
 
     def open(self, data: bytes) -> Package:
@@ -235,6 +242,7 @@ def sealer_for(settings: Settings) -> Sealer:
         settings.serializer,
         settings.compress_above_bytes,
         settings.max_package_bytes,
+        settings.database,
     )
 
 

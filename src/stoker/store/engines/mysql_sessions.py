@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from django.core.exceptions import SynchronousOnlyOperation
 from django.db import DatabaseError, InterfaceError, OperationalError
 from django.db.backends.signals import connection_created
 
@@ -32,8 +33,9 @@ LOCK_WAIT_TIMEOUT = 1205
 """Error code ER_LOCK_WAIT_TIMEOUT. MariaDB also refuses by it a lock with NOWAIT."""
 REFUSED_INSIDE_TRANSACTION = 1568
 """Error code ER_CANT_CHANGE_TX_CHARACTERISTICS."""
-REST_BYTES = 1 << 16
-"""Number of bytes allowed for a statement besides its value."""
+REST_BYTES = 1 << 19
+"""Number of bytes allowed for a statement besides its value. A dead letter has a message and a
+traceback of up to 74,000 characters, which may have 4 bytes each."""
 ESCAPED = b"\x00\n\r\x1a\"'\\"
 """Bytes that are escaped, and so sent as two bytes."""
 OF_STOKER = "table_schema = DATABASE() AND table_name LIKE 'stoker\\_%%'"
@@ -200,10 +202,11 @@ class MySQLSessions(Rows):
 
     def refuse_too_large(self, value: bytes) -> None:
         """Refuse a value that does not fit into ``max_allowed_packet``. The server would close the
-        connection, and the client would report that the server has gone away."""
+        connection, and the client would report that the server has gone away. Nothing is checked on
+        an event loop, where this call would block."""
         try:
             ((most_bytes,),) = self._read("SELECT @@max_allowed_packet", [])
-        except (DatabaseError, InterfaceError):
+        except (DatabaseError, InterfaceError, SynchronousOnlyOperation):
             return  # the error will come again when the value is recorded
         sent_bytes = len(value) + sum(map(value.count, ESCAPED))
         if sent_bytes + REST_BYTES > most_bytes:
