@@ -13,7 +13,7 @@ from stoker.conf import settings_for
 from stoker.inspect import jobs as job_search
 from stoker.inspect.jobs import JobFilter, JobPage, JobSearch
 from stoker.jobs import matching
-from stoker.models import Cluster, Job
+from stoker.models import Cluster, DeadLetter, Job
 from stoker.testing import drain
 
 from tests.app import frail, payments, tasks
@@ -132,6 +132,23 @@ def test_filters_narrow_the_search() -> None:
     assert not found(state="SUCCESSFUL", until=now - hour)
     assert not found(node="elsewhere")
     assert not found(state="READY", node=node)
+
+
+def test_task_is_found_by_its_exact_name() -> None:
+    """These names are the same for the usual collations of MariaDB and MySQL."""
+    names = ("shop.tasks.send", "shop.tasks.Send", "shop.tasks.sénd")
+    letters = {name: dead(frail.charge, name) for name in names}
+    ready, deferred = {}, {}
+    for name, letter in letters.items():
+        ready[name] = tasks.nothing.enqueue().id
+        deferred[name] = tasks.nothing.using(run_after=60).enqueue().id
+        Job.objects.filter(pk__in=[ready[name], deferred[name]]).update(task=name)
+        DeadLetter.objects.filter(pk=letter.pk).update(task=name)
+    for name in names:
+        assert found(task=name) == [deferred[name], ready[name]]
+        assert found(task=name, state="READY") == [ready[name]]
+        (letter,) = dead_letters.find(task=name).letters
+        assert letter.pk == letters[name].pk
 
 
 def test_running_job_is_found_by_its_node() -> None:

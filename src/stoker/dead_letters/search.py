@@ -18,6 +18,7 @@ from stoker.models.dead_letter import CLOSED, UNCLOSED, DeadLetter
 from stoker.models.requeue import Requeue
 from stoker.setting_values import checked_limit
 from stoker.store.counting import Number, counts_of
+from stoker.store.engines import engine_of
 from stoker.store.statements import with_keys
 from stoker.values.marks import InvalidFilter, beyond, key_of, mark_of, within
 from stoker.values.text import stored_text
@@ -145,7 +146,7 @@ class Search:
         self._settings = settings
         self._alias = settings.database
         self._wanted = wanted
-        self._condition = _condition(wanted)
+        self._condition = _condition(self._alias, wanted)
 
     def rows(self) -> QuerySet[DeadLetter]:
         """Return all matching dead letters. Unlike ``page``, do not search arguments for the text,
@@ -172,8 +173,8 @@ class Search:
         """Search the next ``looked_at`` dead letters in this order. Return the matching ones, and
         the key of the last one that was searched, or None if no more remain."""
         letters = DeadLetter.objects.using(self._alias).order_by(*order)
-        rows = letters.filter(_condition(replace(self._wanted, text="")))
-        every = letters.filter(_condition(self._indexed))
+        rows = letters.filter(_condition(self._alias, replace(self._wanted, text="")))
+        every = letters.filter(_condition(self._alias, self._indexed))
         if after is not None:
             later = beyond(order, key_of(after, KEY))
             rows, every = rows.filter(later), every.filter(later)
@@ -305,7 +306,7 @@ def told_by_dead_letters(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
     }
 
 
-def _condition(wanted: Filter) -> Q:
+def _condition(alias: str, wanted: Filter) -> Q:
     _refuse_unknown("state", wanted.state, [*DeadLetter.State, *STATES])
     _refuse_unknown("reason", wanted.reason, ["", *DeadLetter.Reason])
     _refuse_no_moment("failed_after", wanted.failed_after)
@@ -313,7 +314,6 @@ def _condition(wanted: Filter) -> Q:
     text, key = stored_text(wanted.text, LONGEST_TEXT), stored_text(wanted.key, LONGEST_TEXT)
     states = STATES.get(wanted.state) or (DeadLetter.State(wanted.state),)
     exact: dict[str, Any] = {
-        "task": wanted.task,
         "queue": wanted.queue,
         "reason": wanted.reason and DeadLetter.Reason(wanted.reason),
         "fingerprint": wanted.fingerprint,
@@ -323,6 +323,8 @@ def _condition(wanted: Filter) -> Q:
         "worker_id__startswith": wanted.node and f"{wanted.node[:LONGEST_HOST]}:",
     }
     condition = Q(**{name: value for name, value in exact.items() if value})
+    if wanted.task:
+        condition &= engine_of(alias).is_exactly("task", wanted.task)
     if wanted.state != "all":
         condition &= Q(state__in=states)
     if text:

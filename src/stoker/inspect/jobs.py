@@ -309,12 +309,16 @@ class JobSearch:
         """Return the task of the filter if these tables do not contain it."""
         return "" if any(rows.model is Job for rows in each) else self._wanted.task
 
+    @property
+    def _is_of_task(self) -> Q:
+        return engine_of(self._alias).is_exactly("task", self._wanted.task)
+
     def _of_task(self, keys: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
         """Return the keys of the jobs of the task."""
         if not keys:
             return []
         jobs = with_keys(Job.objects.using(self._alias), [key[-1] for key in keys])
-        found = set(jobs.filter(task=self._wanted.task).values_list("pk", flat=True))
+        found = set(jobs.filter(self._is_of_task).values_list("pk", flat=True))
         return [key for key in keys if key[-1] in found]
 
     def page_from(self, first_id: UUID, limit: int) -> tuple[JobPage, int] | None:
@@ -348,7 +352,7 @@ class JobSearch:
         ended = Job.objects.using(self._alias).filter(status=Job.Status.SUCCESSFUL)
         ended = ended.filter(finished_at__gte=since).order_by("-finished_at", "-id")
         edge = ended.values_list("finished_at", flat=True)[LOOKED_AT : LOOKED_AT + 1].first()
-        rows = ended.filter(finished_at__gte=edge or since, task=self._wanted.task)
+        rows = ended.filter(self._is_of_task, finished_at__gte=edge or since)
         times: Any = rows.exclude(started_at=None).values_list("pk", "started_at", "finished_at")
         ran = {pk: (finished - started).total_seconds() for pk, started, finished in times}
         longest = heapq.nlargest(limit, ran, key=ran.__getitem__)
@@ -383,7 +387,7 @@ class JobSearch:
         of jobs."""
         wanted, condition = self._wanted, Q()
         if wanted.task and model is Job:
-            condition &= Q(task=wanted.task)
+            condition &= self._is_of_task
         if wanted.queue and model is not Ready:
             condition &= Q(queue=wanted.queue)
         if wanted.node:

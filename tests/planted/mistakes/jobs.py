@@ -369,7 +369,7 @@ MISTAKES = (
     ),
     Mistake(
         "the search of dead letters ignores the task",
-        [Text("dead_letters/search.py", '        "task": wanted.task,\n', "")],
+        [Change("dead_letters.search:_condition", drop("if wanted.task:\n    ..."))],
         "tests/integration/test_dead_letters.py",
         "bulk_requeue_and_discard_apply_filters_and_limit",
     ),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.db import OperationalError, models
+from django.db.models.lookups import Exact
 
 from stoker.store.written import NOW_ON_MYSQL, Written, as_uuid, statement
 
@@ -75,6 +76,16 @@ class MySQL(MySQLSessions, Engine):
             else:
                 text = text.replace("\nSELECT ", f"\nSELECT {NO_LIMIT_ON_MYSQL}", 1)
         return self._read(text, parameters)
+
+    def is_exactly(self, field: str, text: str) -> models.Q:
+        """Let an index find the texts that are the same for the collation, and compare those as
+        bytes."""
+        in_bytes = models.Func(
+            models.F(field),
+            template="CAST(CONVERT(%(expressions)s USING utf8mb4) AS BINARY)",
+            output_field=models.BinaryField(),
+        )
+        return super().is_exactly(field, text) & models.Q(Exact(in_bytes, text.encode()))
 
     def lock_by_key(
         self, rows: models.QuerySet[Any], keys: Collection[UUID], *names: str, waits: bool = True

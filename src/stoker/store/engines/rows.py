@@ -43,10 +43,7 @@ class Rows(Sessions):
             parameters: parameters of the statement. On PostgreSQL, lists become arrays.
             words: text for the statement's placeholders in braces.
         """
-        with self.connection.cursor() as cursor:
-            cursor.execute(statement(name, **words), parameters)
-            rows: list[tuple[Any, ...]] = list(cursor.fetchall())
-            return rows
+        return self._read(statement(name, **words), parameters)
 
     def text_about(self, name: str, rows: models.QuerySet[Any], **words: str) -> str:
         """Return the text of ``sql/<name>.sql`` for the table and primary key of the given rows."""
@@ -74,6 +71,10 @@ class Rows(Sessions):
     def with_keys(self, rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
         """Restrict the query to the given primary keys."""
         return rows.filter(pk__in=keys)
+
+    def is_exactly(self, field: str, text: str) -> models.Q:
+        """Return the condition that a field has this text, also in the case of its letters."""
+        return models.Q(**{field: text})
 
     def lockable(self, rows: Q, *, waits: bool = False) -> Q:
         """Let a query lock the rows that it finds, if the database can lock rows.
@@ -458,10 +459,9 @@ class GuardRows(Rows):
         Returns:
             Holders of places, oldest jobs of sequences, first jobs of lines, and the time.
         """
-        rows = self._guard_state(held, sequences, lines)
         return [
             (what, key and as_uuid(key), job and as_uuid(job), queue, int(number or 0))
-            for what, key, job, queue, number in rows
+            for what, key, job, queue, number in self._guard_state(held, sequences, lines)
         ]
 
     def _guard_state(
