@@ -303,8 +303,9 @@ def _isolation(alias: str) -> Iterator[CheckMessage]:
     name = str(getattr(level, "name", level)).lower().replace("_", " ")
     if name != "read committed":
         what = (
-            "clusters would often have to repeat transactions, and result.wait() inside a "
-            "transaction would not see the end of the job."
+            "clusters would often have to repeat transactions. In a transaction that has begun "
+            "before, result.wait() would not see the end of the job, and result.cancel() not its "
+            "start."
         )
         if name == "read uncommitted":
             what = "a unique job may be left out because of another job that is never committed."

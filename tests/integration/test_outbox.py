@@ -2,8 +2,9 @@
 
 import json
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from stoker.models.outbox import forget_tables
 from stoker.store.statements import insert_with_packages, with_keys
 
 from tests.app.tasks import add
+from tests.guards.sessions import PATIENCE_SECONDS, session
 from tests.integration.work import another_database, work_off
 
 BACKEND = "stoker.backend.StokerBackend"
@@ -207,6 +209,33 @@ class TestBrokerAway:
         assert (away, Outgoing.objects.count()) == ([0, 1, 1], 1)
         away.clear()
         assert (relay(), waiting(), Outgoing.objects.count()) == (1, 1, 0)
+
+
+@pytest.mark.mariadb
+@pytest.mark.usefixtures("nobody_relays")
+def test_relay_holds_up_no_enqueue_though_the_project_reads_repeatably(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The transaction of the relay lasts as long as the call of the broker."""
+    with transaction.atomic():
+        add.enqueue(1, 2)
+    broker, outgoing, moved = broker_for(settings_for()), Outgoing.objects, list[Outgoing]()
+    isolation = {"isolation_level": "repeatable read"}
+    options = {**connection.settings_dict["OPTIONS"], **isolation}
+    monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    connection.close()
+    connection.connect()
+    with session() as other, closing(connection):
+
+        def enqueue_meanwhile(rows: Sequence[Outgoing], _: float) -> None:
+            other.do(lambda: connection.cursor().execute("SET innodb_lock_wait_timeout = 1"))
+            other.start_transaction(partial(add.enqueue, 3, 4)).result(PATIENCE_SECONDS)
+            other.commit()
+            moved.extend(rows)
+
+        lock = partial(outgoing.lock_first, "default", 10)
+        assert broker.move_outbox("default", lock, enqueue_meanwhile) == moved
+    assert (len(moved), outgoing.count()) == (1, 1)
 
 
 class TestTooLarge:

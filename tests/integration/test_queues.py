@@ -178,6 +178,15 @@ def test_all_of_many_queues_are_claimed_and_listed() -> None:
     assert [one.name for one in queues.list() if one.oldest_ready_seconds is not None] == MANY
 
 
+def test_claim_from_many_queues_takes_few_statements(django_assert_max_num_queries: Any) -> None:
+    broker = broker_for(settings_for())
+    jobs = [message(queue=queue, priority=9) for queue in MANY[:250]]
+    broker.enqueue([*jobs, *(message(queue=queue) for queue in MANY[:250])])
+    with django_assert_max_num_queries(15):
+        claimed = broker.claim(ClaimRequest(5, holder=uuid4(), lease_seconds=60))
+    assert [one.job_id for one in claimed] == sorted(job.job_id for job in jobs)[:5]
+
+
 def test_all_of_many_queues_with_jobs_that_one_key_blocks_are_found() -> None:
     engine, (key, *job_ids) = engine_of("default"), [uuid4() for _ in range(1 + len(MANY))]
     names = ("since_us", "key_id", "job_id", "queue", "rank", "attempts", "crashes", "guards")

@@ -29,7 +29,7 @@ def broker() -> Broker:
 @pytest.fixture
 def between(monkeypatch: pytest.MonkeyPatch) -> Between:
     """Run a callable after the next claim's first read, before its transaction."""
-    look = SQLite.lock_line
+    look = SQLite.lock_lines
     todo: list[Callable[[], object]] = []
 
     def looked(engine: SQLite, *args: Any, **options: Any) -> object:
@@ -38,7 +38,7 @@ def between(monkeypatch: pytest.MonkeyPatch) -> Between:
             todo.pop()()
         return found
 
-    monkeypatch.setattr(SQLite, "lock_line", looked)
+    monkeypatch.setattr(SQLite, "lock_lines", looked)
     return todo.append
 
 

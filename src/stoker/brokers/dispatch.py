@@ -18,8 +18,6 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from django.db import transaction
-
 from stoker.conf import Settings
 from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.models import Job
@@ -180,8 +178,7 @@ class Dispatch:
         """
         until = 0.0 if self.broker is None else self.broker.relay_until()
         outgoing = Outgoing.objects.using(alias)
-        with transaction.atomic(using=alias):
-            outgoing.be_the_writer()
+        with outgoing.moving():
             rows = list(lock())
             if rows:
                 write(rows, until)

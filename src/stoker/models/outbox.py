@@ -9,8 +9,9 @@ has ended since.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from queue import Empty, SimpleQueue
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
 
 from django.core.signals import setting_changed
-from django.db import connections, models, router
+from django.db import connections, models, router, transaction
 from django.utils import timezone
 
 from stoker.exceptions import BrokerUnavailable
@@ -206,13 +207,20 @@ class OutgoingQuerySet(models.QuerySet["Outgoing"]):
         """Lock the given rows that exist and are not being relayed."""
         return list(self.filter(pk__in=job_ids)._lockable())
 
-    def be_the_writer(self) -> None:
-        """On SQLite, begin the transaction with a write, which waits for other writers.
+    @contextmanager
+    def moving(self) -> Iterator[None]:
+        """Open a transaction that moves rows; if one is open, a savepoint in it.
 
-        A transaction that has read first would fail at once instead.
+        On MariaDB and MySQL it reads committed: otherwise others could not insert rows until it
+        ends. On SQLite it begins with a write, which waits for other writers. A transaction that
+        has read first would fail at once instead.
         """
-        if engine_of(self.db).has_one_writer:
-            self.filter(backend="").update(priority=0)
+        engine = engine_of(self.db)
+        is_open = engine.connection.in_atomic_block
+        with transaction.atomic(using=self.db) if is_open else engine.deciding():
+            if engine.has_one_writer:
+                self.filter(backend="").update(priority=0)
+            yield
 
     def _lockable(self) -> OutgoingQuerySet:
         return engine_of(self.db).lockable(self.order_by("job_id"))

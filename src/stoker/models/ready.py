@@ -30,10 +30,10 @@ class ReadyQuerySet(models.QuerySet["Ready"]):
         rows = [(written.id(place.job_id), *place[1:]) for place in places]
         engine_of(self.db).insert_rows("stoker_ready", Place._fields, rows)
 
-    def lock_first(self, queue: str, limit: int) -> list[Place]:
-        """Lock the first jobs of a queue, skipping rows that other transactions have locked."""
-        engine = engine_of(self.db)
-        rows = engine.lock_line(self, Place._fields, limit, "stoker_ready_line", queue=queue)
+    def lock_first(self, queues: Iterable[str], limit: int) -> list[Place]:
+        """Lock the first jobs of each queue, skipping rows that other transactions have locked."""
+        engine, lines = engine_of(self.db), [(queue, limit) for queue in queues]
+        rows = engine.lock_lines(self, Place._fields, "stoker_ready_line", ("queue",), lines)
         return [Place(as_uuid(row[0]), *row[1:]) for row in rows]
 
     def queues(self) -> list[str]:

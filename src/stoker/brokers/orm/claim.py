@@ -485,7 +485,7 @@ class Claiming:
         ready = Ready.objects.using(self._alias)
         paused = self._paused_here()
         served = [queue for queue in self._queues if queue not in paused]
-        best = [place for queue in served for place in ready.lock_first(queue, look)]
+        best = ready.lock_first(served, look)
         if len(served) > 1:
             best.sort(key=lambda place: (place.rank, place.job_id))
         return best[:look]

@@ -42,8 +42,6 @@ JOB = (
     "worker_id", "reason",
 )  # fmt: skip
 """Columns of a new job. The other columns stay NULL until the job has ended."""
-LINES_AT_ONCE = 100
-"""Lines that are locked by one statement. SQLite allows 500."""
 PLACE = ("job_id", "queue", "rank", "attempts", "crashes", "guards")
 """Columns that all narrow tables have in common."""
 CalledLine = tuple[UUID, str, int, bool]
@@ -393,10 +391,9 @@ class Engine(GuardRows):
             skipped.
         """
         lines = self.lines_of(list(counts))
-        places: list[tuple[Any, ...]] = []
-        for start in range(0, len(lines), LINES_AT_ONCE):
-            some = lines[start : start + LINES_AT_ONCE]
-            places += self.lock_lines(blocked, [(*line, counts[line[0]]) for line in some])
+        each = [(*line, counts[line[0]]) for line in lines]
+        names, line = ("key_id", *PLACE), ("key_id", "queue")
+        places = self.lock_lines(blocked, names, "stoker_blocked_line", line, each)
         self.add_waits_of_blocked([as_uuid(place[1]) for place in places])
         self.move_to_ready(blocked, [place[1:] for place in places])
         moved = Counter((as_uuid(key_id), queue) for key_id, _, queue, *_ in places)
@@ -408,19 +405,6 @@ class Engine(GuardRows):
         """Return the key and queue of each line of the given keys."""
         rows = self.find_each("blocked_queues", key_ids, "stoker_blocked_line") if key_ids else []
         return [(as_uuid(key_id), queue) for key_id, queue in rows]
-
-    def lock_lines(
-        self, blocked: models.QuerySet[Any], lines: Sequence[tuple[UUID, str, int]]
-    ) -> list[tuple[Any, ...]]:
-        """Lock the first jobs of each line, given by its key, its queue and a maximum number. Skip
-        jobs that other transactions have locked. Return the key and the place of each."""
-        write = Written(self.connection).id
-        text = self.line_text(
-            blocked, ("key_id", *PLACE), "stoker_blocked_line", ("key_id", "queue")
-        )
-        together = " UNION ALL ".join([self.among_others.format(text)] * len(lines))
-        given = [value for key_id, *rest in lines for value in (write(key_id), *rest)]
-        return self._read(together, given)
 
     def move_to_ready(self, rows: models.QuerySet[Any], places: Sequence[tuple[Any, ...]]) -> None:
         """Move rows that the caller has locked from another narrow table to ready."""

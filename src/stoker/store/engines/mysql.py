@@ -131,6 +131,8 @@ class MySQL(MySQLSessions, Engine):
             return False
         return True
 
+    among_others = "({})"
+
     def _line_words(self, index: str) -> dict[str, str]:
         """Force the index, whose entries already show that another transaction has locked a row.
 

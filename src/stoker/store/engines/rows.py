@@ -132,38 +132,28 @@ class Rows(Sessions):
         columns = ", ".join(f"narrow.{quote(name)}" for name in names)
         return self.text_about(name, rows, columns=columns, lock=lock, **words)
 
-    def lock_line(
+    def lock_lines(
         self,
         rows: models.QuerySet[Any],
         names: Sequence[str],
-        limit: int,
         index: str,
-        **line: UUID | str,
+        line: Sequence[str],
+        lines: Sequence[tuple[Any, ...]],
     ) -> list[tuple[Any, ...]]:
-        """Lock the first jobs of a line, and skip jobs that other transactions have locked.
+        """Lock the first jobs of each line, and skip jobs that other transactions have locked.
 
         Args:
             rows: query for one narrow table.
             names: columns to read.
-            limit: largest number of jobs.
-            index: the index in the order of the line.
-            line: the fields and values that select the line.
+            index: the index in the order of the lines.
+            line: the fields that select a line.
+            lines: values of these fields, and the largest number of jobs, for each line.
 
         Returns:
-            The columns of each locked job, in the order of the line.
+            The columns of each locked job, in the order of the lines.
         """
-        write = Written(self.connection).id
-        text = self.line_text(rows, names, index, list(line))
-        given = [write(one) if isinstance(one, UUID) else one for one in line.values()]
-        return self._read(text, [*given, limit])
-
-    def line_text(
-        self, rows: models.QuerySet[Any], names: Sequence[str], index: str, line: Sequence[str]
-    ) -> str:
-        """Return the statement of ``lock_line``. Its parameters are the values of the line and the
-        limit."""
-        quote = self.connection.ops.quote_name
-        return self.text_about(
+        quote, write = self.connection.ops.quote_name, Written(self.connection).id
+        text = self.text_about(
             "lock_line",
             rows,
             columns=", ".join(map(quote, names)),
@@ -171,8 +161,16 @@ class Rows(Sessions):
             rank=quote("rank"),
             **self._line_words(index),
         )
+        found: list[tuple[Any, ...]] = []
+        for start in range(0, len(lines), LINES_AT_ONCE):
+            some = lines[start : start + LINES_AT_ONCE]
+            among_others = [self.among_others.format(text)] * len(some)
+            together = text if len(some) == 1 else " UNION ALL ".join(among_others)
+            given = [write(one) if isinstance(one, UUID) else one for each in some for one in each]
+            found += self._read(together, given)
+        return found
 
-    among_others = "({})"
+    among_others = "SELECT * FROM ({}) AS line"
     """Form of a statement with a limit when UNION combines it with others."""
 
     def _line_words(self, index: str) -> dict[str, str]:
@@ -286,6 +284,8 @@ class Rows(Sessions):
             return int(cursor.rowcount)
 
 
+LINES_AT_ONCE = 100
+"""Lines that are locked by one statement. SQLite allows 500."""
 UNIQUE = ("key_id", "name", "job_id", "taken_us", "until_us")
 """Columns of a unique key."""
 KEY = (

@@ -215,7 +215,6 @@ class SQLite(Engine):
         words = {"wanted": WANTED, "join": "CROSS JOIN", "index": "", "now": self.now_sql}
         return self.fetch(name, [*before, hexes(keys)], **words)
 
-    among_others = "SELECT * FROM ({})"
     returns_upserts = True
 
     def _guard_state(
@@ -249,7 +248,8 @@ class SQLite(Engine):
         Reading the jobs and their packages happens before and after the transaction, so that other
         writers wait less. The transaction leases only the jobs that are still ready.
         """
-        line = [row for one in queues for row in self.lock_line(ready, PLACE, limit, "", queue=one)]
+        lines = [(queue, limit) for queue in queues]
+        line = self.lock_lines(ready, PLACE, "", ("queue",), lines)
         if len(queues) > 1:
             line = sorted(line, key=RANK_AND_JOB_ID)[:limit]
         if any(map(GUARDS, line)):
