@@ -203,16 +203,20 @@ def test_invalid_setting_is_reported(capsys: pytest.CaptureFixture[str]) -> None
 def test_no_subcommand_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call() == 0
     shown = capsys.readouterr().out
-    for subcommand in map(import_string, SUBCOMMANDS):
-        assert subcommand.name in shown
+    for name, path in SUBCOMMANDS.items():
+        subcommand = import_string(path)
+        assert subcommand.name == name
+        assert name in shown
         assert subcommand.summary in shown
 
 
-def test_run_loads_no_other_subcommand() -> None:
-    """A cluster stays for weeks, and would keep their modules in memory."""
+@pytest.mark.parametrize(("word", "option"), [("run", "--single"), ("health", "--max-silence")])
+def test_subcommand_loads_no_other(word: str, option: str) -> None:
+    """A cluster stays for weeks, and would keep their modules in memory. A health check is called
+    every few seconds."""
     script = (
         "import sys; from stoker.management.commands.stoker import Command\n"
-        "try: Command().run_from_argv(['manage.py', 'stoker', 'run', '--help'])\n"
+        f"try: Command().run_from_argv(['manage.py', 'stoker', {word!r}, '--help'])\n"
         "except SystemExit: print([name for name in sys.modules if 'doctor' in name])"
     )
     done = subprocess.run(
@@ -221,12 +225,12 @@ def test_run_loads_no_other_subcommand() -> None:
         text=True,
         check=True,
     )
-    assert "--single" in done.stdout
+    assert option in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 WORDS = {
-    **{kind.name: kind for kind in map(import_string, SUBCOMMANDS)},
+    **{kind.name: kind for kind in map(import_string, SUBCOMMANDS.values())},
     **{f"dead {kind.name}": kind for kind in DeadLettersCommand.parts},
 }
 """Words on the command line -> their subcommand."""
@@ -244,12 +248,13 @@ def test_help_shows_every_option_and_examples(
 
 
 def test_examples_in_the_help_can_be_parsed() -> None:
+    parser = Command().create_parser("manage.py", "stoker")
     for subcommand in WORDS.values():
         for line in subcommand.examples.splitlines():
             words = line.partition(" || ")[0].partition(" | ")[0].split("   ")
             typed = shlex.split(next(part for part in words if part.strip()))
             assert typed[:2] == ["manage.py", "stoker"]
-            parse(*typed[2:])
+            parser.parse_args(typed[2:])
 
 
 def test_every_exit_code_has_a_meaning() -> None:

@@ -46,7 +46,8 @@ class CompletionCommand(Subcommand):
     options = (option("shell", choices=(*PREAMBLES,), help="The shell."),)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        parser = self.command.create_parser("manage.py", "stoker")
+        # A new command has the parsers of all subcommands.
+        parser = type(self.command)().create_parser("manage.py", "stoker")
         self.say(script_of(options["shell"], parser).rstrip())
         return ExitCode.DONE
 

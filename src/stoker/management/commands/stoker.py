@@ -16,7 +16,6 @@ from django.utils.module_loading import import_string
 
 from stoker.compat import TaskResultDoesNotExist
 from stoker.exceptions import StokerError
-from stoker.management.run import RunCommand
 from stoker.management.subcommand import (
     ExitCode,
     HelpFormatter,
@@ -28,27 +27,28 @@ from stoker.management.subcommand import (
 from stoker.values.marks import InvalidMark
 from stoker.values.text import first_line_of
 
-SUBCOMMANDS = (
-    "stoker.management.run.RunCommand",
-    "stoker.management.info.InfoCommand",
-    "stoker.management.monitor.MonitorCommand",
-    "stoker.management.memory.MemoryCommand",
-    "stoker.management.health.HealthCommand",
-    "stoker.management.why.WhyCommand",
-    "stoker.management.enqueue.Enqueue",
-    "stoker.management.tasks.TasksCommand",
-    "stoker.management.jobs.JobsCommand",
-    "stoker.management.dead.DeadLettersCommand",
-    "stoker.management.queues.PauseQueue",
-    "stoker.management.queues.ResumeQueue",
-    "stoker.management.queues.ClearQueue",
-    "stoker.management.bulk.BulkCommand",
-    "stoker.management.clusters.ClustersCommand",
-    "stoker.management.schedules.SchedulesCommand",
-    "stoker.management.doctor.DoctorCommand",
-    "stoker.management.workflows.WorkflowsCommand",
-    "stoker.management.completion.CompletionCommand",
-)
+SUBCOMMANDS = {
+    "run": "stoker.management.run.RunCommand",
+    "info": "stoker.management.info.InfoCommand",
+    "monitor": "stoker.management.monitor.MonitorCommand",
+    "memory": "stoker.management.memory.MemoryCommand",
+    "health": "stoker.management.health.HealthCommand",
+    "why": "stoker.management.why.WhyCommand",
+    "enqueue": "stoker.management.enqueue.Enqueue",
+    "tasks": "stoker.management.tasks.TasksCommand",
+    "jobs": "stoker.management.jobs.JobsCommand",
+    "dead": "stoker.management.dead.DeadLettersCommand",
+    "pause": "stoker.management.queues.PauseQueue",
+    "resume": "stoker.management.queues.ResumeQueue",
+    "clear": "stoker.management.queues.ClearQueue",
+    "bulk": "stoker.management.bulk.BulkCommand",
+    "clusters": "stoker.management.clusters.ClustersCommand",
+    "schedules": "stoker.management.schedules.SchedulesCommand",
+    "doctor": "stoker.management.doctor.DoctorCommand",
+    "workflows": "stoker.management.workflows.WorkflowsCommand",
+    "completion": "stoker.management.completion.CompletionCommand",
+}
+"""Name -> path of the class."""
 
 REFUSALS = (
     StokerError,
@@ -72,7 +72,8 @@ class Command(BaseCommand):
     )
     # `run` makes its own checks; the others must answer quickly.
     requires_system_checks = ()
-    _is_run = False
+    _typed = ""
+    """The word after ``stoker`` on the command line, usually the subcommand."""
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         formatter = kwargs.pop("formatter_class", HelpFormatter)
@@ -89,15 +90,16 @@ class Command(BaseCommand):
         self._subcommands = add_subcommands(parser, self, self._needed())
 
     def run_from_argv(self, argv: list[str]) -> None:
-        self._is_run = argv[2:3] == [RunCommand.name]
+        self._typed = "".join(argv[2:3])
         super().run_from_argv(argv)
 
     def _needed(self) -> list[type[Subcommand]]:
-        """Return all subcommands. A process of ``run`` lives for weeks, so it does not load the
-        other subcommands."""
-        if self._is_run:
-            return [RunCommand]
-        return [*map(import_string, SUBCOMMANDS), *of_other_apps()]
+        """Return the subcommand that was typed. To load the others, too, would take longer than
+        most subcommands run, and processes of ``run`` would keep them for weeks. If the word is not
+        known, return all, for the help and for error messages."""
+        if path := SUBCOMMANDS.get(self._typed):
+            return [import_string(path)]
+        return [*map(import_string, SUBCOMMANDS.values()), *of_other_apps()]
 
     def handle(self, *args: Any, **options: Any) -> None:
         if options["subcommand"] is None:
