@@ -23,6 +23,8 @@ from hypothesis import strategies as st
 from stoker.values import codec
 from stoker.values.codec import MOST_LEVELS, NotEncodable, value_as_json
 
+from tests.examples import examples
+
 pytestmark = pytest.mark.unit
 
 ZURICH = ZoneInfo("Europe/Zurich")
@@ -184,7 +186,7 @@ def values() -> st.SearchStrategy[Any]:
     )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(values())
 def test_random_values_survive_a_round_trip(value: Any) -> None:
     """The values are nested and mixed."""

@@ -32,6 +32,8 @@ from stoker.jobs.package import JOB, READERS, VALUE, JobOptions, Package, Sealer
 from stoker.values import codec
 from stoker.values.pickles import nothing_unpickled
 
+from tests.examples import examples
+
 pytestmark = pytest.mark.unit
 
 PACKAGE = Package(
@@ -337,7 +339,7 @@ def test_changed_byte_is_detected(sample: bytes) -> None:
                 PICKLE.open(bytes(changed))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.sampled_from(ALL_SAMPLES), st.data())
 def test_changed_part_is_detected(sample: bytes, data: st.DataObject) -> None:
     """Other bytes raise UnreadablePackage, no other error, and never open."""
@@ -350,7 +352,7 @@ def test_changed_part_is_detected(sample: bytes, data: st.DataObject) -> None:
         PICKLE.open(changed)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.sampled_from([b"", b"\xf5", b"\xf5J", b"\xf5J\x02", b"\xf5J\x02\x00"]), st.binary())
 def test_garbage_is_refused_as_a_package(start: bytes, rest: bytes) -> None:
     """Even if it begins like a package."""
@@ -358,7 +360,7 @@ def test_garbage_is_refused_as_a_package(start: bytes, rest: bytes) -> None:
         PICKLE.open(start + rest)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.sampled_from([b"", b"\xf5V\x01\x00", b"\xf5V\x01\x01", b"\xf5V\x01\x02"]), st.binary())
 def test_garbage_is_refused_as_a_value_or_read_as_json(start: bytes, rest: bytes) -> None:
     """An unsigned value may be valid JSON; anything else raises UnreadablePackage."""

@@ -22,6 +22,8 @@ from stoker.values.rates import (
     take,
 )
 
+from tests.examples import examples
+
 pytestmark = pytest.mark.unit
 
 SECOND_US = 1_000_000
@@ -64,14 +66,14 @@ def histories(draw: st.DrawFn, rules: st.SearchStrategy[RateRule]) -> tuple[Rate
     return rule, sorted(starts)
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples())
 @given(histories(windows))
 def test_no_window_has_more_starts_than_the_limit(history: tuple[RateRule, list[Start]]) -> None:
     rule, starts = history
     assert most_in_a_window(starts, rule.period_us) <= rule.starts
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples())
 @given(histories(buckets))
 def test_bucket_gives_no_more_than_its_burst_and_refill(
     history: tuple[RateRule, list[Start]],
@@ -91,7 +93,7 @@ def test_eager_caller_gets_nearly_the_whole_rate(seconds: int, limit: int) -> No
     assert eager_share(RateRule(limit, seconds * SECOND_US)) >= 0.95
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples())
 @given(windows.filter(lambda rule: rule.period_us >= SECOND_US), st.randoms())
 def test_eager_caller_gets_nearly_the_whole_rate_after_random_starts(
     rule: RateRule, chance: random.Random
@@ -118,7 +120,7 @@ def test_bucket_gives_nearly_the_whole_rate(rule: RateRule) -> None:
     assert eager_share(rule) >= 0.95
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples())
 @given(st.one_of(windows, buckets), states, st.integers(1, 100))
 def test_next_us_is_the_earliest_possible_start(rule: RateRule, state: State, weight: int) -> None:
     moment_us = next_us(rule, state, NOON_US, weight)
@@ -131,7 +133,7 @@ def test_next_us_is_the_earliest_possible_start(rule: RateRule, state: State, we
         assert moment_us == NOON_US
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples())
 @given(st.one_of(windows, buckets), states)
 def test_normalized_state_counts_the_same(rule: RateRule, state: State) -> None:
     tidy = take(rule, state, NOON_US, 0)
@@ -139,7 +141,7 @@ def test_normalized_state_counts_the_same(rule: RateRule, state: State) -> None:
     assert take(rule, tidy, NOON_US, 0) == tidy
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(st.one_of(windows, buckets))
 def test_state_stays_small_after_many_starts(rule: RateRule) -> None:
     state: State = []
@@ -209,7 +211,7 @@ def test_lowered_limit_counts_earlier_starts() -> None:
     assert next_us(RateRule(10, SECOND_US), state, NOON_US) > NOON_US + SECOND_US
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=examples())
 @given(st.one_of(windows, buckets), st.one_of(windows, buckets), st.randoms())
 def test_changed_rule_applies_at_once(
     before: RateRule, after: RateRule, chance: random.Random

@@ -24,6 +24,8 @@ from stoker.models.need import Need, NewNeed
 from stoker.tasks.decorator import absent_task, task
 from stoker.tasks.task import Task
 
+from tests.examples import examples
+
 pytestmark = pytest.mark.unit
 
 
@@ -482,7 +484,7 @@ VALUES = st.recursive(
 CALLS = st.lists(VALUES, min_size=3, max_size=3)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(CALLS)
 def test_equal_calls_have_equal_keys(values: list[Any]) -> None:
     first, second, third = values
@@ -490,7 +492,7 @@ def test_equal_calls_have_equal_keys(values: list[Any]) -> None:
     assert claimed(UNIQUE, note=turned(third), tenant=turned(second), feed=turned(first)) == one
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @given(CALLS, CALLS)
 def test_different_calls_have_different_keys(one: list[Any], other: list[Any]) -> None:
     is_same = kind_and_content(one) == kind_and_content(other)

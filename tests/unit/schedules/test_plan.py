@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from stoker.values.cron import CronRule, IntervalRule, Rule
 from stoker.values.ticks import MOST_AT_ONCE, MOST_COUNTED, Course, Misfire, plan
 
+from tests.examples import examples
+
 pytestmark = pytest.mark.unit
 
 SECOND = 1_000_000
@@ -16,7 +18,7 @@ NEW_YEAR = 1_767_225_600 * SECOND
 """1 January 2026."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     period=st.integers(1, 90),
     passed=st.integers(0, 4000),
@@ -80,7 +82,7 @@ RULES: list[Rule] = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rule=st.sampled_from(RULES), since=st.integers(NEW_YEAR, 2 * NEW_YEAR))
 def test_nearest_moment_is_the_closer_one_of_both_neighbours(rule: Rule, since: int) -> None:
     course = Course(UUID(int=1), rule)
