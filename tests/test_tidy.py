@@ -47,7 +47,6 @@ SLICES = {
     "inspect/why/waiting.py": "a part of the answers: with look.py 730 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",
     "reporters/prometheus.py": "a reporter, loaded only if it is configured",
-    "store/engines/mysql_sessions.py": "the sessions: with the statements 510 lines",
 }
 """Modules with one importer in their own folder, each with the reason for which it is not a part of
 that importer."""

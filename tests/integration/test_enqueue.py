@@ -47,8 +47,8 @@ from stoker.jobs.results import Result
 from stoker.jobs.states import JobState
 from stoker.models import DeadLetter, Deferred, Job, Outgoing, Ready
 from stoker.signals import pre_enqueue
-from stoker.store.engines import engine_of
-from stoker.store.engines.mysql_sessions import REST_BYTES
+from stoker.store.engines import LARGE_BYTES, engine_of
+from stoker.store.engines.mysql import REST_BYTES
 from stoker.tasks.decorator import task
 
 from tests.app.tasks import add, add_later, echo, write_ledger
@@ -730,7 +730,7 @@ def test_job_with_the_largest_package_becomes_a_dead_letter_whatever_its_error_s
 @pytest.mark.mariadb
 def test_size_of_a_package_is_not_checked_on_an_event_loop() -> None:
     async def check() -> None:
-        engine_of("default").refuse_too_large(b"x")
+        engine_of("default").refuse_too_large(b"x" * LARGE_BYTES)
 
     asyncio.run(check())
 

@@ -12,7 +12,7 @@ from django.db import connections, models, transaction
 
 from stoker.conf import Settings
 
-from .engines import LARGE_BYTES, engine_of
+from .engines import engine_of
 from .engines.base import BLOCKED
 from .written import parts_of
 
@@ -61,11 +61,11 @@ def insert_with_packages(rows: models.QuerySet[Any], new: Sequence[Any], **optio
     Raises:
         PackageTooLarge: the database accepts no value of that size.
     """
+    engine = engine_of(rows.db)
     for row in new:
-        if len(row.package) >= LARGE_BYTES:
-            engine_of(rows.db).refuse_too_large(row.package)
+        engine.refuse_too_large(row.package)
     for part in parts_of(new, INSERTED_AT_ONCE, INSERT_BYTES):
-        engine_of(rows.db).insert_models(rows, part, **options)
+        engine.insert_models(rows, part, **options)
 
 
 def delete_returning_guards(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, tzinfo
 from functools import cache
 from importlib.resources import files
@@ -97,6 +97,23 @@ def _zone(connection: Any) -> tzinfo:
     """Return the zone of the moments that are stored in a database without their zone."""
     zone: tzinfo = connection.timezone if settings.USE_TZ else timezone.get_default_timezone()
     return zone
+
+
+def set_clause(
+    model: type[models.Model], values: Mapping[str, Any], connection: Any
+) -> tuple[str, list[Any]]:
+    """Return the SET clause of an UPDATE of ``narrow``, and its parameters."""
+    written, prepared = [], []
+    columns = {field.name: field for field in model._meta.concrete_fields}
+    for name, value in values.items():
+        field = columns[name]
+        if isinstance(value, models.F):
+            other = columns[value.name]  # type: ignore[attr-defined] # missing in the stubs
+            written.append(f"narrow.{field.column} = narrow.{other.column}")
+        else:
+            written.append(f"narrow.{field.column} = %s")
+            prepared.append(field.get_db_prep_save(value, connection))
+    return ", ".join(written), prepared
 
 
 def database_now_us(alias: str) -> int:

@@ -771,7 +771,7 @@ MISTAKES = (
         "an atomic task on MariaDB decides about guards by old rows",
         [
             Change(
-                "store.engines.mysql_sessions:MySQLSessions.atomic_task",
+                "store.engines.mysql:MySQL.atomic_task",
                 replace("self.deciding()", "super().atomic_task()"),
             )
         ],

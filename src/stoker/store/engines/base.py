@@ -1,8 +1,8 @@
 """The operations that differ between databases, one method each.
 
 The default methods here, in ``rows.py`` and in ``sessions.py`` write one row after another.
-``postgresql.py``, ``mysql.py`` with ``mysql_sessions.py``, and ``sqlite.py`` override them where
-their database has a better way.
+``postgresql.py``, ``mysql.py`` and ``sqlite.py`` override them where their database has a better
+way.
 """
 
 from __future__ import annotations
