@@ -31,8 +31,8 @@ class StokerBackend(BaseTaskBackend):
     """The backend for ``TASKS`` that keeps jobs in Stoker's store.
 
     Creating a backend loads no models and opens no connection, because Django creates one in every
-    thread, and the first one while it imports the project's tasks. Methods import modules that need
-    models only after the settings were checked.
+    thread, and the first one while it imports the project's tasks. Methods check the settings
+    before they import modules that need models.
     """
 
     task_class = Task

@@ -211,7 +211,8 @@ def _refuse_impossible(queue: str) -> None:
 
 
 def _check(settings: Settings, queue: str) -> None:
-    """Raise QueueNotFound if neither ``QUEUES`` nor any table contains this name."""
+    """Raise QueueNotFound if neither the setting ``QUEUES`` nor a table has this name. Without the
+    setting, accept every name."""
     _refuse_impossible(queue)
     if not settings.queues or queue in settings.queues:
         return

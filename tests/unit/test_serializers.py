@@ -241,6 +241,20 @@ def test_error_while_pickling_is_a_refusal() -> None:
     assert "is a Vicious, which cannot be pickled: " in value_refused(Vicious(), by=PICKLE)
 
 
+class Noted:
+    """Raises an exception with several lines and a note when pickled."""
+
+    def __reduce__(self) -> str:
+        error = ValueError("first\nsecond")
+        error.add_note("when serializing list item 0")
+        raise error
+
+
+def test_error_of_pickle_is_told_without_further_lines_and_notes() -> None:
+    """Python 3.14 adds notes to such errors."""
+    assert refused(Noted(), by=PICKLE).endswith("which cannot be pickled: ValueError: first.")
+
+
 def test_pickle_accepts_values_that_json_refuses() -> None:
     """This is why projects choose pickle."""
     taken: tuple[Any, ...] = ({1}, frozenset(), 1j, Point(1), float("inf"), Shade.DARK)

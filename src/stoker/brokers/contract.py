@@ -333,8 +333,8 @@ class Broker(ABC):
         return lambda: None
 
     def finish(self, jobs: JobColumns, leases: Leases) -> Unrecorded:
-        """Record successes: ack their leases, and keep their results if the settings say so, in one
-        step. The step can be repeated. Only for brokers with the capability ``results``."""
+        """Ack successful jobs and, if the settings say so, keep their results, in one step that can
+        be repeated. Return the leases that were not ended. Needs the capability ``results``."""
         raise NotImplementedError  # the recorder asks for the capability first
 
     def results(self, job_ids: Sequence[UUID]) -> dict[UUID, Job]:

@@ -167,14 +167,14 @@ class Dispatch:
         lock: Callable[[], Sequence[Outgoing]],
         write: Callable[[Sequence[Outgoing], float], None],
     ) -> list[Outgoing]:
-        """Move rows out of an outbox, in one transaction: lock them, pass them to ``write``, and
-        delete them. Return the rows.
+        """In one transaction, lock rows of an outbox, pass them to ``write`` and delete them.
+        Return the rows.
 
         Args:
             alias: the database of the outbox.
             lock: locks and returns the rows.
-            write: called with the rows, if any, and the time up to which the broker accepts them,
-                see ``Broker.relay_until``. If it raises, the rows stay in the outbox.
+            write: relays the rows, if any. Also gets the time after which the broker refuses
+                them, see ``Broker.relay_until``. If it raises, the rows stay in the outbox.
         """
         until = 0.0 if self.broker is None else self.broker.relay_until()
         outgoing = Outgoing.objects.using(alias)

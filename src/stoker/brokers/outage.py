@@ -80,8 +80,8 @@ def no_info(settings: Settings) -> dict[str, Any]:
 
 
 def outage_error() -> BrokerUnavailable | None:
-    """Return why the broker did not answer, within ``do_without_broker``. It may have a job that
-    the database does not know. None = it has answered, or was not asked."""
+    """Return the error of a broker that did not answer within ``do_without_broker``, and so may
+    have jobs that the database does not know. None = it answered, or was not asked."""
     outage = _outage.get()
     return None if outage is None else outage.error
 

@@ -85,7 +85,7 @@ class Stream:
             raise Closed from error
 
     def receive(self, *, block: bool) -> list[Any]:
-        """Return the complete frames; with ``block``, at least one. Raises Closed at the end."""
+        """Return the complete frames; with ``block``, wait for one. Raise Closed at the end."""
         frames = self._complete()
         flags = 0 if block else socket.MSG_DONTWAIT
         while not frames:

@@ -64,12 +64,11 @@ class Core:
 
 
 class RoleThread:
-    """A role in a thread of this process, with a connection like the one between the sentinel and a
-    child process.
+    """Run the monitor or the scheduler in a thread, controlled like a child of the sentinel.
 
     Args:
         child: the context of the process.
-        make: makes the object of the role. It is called in the thread, to which the connections to
+        make: creates the monitor or scheduler. Called in the thread, to which the connections to
             the database belong.
     """
 

@@ -160,12 +160,11 @@ def purge_past(
     limit: int,
     dry_run: bool = False,
 ) -> Bulk:
-    """Delete dead letters that were closed before that moment, or that are open and last failed
-    before it.
+    """Delete dead letters closed before that moment, or open and last failed before it.
 
     Args:
-        state: a state, "closed" or "all".
-        among: condition for the dead letters; None = all.
+        state: a ``DeadLetter.State``, "closed", or "all" (closed and open).
+        among: condition; None = all.
     """
     checked_limit(limit)
     matched = done = 0

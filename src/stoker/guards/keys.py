@@ -1,6 +1,6 @@
 """The guards of one job, with the keys that its arguments produce.
 
-A key is a UUID of version 8 (RFC 9562): 122 bits of a SHA-256 over the kind of guard, the kind of
+A key is a UUID of version 8 (RFC 9562): 121 bits of a SHA-256 over the kind of guard, the kind of
 key, its owner ("" = shared by all tasks) and its text. The parts are separated by NUL, which only
 the last one may contain, so that no two keys are confused.
 """

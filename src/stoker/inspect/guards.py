@@ -1,7 +1,7 @@
 """Keys of guards: the jobs that hold them and the number of waiting jobs.
 
-``crowded`` lists the keys that block most jobs. ``keys`` and ``unique_keys`` list all keys in pages
-along the primary key; filters scan the next ``SCANNED`` keys, and the next page continues there.
+``crowded`` lists, of ``LOOKED_AT`` keys, those that block most jobs. ``keys`` and ``unique_keys``
+list all keys in pages; filters scan ``SCANNED`` keys, and the next page continues there.
 """
 
 from __future__ import annotations

@@ -270,7 +270,7 @@ class Batch(JobColumns):
         return self.where(lambda place: place not in self.decided) if self.decided else self
 
     def decide(self, decided: dict[int, Outcome]) -> None:
-        """Store the decided outcomes, and set the status and reason of each job.
+        """Set the decided outcomes, and the status and reason of each job.
 
         Args:
             decided: row number -> outcome of each attempt that did not succeed.

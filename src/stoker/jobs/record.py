@@ -86,16 +86,16 @@ def finish(
     Args:
         settings: the backend's.
         broker: the broker that granted the leases.
-        attempted: the outcomes that workers reported.
-        is_again: whether this call repeats one that raised an error. The first call may have
-            recorded the attempts nevertheless.
+        attempted: attempts with outcomes that workers reported.
+        is_again: whether an earlier call raised an error. It may have recorded the attempts.
         tallies: counts the recorded outcomes; None = they are not counted.
 
     Returns:
-        The stale leases. Another cluster has these jobs, and nothing was recorded for them.
+        The stale leases. Other clusters have these jobs; nothing was recorded for them.
 
     Raises:
-        LeftOut: a broker outside the store did not answer. All other outcomes are recorded.
+        LeftOut: a broker outside the store did not answer. It has the stale leases, too. All
+            other outcomes are recorded.
     """
     recorder = Recorder(settings, broker, tallies)
     return recorder.record(Batch.of(attempted), is_again=is_again)

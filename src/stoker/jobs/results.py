@@ -45,7 +45,7 @@ R = TypeVar("R")
 AT_ONCE = 500
 
 
-class _Seen(DjangoTaskResult):  # type: ignore[type-arg] # as in definition.py
+class _Seen(DjangoTaskResult):  # type: ignore[type-arg] # generic in the stubs and the backport only
     """Attributes that are not dataclass fields, so that ``dataclasses.asdict`` shows only the
     fields of Django's results."""
 

@@ -233,10 +233,10 @@ def _alarm(seconds: float) -> Iterator[None]:
 
 
 class Aim:
-    """A block of the current thread in which another thread may raise one error.
+    """Let another thread raise an error in this thread: at most once, and not after ``leave``.
 
-    The target thread takes no lock when it leaves the block: the error may be raised at any point,
-    even between acquiring a lock and noting that it is held.
+    ``leave`` takes no lock, because the error may be raised at any point, even between acquiring a
+    lock and noting that it is held.
     """
 
     __slots__ = ("error", "fired", "is_being_decided", "is_over", "thread_id")

@@ -263,9 +263,8 @@ class StopBulk(_ChangeBulk):
 class UndoBulk(_ChangeBulk):
     """Undo a bulk operation.
 
-    Undo a bulk operation that has ended: jobs get back their time, priority, queue or arguments,
-    and requeues are undone. Jobs that have started are not changed. The undo is a bulk operation,
-    too.
+    Undo one that has ended: jobs get back their time, priority, queue or arguments; requeues and
+    retries are undone. Jobs that have started are not changed. The undo is a bulk operation, too.
 
     --json writes one object: is_done, sentence.
 

@@ -1,5 +1,5 @@
-"""The index that clean-up and lists of finished jobs walk: over finished jobs only, where the
-database has partial indexes (a conditional index in the model would warn on those that have not)."""
+"""Add the index for clean-up and lists of finished jobs. It has only these, where the database has
+partial indexes (a conditional index in the model would warn on the others)."""
 
 from django.apps.registry import Apps as StateApps
 from django.db import migrations

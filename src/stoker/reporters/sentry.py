@@ -303,9 +303,9 @@ class SentryReporter(Reporter):
 def _own_trace(metadata: Mapping[str, str]) -> Iterator[None]:
     """Start a new trace in the block if no request or job is being traced.
 
-    Otherwise all jobs that a scheduler enqueues would continue one trace, with one decision whether
-    it is recorded. Without tracing, a request has no span, but its errors have a trace that the job
-    continues.
+    Else all jobs that a scheduler enqueues would share one trace, recorded as a whole or not
+    at all. Without tracing, do so only for jobs of a schedule: others continue the trace of their
+    request's errors.
     """
     is_traced = has_tracing_enabled(sentry_sdk.get_client().options)
     with sentry_sdk.new_scope() as scope:

@@ -217,7 +217,7 @@ def _home() -> tuple[str, str]:
 
 
 def _queue_of(queues: Sequence[str]) -> str:
-    """Return the queue for the jobs of a backend that has these queues; none = it has all."""
+    """Return "default" if the setting ``QUEUES`` includes it or is empty, else the first queue."""
     return queues[0] if queues and "default" not in queues else "default"
 
 

@@ -156,10 +156,10 @@ def was_paused_unopened(row: Schedule) -> bool:
 
 
 def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[str, Any]:
-    """Return the state columns to write when a schedule changes.
+    """Return the state columns of a changed schedule.
 
-    It keeps its position unless its moments changed, and its remaining repeats unless their number
-    changed. A pause by a user stays; a pause by Stoker ends.
+    It keeps its position unless its timing or repeats changed or a pause by Stoker ends, and its
+    remaining repeats unless their number changed. A user's pause stays.
     """
     state: dict[str, Any] = {"problem": ""}
     after = Schedule(pk=row.pk, **values)

@@ -68,6 +68,7 @@ AHEAD_SECONDS = 1.0
 """A tick this far in the future shows that the clock was set back. A nearer one may have been fired
 by another cluster after this one read the time."""
 NEVER_US = 2**63
+"""Later than every time that a column of microseconds can hold."""
 
 UNREADABLE = (ValueError, OverflowError)
 """Errors of a rule or moment that cannot be read. They are reported when the schedule is due."""

@@ -57,9 +57,9 @@ class Node:
         return replace(self, undo_step=as_node(step))
 
     def on_error(self, step: Any) -> Self:
-        """Return a copy with a step that runs if this one fails.
+        """Return a copy with a step that runs if this one fails or is cancelled.
 
-        It receives the Result of the failed job, unless written with ``si``. The workflow does not
+        It receives the Result of that job, unless written with ``si``. The workflow does not
         wait for it.
         """
         return replace(self, error_step=as_node(step))

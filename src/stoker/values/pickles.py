@@ -97,5 +97,8 @@ def _pickle_or_refuse(owner: str, value: Any) -> bytes:
 
 
 def told(error: Exception) -> str:
-    """Return the error in one line, even if its ``__str__`` raises."""
-    return traceback.format_exception_only(error)[-1].strip().rstrip(".")
+    """Return the error in one line, without notes, even if its ``__str__`` raises."""
+    formatted = traceback.TracebackException.from_exception(error)
+    formatted.__notes__ = None
+    last = list(formatted.format_exception_only())[-1]
+    return last.strip().partition("\n")[0].rstrip(".")

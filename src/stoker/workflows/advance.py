@@ -487,7 +487,7 @@ class Advance:
         ).first() or self._next_undo(chain, self._steps.get(pk=last).position)
 
     def _call_back(self, overs: Sequence[Over]) -> None:
-        """Start the ``on_error`` steps of failed steps. The workflow does not wait for them."""
+        """Start ``on_error`` steps of failed or cancelled steps. The workflow does not wait."""
         failed = [
             one.step.pk
             for one in overs

@@ -491,8 +491,8 @@ class Claiming:
         return best[:look]
 
     def _paused_here(self) -> Collection[str]:
-        """Return the names of paused queues, unless the engine's claim statement leaves them out
-        itself."""
+        """Return the names of paused queues if the engine's own claim statement leaves them out.
+        On other engines ``served`` does not contain them."""
         if not self._engine.claims_by_marks:
             return ()
         return PausedQueue.objects.using(self._alias).names()

@@ -449,7 +449,7 @@ class RedisBroker(Broker):
 
 @cache
 def _script(name: str) -> tuple[str, str]:
-    """Return a script and its SHA1 digest, by which servers that have run it know it."""
+    """Return a Lua script, with common.lua, and the SHA1 digest that EVALSHA needs."""
     folder = files(__package__) / "lua"
     common, own = (folder / f"{one}.lua" for one in ("common", name))
     source = common.read_text(encoding="utf-8") + own.read_text(encoding="utf-8")

@@ -120,7 +120,8 @@ def weaknesses(client: Any) -> list[str]:
 
 
 def _appendfsync(client: Any) -> str:
-    """Return this setting, "always" if the server does not report it, as hosted ones do."""
+    """Return the setting ``appendfsync``, of several nodes one that is not "always". If it cannot
+    be read, return "always"."""
     try:
         told = client.config_get("appendfsync")
     except FAILURES:

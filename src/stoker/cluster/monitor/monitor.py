@@ -339,8 +339,8 @@ class Monitor:
     def _without_unanswered(
         self, batch: Sequence[Reported], error: Unanswered, pause_seconds: float
     ) -> Sequence[Reported]:
-        """Put aside the outcomes that need the broker, except large ones if it answers: their size
-        may be the reason. Return those that are recorded already."""
+        """Put the outcomes aside that the broker did not settle, and return the others. If the
+        broker answers now, retry the large ones alone, because their size may be the reason."""
         tell_stale(error.left_out.stale)
         done, waiting, doubtful = list[Reported](), list[Reported](), list[Reported]()
         for reported, lease in zip(batch, open_batch(batch).leases, strict=True):
@@ -385,8 +385,14 @@ class Monitor:
         return self.patience.last_error
 
     def _record_or_refuse(self, batch: Sequence[Reported], *, is_again: bool = False) -> set[Lease]:
-        """Record a batch. An error that a retry cannot cure is raised as Refused, one that a retry
-        at once cannot cure as NotRecorded, and one that is not the store's as Unanswered."""
+        """Record a batch.
+
+        Raises:
+            Refused: no retry can help.
+            NotRecorded: a later retry may help.
+            Unanswered: a broker outside the store did not answer for some of the outcomes.
+            LeftOut: it did not answer for a large outcome, which was sent alone.
+        """
         try:
             return self.recorder.record(open_batch(batch), is_again=is_again)
         except LeftOut as error:
@@ -412,9 +418,9 @@ class Monitor:
         return not self.broker.broker.answers_for(large)
 
     def _is_recorded_as_failure(self, reported: Reported, error: Exception) -> bool:
-        """Record a failure instead of an outcome that the store always refuses, or the outcome with
-        its texts in ASCII if the tables do not have one of their characters. Return whether that
-        worked. An outcome that met any other error is not changed, because that error may pass."""
+        """Record the outcome with its texts in ASCII if the database cannot store one of their
+        characters, or a failure in its place if the store will always refuse it. Return whether
+        that worked. After any other error change nothing, because it may pass."""
         if is_text_refused(error) and self._try([in_ascii(reported)]) is None:
             return True
         attempted = open_report(*reported)

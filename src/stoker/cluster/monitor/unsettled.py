@@ -59,8 +59,8 @@ class Unsettled:
         self._failed |= set(failed)
 
     def note(self, numbers: Sequence[tuple[int, LeaseId]]) -> None:
-        """Add numbers of recorded deliveries, each with its lease id. They are reported to the
-        pusher after the next call."""
+        """Add delivery numbers with their lease ids. They are reported to the pusher once the
+        broker has settled the jobs."""
         self._numbers += numbers
 
     def begin(self) -> None:

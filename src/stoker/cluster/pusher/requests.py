@@ -205,12 +205,12 @@ class Cancels:
     def carry_out(
         self, reasons: Mapping[UUID, str], patience: Patience, *, are_all: bool = True
     ) -> None:
-        """Cancel the jobs that workers of this cluster run.
+        """End running jobs of this cluster that are to be cancelled.
 
         Args:
-            reasons: job id -> reason, of the jobs of all clusters.
+            reasons: job id -> reason, for all clusters.
             patience: makes the call to the store.
-            are_all: whether these are all requests. If not, read those of this cluster's jobs.
+            are_all: whether ``reasons`` is complete. If not, read it for this cluster's jobs.
         """
         if not are_all:
             job_ids = [flight.delivery.job_id for flight in self._flights]

@@ -315,8 +315,8 @@ class Upkeep:
         return self._take(LOCK)
 
     def _take_lease_of_broker(self) -> bool:
-        """Take the lease under which jobs are rescued from this broker if the holder of the upkeep
-        lease may be a cluster of another backend, which does not know the broker."""
+        """Take the lease for rescuing this broker's jobs. It is needed if the upkeep lease may
+        belong to a cluster of another backend, which does not know the broker."""
         needs_it = self._broker.broker is not None and shares_database(self._settings)
         return needs_it and self._take(self._lock_of_broker)
 

@@ -200,10 +200,10 @@ def _leads_elsewhere(module: str, name: str, function: Any) -> bool:
 
 
 def function_at(path: str) -> Callable[..., Any]:
-    """Return the function, class or method at that path. For a task, return its function.
+    """Return the function, class or method at that path. Of a task, return its function.
 
     Raises:
-        UnknownTask: nothing has this path.
+        UnknownTask: nothing callable is there.
     """
     found = _look_up(path)
     if is_task(found):

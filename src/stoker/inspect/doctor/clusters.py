@@ -56,7 +56,7 @@ def long_seconds_of(settings: Settings) -> float:
 
 
 class LostClusters(Look):
-    """Check that ended leases are taken over, and dead clusters removed."""
+    """Find leases, heartbeats, due jobs and requests that no cluster takes care of."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
         settings = self.scene.settings

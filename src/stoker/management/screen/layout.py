@@ -113,8 +113,8 @@ class Heading(NamedTuple):
 
 
 def table(headings: Sequence[Heading], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the lines of a table: the names of its columns, and one line for each row.
-    Columns that have a rank are left out if they are empty."""
+    """Return the lines of a table, headings first. Leave out columns that have a rank if they are
+    empty, or if the table is too wide."""
     cells = [[one_line(cell) for cell in row] for row in rows]
     widths = [
         max(width_of(text) for text in (one.name, *(row[at] for row in cells)))

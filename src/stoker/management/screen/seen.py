@@ -106,7 +106,7 @@ def _look(settings: Settings) -> SeenBackend:
 
 
 def queues_seen(settings: Settings) -> QueuesSeen:
-    """Return the queues with their last minute. Raises: as ``look``."""
+    """List queues and rates of the last minute. Raises as ``look``."""
     now = datetime.now(UTC)
     paces = (
         Pace(

@@ -72,7 +72,7 @@ def as_own_rule(rule: str) -> str:
 
 
 def validate_cron(value: str) -> None:
-    """Raise ValidationError unless the value is a cron rule of five or six fields."""
+    """Raise ValidationError unless the value is a cron rule, such as ``@daily``."""
     try:
         Cron(as_own_rule(value))
     except InvalidSchedule as error:
