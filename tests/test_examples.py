@@ -139,7 +139,7 @@ def test_demo_uses_given_feeds_and_a_free_port(play: Callable[..., Demo]) -> Non
     "moment",
     [
         pytest.param("", marks=pytest.mark.slow),
-        "are served on",
+        pytest.param("are served on", marks=pytest.mark.slow),
         pytest.param("Adding", marks=pytest.mark.slow),
         pytest.param("glacier-notes.xml     import", marks=pytest.mark.slow),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.test import Client
+from django.test import Client, override_settings
 
 import tests.app.exposed  # noqa: F401 - registers exposed tasks
 
@@ -51,17 +51,23 @@ class Caller:
         return response.json()
 
 
-@pytest.fixture(autouse=True)
-def _project(settings: Any) -> Iterator[None]:
-    settings.ROOT_URLCONF = "tests.api.urls"
-    settings.SESSION_ENGINE = "django.contrib.sessions.backends.signed_cookies"
-    settings.MIDDLEWARE = [
+SETTINGS: dict[str, Any] = {
+    "ROOT_URLCONF": "tests.api.urls",
+    "SESSION_ENGINE": "django.contrib.sessions.backends.signed_cookies",
+    "MIDDLEWARE": [
         "django.contrib.sessions.middleware.SessionMiddleware",
         "django.middleware.csrf.CsrfViewMiddleware",
         "django.contrib.auth.middleware.AuthenticationMiddleware",
         "django.contrib.auth.middleware.LoginRequiredMiddleware",
-    ]
-    return
+    ],
+}
+
+
+@pytest.fixture(autouse=True, scope="package")
+def _project() -> Iterator[None]:
+    """Use the same settings in all tests: after each change Django reads the URLs again."""
+    with override_settings(**SETTINGS):
+        yield
 
 
 @pytest.fixture

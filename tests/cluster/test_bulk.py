@@ -84,6 +84,7 @@ def test_killed_scheduler_leaves_each_dead_letter_requeued_once(tmp_path: Path) 
     assert Ready.objects.filter(queue="elsewhere").count() == 400
 
 
+@pytest.mark.slow
 def test_killed_scheduler_leaves_each_step_of_a_workflow_retried_once(tmp_path: Path) -> None:
     """Ten batches of 100 steps. No cluster serves the queue of their jobs."""
     task = payments.plain.using(queue_name="elsewhere")

@@ -177,6 +177,7 @@ if "STOKER_TRIAL" not in os.environ:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sqlite
 def test_sighup_loads_the_release_that_the_link_leads_to(tmp_path: Path) -> None:
     releases = Releases(tmp_path)

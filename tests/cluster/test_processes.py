@@ -248,7 +248,7 @@ def test_user_code_holding_the_gil_blocks_only_its_own_worker(
 
 
 @anywhere
-@pytest.mark.parametrize("concurrency", [1, 2])
+@pytest.mark.parametrize("concurrency", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_worker_is_replaced_after_recycle_jobs(concurrency: int, tmp_path: Path) -> None:
     """It finishes the jobs that still run in it."""
     options = {"WORKERS": 2, "CONCURRENCY": concurrency, "RECYCLE_JOBS": 5}

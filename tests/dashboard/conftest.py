@@ -1,12 +1,12 @@
 """A project with the dashboard, and its users."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from django.contrib.auth.models import Permission, User
-from django.test import Client
+from django.test import Client, override_settings
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
@@ -22,13 +22,19 @@ from tests.dashboard.project import SETTINGS
 PREFIX = "/stoker/"
 
 
+@pytest.fixture(autouse=True, scope="package")
+def _project() -> Iterator[None]:
+    """Use the same settings in all tests: after each change Django reads URLs and templates
+    again."""
+    with override_settings(**SETTINGS):
+        yield
+
+
 @pytest.fixture(autouse=True)
-def _project(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def _has_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     figures.forget()
     # A busy machine may need more than a moment for a few targets.
     monkeypatch.setattr("stoker.operations.bulk.AT_ONCE_SECONDS", 600.0)
-    for name, value in SETTINGS.items():
-        setattr(settings, name, value)
 
 
 @pytest.fixture

@@ -114,6 +114,7 @@ def test_command_works_on_windows(run, words: tuple[str, ...]) -> None:  # type:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_run_says_where_a_cluster_can_run(run) -> None:  # type: ignore[no-untyped-def] # as above
     done = run(PRETEND + COMMAND, "stoker", "run")
     assert done.returncode == 2

@@ -80,6 +80,7 @@ def test_without_a_database(stoker_inline, stoker_drain, stoker_enqueued):
 pytestmark = pytest.mark.sqlite
 
 
+@pytest.mark.slow
 def test_fixtures_work_in_a_project(tmp_path: Path) -> None:
     for name, text in {"settings": SETTINGS, "tasks": TASKS, "test_notes": TESTS}.items():
         (tmp_path / f"{name}.py").write_text(text)

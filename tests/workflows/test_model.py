@@ -154,7 +154,7 @@ def named(node: Node, counter: list[int]) -> Node:
 
 @given(nodes(), st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.3]))
 @settings(
-    max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "12")),
+    max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "8")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -204,7 +204,7 @@ def stopping(node: Node, chance: random.Random, undo_rate: float) -> Node:
 
 @given(st.lists(nodes(), min_size=2, max_size=3), st.integers(0, 2**32))
 @settings(
-    max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "12")),
+    max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "8")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -240,7 +240,7 @@ def test_random_workflows_that_stop_end_and_undo_each_finished_step(
 
 @given(nodes(), st.integers(0, 2**32))
 @settings(
-    max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "12")),
+    max_examples=int(os.environ.get("STOKER_TEST_EXAMPLES", "8")),
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
