@@ -1,7 +1,6 @@
 """A project with the dashboard, and its users."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 from uuid import uuid4
 
 import pytest
