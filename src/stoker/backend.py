@@ -90,9 +90,9 @@ class StokerBackend(BaseTaskBackend):
             raise InvalidTask(f"queue_name={task.queue_name!r}: {QUEUE_NAME}.")
         if self.queues and task.queue_name not in self.queues:
             raise InvalidTask(
-                f"Queue '{task.queue_name}' is not valid for backend. The QUEUES of "
-                f"TASKS['{self.alias}'] are: {', '.join(sorted(self.queues))}; an empty list "
-                "allows any name."
+                f"{task.module_path}: Queue '{task.queue_name}' is not valid for backend. The "
+                f"QUEUES of TASKS['{self.alias}'] are: {', '.join(sorted(self.queues))}. Add it "
+                "there, write @task(queue_name=...), or set QUEUES to [], which allows any name."
             )
         super().validate_task(task)
         if getattr(task, "atomic", False) and iscoroutinefunction(task.func):

@@ -30,6 +30,7 @@ stoker.W011 A task has ``retry_on``, ``give_up_on`` or ``backoff``, but only one
 stoker.W012 ``DATABASE`` has no effect: ``BROKER`` is another one, or ``orm://default`` if unset.
 stoker.W013 The server of the store is not configured as Stoker needs it.
 stoker.W014 ``ATOMIC_REQUESTS`` lets each request wait for all others that use the SQLite store.
+stoker.W015 No backend in ``TASKS`` is Stoker's, so Django runs all tasks at once.
 =========== ================================================================================
 """
 
@@ -52,7 +53,7 @@ from django.db import DatabaseError, connections, router
 from stoker.brokers.adapters import ADAPTERS, ALONE, adapter_for, name_of
 from stoker.compat import TASKS_APP
 from stoker.conf import Settings, problems, read_settings
-from stoker.exceptions import BrokerUnavailable, ConfigurationError, StokerError
+from stoker.exceptions import BrokerUnavailable, ConfigurationError, StokerError, UnknownTask
 from stoker.jobs.cached_results import why_not
 from stoker.models.outbox import why_ambiguous
 from stoker.schedules.declare import find_declared
@@ -211,8 +212,8 @@ def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
             continue  # said by check_backend already
         try:
             declared = find_declared(backend.settings)
-        except Exception as error:  # noqa: BLE001 - the project's modules may raise anything
-            sentence = f"The modules of tasks cannot be imported: {type(error).__name__}: {error}"
+        except UnknownTask as error:
+            sentence = f"A module of tasks cannot be imported. {error}"
             hint = (
                 "Fix the import. Until then, clusters do not update the schedules of code and "
                 "settings."
@@ -227,18 +228,21 @@ def check_schedules(app_configs: Any = None, **_: Any) -> list[CheckMessage]:
 
 
 def check_tasks(**_: Any) -> list[CheckMessage]:
-    """Check the tasks in the modules named ``tasks`` of all apps."""
-    try:
-        tasks = tasks_of_apps()
-    except Exception:  # noqa: BLE001 - of W008
-        return []
+    """Check the tasks in the modules named ``tasks`` of all apps, and that a backend takes them."""
+    backends = own_backends()
+    if not backends:
+        setting = 'TASKS = {"default": {"BACKEND": "stoker.backend.StokerBackend"}}'
+        return [
+            Warning("No backend in TASKS is Stoker's.", hint=f"Set {setting}.", id="stoker.W015")
+        ]
+    tasks = tasks_of_apps()
     return [
         Warning(
             f"{path} has {names}, but only one attempt: nothing is retried.",
             hint="Set max_attempts to 2 or more, or remove these options.",
             id="stoker.W011",
         )
-        for alias, backend in own_backends().items()
+        for alias, backend in backends.items()
         if not problems(alias, backend._params)
         for path, task in sorted(tasks.items())
         if task.backend == alias

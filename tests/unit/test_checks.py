@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,7 @@ from traceback import format_exception
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.core import checks
 from django.core.checks.registry import registry
 from django.db import connections
@@ -26,6 +28,7 @@ from stoker.conf import Settings
 from stoker.exceptions import ConfigurationError
 from stoker.reporters import desk
 from stoker.setting_values import api_settings
+from stoker.tasks.registry import import_tasks_or_log, tasks_of_apps
 
 from tests.app import tasks
 from tests.integration.work import another_database
@@ -435,12 +438,40 @@ def test_e009_reports_wrong_schedules_in_settings() -> None:
     assert found("shop.tasks.nowhere") == ["stoker.E009"]
 
 
-def test_w008_reports_modules_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def break_down(_: str) -> None:
-        raise ImportError("no module named 'shop'")
+@pytest.fixture
+def broken_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Add the app `broken`, whose tasks cannot be imported."""
+    app = tmp_path / "broken"
+    app.mkdir()
+    (app / "__init__.py").touch()
+    (app / "tasks.py").write_text("import no_such_module\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with override_settings(INSTALLED_APPS=[*settings.INSTALLED_APPS, "broken"]):
+        yield
 
-    monkeypatch.setattr("stoker.schedules.declare.autodiscover_modules", break_down)
-    assert [message.id for message in ours.check_schedules()] == ["stoker.W008"]
+
+@pytest.mark.usefixtures("broken_tasks")
+def test_w008_reports_modules_that_cannot_be_imported() -> None:
+    (warning,) = ours.check_schedules()
+    assert warning.id == "stoker.W008"
+    assert "broken.tasks: ModuleNotFoundError: No module named 'no_such_module'" in warning.msg
+
+
+@pytest.mark.usefixtures("broken_tasks")
+def test_site_with_a_broken_module_of_tasks_is_served(caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise every command would end in a traceback, the one that reports W008, too."""
+    import_tasks_or_log()
+    (record,) = caplog.records
+    assert record.getMessage() == "broken.tasks cannot be imported, so its tasks are unknown."
+    assert "tests.app.tasks.add" in tasks_of_apps()
+
+
+def test_w015_reports_that_no_backend_is_stokers() -> None:
+    immediate = f"{TASKS_APP}.backends.immediate.ImmediateBackend"
+    with override_settings(TASKS={"default": {"BACKEND": immediate}}):
+        (warning,) = ours.check_tasks()
+    assert warning.id == "stoker.W015"
+    assert "stoker.backend.StokerBackend" in str(warning.hint)
 
 
 def test_w011_reports_options_for_retries_of_tasks_with_one_attempt(

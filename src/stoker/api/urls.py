@@ -14,11 +14,11 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.middleware.csrf import get_token
 from django.urls import URLPattern, path, re_path
 from django.utils.html import format_html, json_script
-from django.utils.module_loading import autodiscover_modules
 from ninja import NinjaAPI
 from ninja.openapi.docs import Swagger
 
 from stoker.setting_values import api_settings
+from stoker.tasks.registry import import_tasks_or_log
 
 from . import problems
 from .access import SessionUser, StrictParser, TokenUser, enclosed, not_found
@@ -146,7 +146,7 @@ for part in PARTS:
 AREAS = sorted({address.split("/")[1] for one in PARTS for address in one.routes.path_operations})
 """The first path segments of all URLs of the API."""
 
-autodiscover_modules("tasks")
+import_tasks_or_log()
 
 app_name = "stoker-api"
 urlpatterns = [

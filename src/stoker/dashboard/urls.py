@@ -7,7 +7,6 @@ under the same prefix.
 from __future__ import annotations
 
 from django.urls import path
-from django.utils.module_loading import autodiscover_modules
 
 from stoker.dashboard.pages.live import live
 from stoker.dashboard.pages.palette import palette
@@ -18,6 +17,7 @@ from stoker.operations.schedules import ADD, CHANGE
 from stoker.operations.store import REPAIR
 from stoker.operations.table import OPERATIONS
 from stoker.operations.waiting_jobs import OPERATIONS as ON_WAITING_JOBS
+from stoker.tasks.registry import import_tasks_or_log
 
 from . import assets
 from .pages import (
@@ -38,7 +38,7 @@ from .pages import (
 from .views import perform
 
 # A process that only serves must know the tasks to requeue their jobs and show their options.
-autodiscover_modules("tasks")
+import_tasks_or_log()
 
 app_name = "stoker-dashboard"
 FOLDERS = {

@@ -246,7 +246,7 @@ SENTENCES: dict[str, tuple[int, str]] = {
     "schedule_refused": (logging.ERROR, "Schedule {name} is not changed: {because}"),
     "schedules_not_declared": (
         logging.ERROR,
-        "The schedules of code and settings are not updated, because an import failed: {error}",
+        "The schedules of code and settings are not updated, because an import failed. {error}",
     ),
     "schedule_failed": (
         logging.ERROR,

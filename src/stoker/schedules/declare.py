@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from django.utils.module_loading import autodiscover_modules
-
 from stoker.conf import Settings
-from stoker.exceptions import PackageError, StokerError
+from stoker.exceptions import PackageError, StokerError, UnknownTask
 from stoker.models import Edition, Schedule, Tick
 from stoker.signals import tell
 from stoker.store.written import database_now_us
+from stoker.tasks.registry import import_tasks
 from stoker.tasks.schedules import Scheduled, scheduled_tasks
 from stoker.values.ids import new_job_id
 
@@ -53,13 +52,15 @@ def find_declared(settings: Settings) -> list[Declared]:
     """Return the schedules of the settings, then those of tasks in the ``tasks`` modules of all
     apps.
 
-    Raises any error of importing these modules.
+    Raises:
+        UnknownTask: one of these modules cannot be imported.
     """
     found = [
         Declared(name, Schedule.Source.SETTINGS, path, when)
         for name, path, when in settings.schedules
     ]
-    autodiscover_modules("tasks")
+    for name, error in import_tasks().items():
+        raise UnknownTask(f"{name}: {type(error).__name__}: {error}") from error
     for path, task in sorted(scheduled_tasks.items()):
         if task.backend == settings.alias:
             found += [

@@ -290,7 +290,7 @@ class Ticks:
         self._patience.call(self._moments.follow_zones)
         try:
             declared = find_declared(self._settings)
-        except Exception as error:  # noqa: BLE001 - the project's modules may raise anything
+        except UnknownTask as error:
             tell("schedules_not_declared", error=sentence(error))
             self._declares_at = time.monotonic() + BROKEN_CODE_SECONDS
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -9,10 +10,12 @@ from types import ModuleType
 from typing import Any
 
 from django.apps import apps
-from django.utils.module_loading import autodiscover_modules
+from django.utils.module_loading import module_has_submodule
 
 from stoker.compat import is_task
 from stoker.exceptions import InvalidTaskOption, UnknownTask
+
+logger = logging.getLogger("stoker")
 
 
 def find_task(path: str) -> Any:
@@ -125,10 +128,31 @@ def _not_imported(path: str, module: str, error: BaseException) -> UnknownTask:
 _MISSING = object()
 
 
+def import_tasks() -> dict[str, BaseException]:
+    """Import the modules named ``tasks`` of all apps. Return the errors of those that cannot be
+    imported, by the name of the module."""
+    broken: dict[str, BaseException] = {}
+    for app in apps.get_app_configs():
+        if app.module is not None and module_has_submodule(app.module, "tasks"):
+            name = f"{app.name}.tasks"
+            try:
+                import_module(name)
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - the project's modules may raise anything
+                broken[name] = error
+    return broken
+
+
+def import_tasks_or_log() -> None:
+    """Import the modules named ``tasks`` of all apps, and log an error for each that cannot be
+    imported. A process that only serves can show the tasks of the others."""
+    for name, error in import_tasks().items():
+        logger.error("%s cannot be imported, so its tasks are unknown.", name, exc_info=error)
+
+
 def tasks_of_apps() -> dict[str, Any]:
     """Import the modules named ``tasks`` of all apps, and return their tasks by dotted path. Tasks
     in other modules are not found."""
-    autodiscover_modules("tasks")
+    import_tasks()
     homes = tuple(f"{app.name}.tasks." for app in apps.get_app_configs())
     found = {}
     for name, module in list(sys.modules.items()):
