@@ -94,6 +94,10 @@ class StokerBackend(BaseTaskBackend):
                 f"QUEUES of TASKS['{self.alias}'] are: {', '.join(sorted(self.queues))}. Add it "
                 "there, write @task(queue_name=...), or set QUEUES to [], which allows any name."
             )
+        if getattr(task.func, "__name__", "") == "<lambda>":
+            raise InvalidTask(
+                "A lambda has no name by which a worker could find it: write a function with def."
+            )
         super().validate_task(task)
         if getattr(task, "atomic", False) and iscoroutinefunction(task.func):
             raise InvalidTaskOption(

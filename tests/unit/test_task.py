@@ -141,6 +141,12 @@ def test_options_have_no_effect_on_other_backends(kind: str) -> None:
         ]
 
 
+def test_lambda_is_refused() -> None:
+    """Jobs of it would wait for a worker that has a task of that name, and become dead letters."""
+    with pytest.raises(InvalidTask, match="write a function with def"):
+        task(lambda: 1)
+
+
 @override_settings(TASKS=OTHERS)
 def test_delay_becomes_a_datetime_on_other_backends() -> None:
     made = task(backend="dummy")(function).using(run_after=60)
