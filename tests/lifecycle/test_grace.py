@@ -67,6 +67,22 @@ def test_job_unknown_for_longer_than_the_grace_period_becomes_dead_letter() -> N
     assert outcome.reason == "unknown_task"
 
 
+def test_first_job_of_an_unknown_task_is_logged_as_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is tried again every few seconds, so thousands of them would fill the log."""
+    monkeypatch.setattr("stoker.jobs.failures._reasons_told", set())
+    caplog.set_level("INFO", "stoker")
+    tasks.nothing.enqueue()
+    tasks.nothing.enqueue()
+    for _ in range(4):
+        meet_unknown(UnknownTask("There is no task 'shop.tasks.pay'."))
+    (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "cannot run here, and is released for 2.0 s (warned once): There" in warning.getMessage()
+    released = [one for one in caplog.records if " is released for " in one.getMessage()]
+    assert len(released) == 4
+
+
 def test_grace_period_begins_anew_after_a_worker_has_found_the_task() -> None:
     """A job that polls snoozes for months, before one and the same attempt."""
     result = tasks.snooze_until.enqueue(time.time() + 2 * WEEK_SECONDS)

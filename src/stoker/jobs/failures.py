@@ -29,6 +29,7 @@ from stoker.jobs.faults import Fault
 from stoker.jobs.outcomes import Attempted, Batch, Failed, Retried, Verdict
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.received import result_about
+from stoker.jobs.retries import OTHER_KEY_WAIT, UNKNOWN_TASK_WAIT
 from stoker.models import Attempt, DeadLetter, Job
 from stoker.signals import attempt_failed, call_project, dead_lettered, post_execute, tell
 from stoker.store.transactions import after_commit
@@ -214,6 +215,32 @@ def tell_stale(leases: Iterable[Lease]) -> None:
         tell("stale_outcome", job_id=lease.job_id)
 
 
+def _tell_released(verdict: Verdict, outcome: outcomes.Snoozed) -> None:
+    """Log that a job was snoozed or released. If this cluster cannot run it, log the first job with
+    each reason as a warning: there may be thousands, and each is tried again every few seconds."""
+    is_first = (
+        outcome.wait in (UNKNOWN_TASK_WAIT, OTHER_KEY_WAIT)
+        and outcome.reason not in _reasons_told
+        and len(_reasons_told) < MOST_REASONS
+    )
+    if is_first:
+        _reasons_told.add(outcome.reason)
+    delay = delay_of(outcome.delay_seconds)
+    tell(
+        "not_runnable_here" if is_first else "put_back",
+        job_id=verdict.lease.job_id,
+        task=verdict.attempted.task,
+        attempt=verdict.attempted.delivery.attempt,
+        seconds=outcome.delay_seconds,
+        delay=f" for {delay}" if delay else "",
+        reason=outcome.reason,
+    )
+
+
+MOST_REASONS = 1000
+_reasons_told: set[str] = set()
+
+
 def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) -> None:
     """Send signals and log events for the outcomes in a batch and for new dead letters."""
     for verdict in batch.verdicts(batch.decided):
@@ -225,16 +252,7 @@ def announce(settings: Settings, batch: Batch, entries: Sequence[DeadLetter]) ->
             )
         _tell_cancelled(settings, verdict)
         if isinstance(verdict.outcome, outcomes.Snoozed):
-            delay = delay_of(verdict.outcome.delay_seconds)
-            tell(
-                "put_back",
-                job_id=verdict.lease.job_id,
-                task=verdict.attempted.task,
-                attempt=verdict.attempted.delivery.attempt,
-                seconds=verdict.outcome.delay_seconds,
-                delay=f" for {delay}" if delay else "",
-                reason=verdict.outcome.reason,
-            )
+            _tell_released(verdict, verdict.outcome)
     if post_execute.receivers:
         _tell_those_who_listen(settings, batch.over().verdicts())
     if not entries:

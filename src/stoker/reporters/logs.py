@@ -124,6 +124,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
         "Logs of jobs could not be written, and are retried: {error} Parts dropped: {count}.",
     ),
     "put_back": (logging.INFO, "Job {job_id} is released{delay}: {reason}"),
+    "not_runnable_here": (
+        logging.WARNING,
+        "Job {job_id} cannot run here, and is released{delay} (warned once): {reason}",
+    ),
     "job_started": (logging.INFO, "{task}[{short_id}] started, attempt {attempt}"),
     "job_ended": (
         logging.INFO,
