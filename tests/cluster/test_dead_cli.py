@@ -120,6 +120,10 @@ def test_dead_letter_can_be_requeued_with_other_arguments() -> None:
     work_off()
     assert add.get_result(str(DeadLetter.objects.get().successor_id)).return_value == 3
     assert DeadLetter.objects.get().state == "resolved"
+    for change, outcome in (("requeue", "requeued"), ("discard", "discarded")):
+        refused = dead(change, str(letter.pk))
+        assert refused.returncode == 1
+        assert f"{letter.pk} was not {outcome}: it is resolved\n" in refused.stdout
 
 
 def test_undo_takes_a_requeue_back() -> None:

@@ -154,7 +154,7 @@ def _discard(operator: Operator, letter_id: str | UUID) -> Done:
     if dead_letters.discard(letter.pk, **operator.signed):
         return answered(Answer(letter.pk, Fate.DISCARDED))
     letter = dead_letters.get(letter.pk, backend=operator.alias).letter
-    if letter.successor_id is not None:
+    if letter.state == DeadLetter.State.REQUEUED:
         because = f"job {letter.successor_id} continues it: cancel that job first"
         return answered(Answer(letter.pk, Fate.UNDER_WAY, letter.successor_id, because))
     return answered(Answer(letter.pk, Fate.CLOSED, None, f"it is {letter.state}"))
