@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from django.utils.functional import SimpleLazyObject
@@ -9,7 +10,7 @@ from django.utils.functional import SimpleLazyObject
 from stoker.compat import DjangoTask
 from stoker.exceptions import UnknownTask
 from stoker.tasks.decorator import task
-from stoker.tasks.registry import find_task, imported_task
+from stoker.tasks.registry import find_task, imported_task, named_task, task_of
 
 pytestmark = pytest.mark.unit
 
@@ -80,10 +81,29 @@ def test_task_with_another_name_than_its_function_is_found() -> None:
 
 
 def test_unknown_name_in_a_module_is_reported() -> None:
-    with pytest.raises(
-        UnknownTask, match=r"test_finding has no 'gone'\. Was it renamed or removed"
-    ):
+    with pytest.raises(UnknownTask, match=r"test_finding has no 'gone'\.$"):
         find_task(f"{__name__}.gone")
+
+
+def test_unknown_task_of_a_package_mentions_older_code() -> None:
+    options = SimpleNamespace(via="")
+    with pytest.raises(UnknownTask, match=r"has no 'gone'\. Was it renamed .* older code"):
+        task_of(SimpleNamespace(task=f"{__name__}.gone", options=options))
+
+
+@pytest.mark.parametrize("path", ["tests.app.tasks.ad", "tests.app.task.add"])
+def test_mistyped_name_of_a_task_is_answered_with_a_suggestion(path: str) -> None:
+    with pytest.raises(UnknownTask, match=r"\. Did you mean 'tests\.app\.tasks\.add'\?$") as told:
+        named_task(path)
+    assert "worker" not in str(told.value)
+
+
+def test_name_that_is_like_no_task_is_answered_without_a_suggestion(modules: Path) -> None:
+    (modules / "broken_two.py").write_text("1 / 0\n")
+    for path in ("x.y", "tests.app.tasks", "broken_two.task"):
+        with pytest.raises(UnknownTask) as told:
+            named_task(path)
+        assert "Did you mean" not in str(told.value)
 
 
 def test_unknown_name_in_a_class_is_reported() -> None:

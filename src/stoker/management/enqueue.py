@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from stoker.compat import InvalidTask
 from stoker.exceptions import DuplicateJob, JobFailed, ResultTimeout
-from stoker.tasks.registry import find_task
+from stoker.tasks.registry import named_task
 from stoker.values.text import first_line_of
 
 from .arguments import json_of, json_or_text, moment, positive_seconds, written
@@ -115,7 +115,7 @@ class Enqueue(Subcommand):
     def _enqueue(self, options: dict[str, Any]) -> Any:
         if options["all_arguments"] is not None and options["arguments"]:
             raise refuse("Give the arguments either one by one or by --args, not both.")
-        task = varied(find_task(options["task"]), options)
+        task = varied(named_task(options["task"]), options)
         within_deadlines(backend_settings(task.backend))
         args = options["all_arguments"]
         if args is None:

@@ -25,7 +25,7 @@ from stoker.jobs.package import JOB, WAS_PICKLED, JobOptions, Package, sealer_fo
 from stoker.jobs.sealing import refuse_wrong_arguments
 from stoker.models import Schedule
 from stoker.store.written import database_now_us, microseconds
-from stoker.tasks.registry import find_task
+from stoker.tasks.registry import named_task
 from stoker.tasks.schedules import LONGEST_NAME, Cron, Every, Once, Scheduled, as_sentence, is_name
 from stoker.values import codec
 from stoker.values.cron import zone_named
@@ -59,7 +59,7 @@ def values_of(
         raise InvalidSchedule(
             f"{when!r} is not a schedule: write Cron(...), every(...) or once(...)."
         )
-    found = find_task(task) if isinstance(task, str) else task
+    found = named_task(task) if isinstance(task, str) else task
     if not is_task(found):
         raise InvalidSchedule(f"{task!r} is not a task: put @task on the function.")
     _check_call(settings, found, when)

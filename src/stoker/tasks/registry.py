@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -31,6 +32,16 @@ def find_task(path: str) -> Any:
     return _find(path, import_module)
 
 
+def named_task(path: str) -> Any:
+    """Return the task with a name that a user wrote.
+
+    Raises:
+        UnknownTask: as ``find_task``. If the name does not exist, the message suggests a similar
+            one.
+    """
+    return _find(path, import_module, _suggestion)
+
+
 def imported_task(path: str) -> Any:
     """Return the task with that name if its module is imported already, otherwise None. Used where
     a module that hangs or ends its process when it is imported would stop the cluster."""
@@ -40,8 +51,16 @@ def imported_task(path: str) -> Any:
         return None
 
 
-def _find(path: str, load: Callable[[str], ModuleType]) -> Any:
-    module, names = _import(path, load)
+def _find(
+    path: str, load: Callable[[str], ModuleType], advise: Callable[[str], str] = lambda path: ""
+) -> Any:
+    """Find a task.
+
+    Args:
+        load: the function that imports modules.
+        advise: returns what to add to the message if the name does not exist.
+    """
+    module, names = _import(path, load, advise)
     owner: Any = module
     found: Any = module
     for name in names:
@@ -56,9 +75,8 @@ def _find(path: str, load: Callable[[str], ModuleType]) -> Any:
         return renamed
     if found is _MISSING:
         raise UnknownTask(
-            f"There is no task {path!r}: {module.__name__} has no {'.'.join(names)!r}. "
-            "Was it renamed or removed, or does this worker run older code? Then restart the "
-            "cluster."
+            f"There is no task {path!r}: {module.__name__} has no {'.'.join(names)!r}."
+            f"{advise(path)}"
         )
     raise UnknownTask(
         f"{path!r} is not a task but a {type(found).__name__}. Put @task on the function."
@@ -72,7 +90,7 @@ def task_of(package: Any) -> Any:
         UnknownTask: the task does not exist, or the app that it needs is not installed here.
     """
     via = package.options.via
-    task = find_task(via or package.task)
+    task = _find(via or package.task, import_module, _older_code)
     app = getattr(task, "needs_app", "")
     if app and not apps.is_installed(app):
         raise UnknownTask(
@@ -89,7 +107,20 @@ def _imported(name: str) -> ModuleType:
     return sys.modules[name]
 
 
-def _import(path: str, load: Callable[[str], ModuleType]) -> tuple[ModuleType, list[str]]:
+def _older_code(path: str) -> str:
+    return (
+        " Was it renamed or removed, or does this worker run older code? Then restart the cluster."
+    )
+
+
+def _suggestion(path: str) -> str:
+    near = difflib.get_close_matches(path, tasks_of_apps(), n=1, cutoff=0.8)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def _import(
+    path: str, load: Callable[[str], ModuleType], advise: Callable[[str], str]
+) -> tuple[ModuleType, list[str]]:
     """Import the longest part of the path that is a module. Return it and the remaining names."""
     parts = path.split(".")
     if len(parts) < 2 or not all(part.isidentifier() for part in parts):
@@ -102,7 +133,8 @@ def _import(path: str, load: Callable[[str], ModuleType]) -> tuple[ModuleType, l
             # If this very module is missing, the last name may be an attribute of its parent.
             is_missing = error.name is not None and f"{name}.".startswith(f"{error.name}.")
             if not is_missing or end == 1:
-                raise _not_imported(path, name, error) from error
+                advice = advise(path) if is_missing else ""
+                raise _not_imported(path, name, error, advice) from error
         except (Exception, SystemExit) as error:
             raise _not_imported(path, name, error) from error
     raise AssertionError("the loop returns or raises")
@@ -118,10 +150,10 @@ def _of_function(owner: Any, path: str) -> Any:
     return None
 
 
-def _not_imported(path: str, module: str, error: BaseException) -> UnknownTask:
+def _not_imported(path: str, module: str, error: BaseException, advice: str = "") -> UnknownTask:
     return UnknownTask(
         f"There is no task {path!r} here: importing {module} failed with "
-        f"{type(error).__name__}: {error}"
+        f"{type(error).__name__}: {error}" + (f".{advice}" if advice else "")
     )
 
 
