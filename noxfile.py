@@ -133,8 +133,8 @@ OF_DJANGO = (
 )
 """What another Django may break."""
 DJANGOS = (
-    Part("django-6.0", OF_DJANGO, django="6.0", workers=0),
-    Part("django-6.1", OF_DJANGO, django="6.1", workers=0),
+    Part("django-6.0", OF_DJANGO, django="6.0", marks="not slow", workers=0),
+    Part("django-6.1", OF_DJANGO, django="6.1", marks="not slow", workers=0),
 )
 
 # -- make test-all --------------------------------------------------------------------------------

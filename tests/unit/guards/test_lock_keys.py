@@ -6,10 +6,12 @@ import warnings
 
 import pytest
 from django.core.cache.backends.base import memcache_key_warnings
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.locks.lock import LONGEST_KEY, key_of, refuse_bad_name
+
+from tests.examples import examples
 
 pytestmark = pytest.mark.unit
 
@@ -43,6 +45,7 @@ def test_names_that_a_database_compares_as_equal_have_different_keys() -> None:
     assert len({key_of(name) for name in names}) == len(names)
 
 
+@settings(deadline=None, max_examples=examples())
 @given(st.text(min_size=1))
 def test_every_key_is_valid_for_memcached(name: str) -> None:
     key = key_of(name)
@@ -53,6 +56,7 @@ def test_every_key_is_valid_for_memcached(name: str) -> None:
         assert not list(memcache_key_warnings("stoker:fence:" + key))
 
 
+@settings(deadline=None, max_examples=examples())
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_different_names_have_different_keys(one: str, other: str) -> None:
     assert (key_of(one) == key_of(other)) == (one == other)
