@@ -70,7 +70,7 @@ def test_job_unknown_for_longer_than_the_grace_period_becomes_dead_letter() -> N
 def test_first_job_of_an_unknown_task_is_logged_as_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is tried again every few seconds, so thousands of them would fill the log."""
+    """Each comes back every few seconds, so thousands of them would fill the log."""
     monkeypatch.setattr("stoker.jobs.failures._reasons_told", set())
     caplog.set_level("INFO", "stoker")
     tasks.nothing.enqueue()

@@ -217,7 +217,7 @@ def tell_stale(leases: Iterable[Lease]) -> None:
 
 def _tell_released(verdict: Verdict, outcome: outcomes.Snoozed) -> None:
     """Log that a job was snoozed or released. If this cluster cannot run it, log the first job with
-    each reason as a warning: there may be thousands, and each is tried again every few seconds."""
+    each reason as a warning: there may be thousands, and each comes back every few seconds."""
     is_first = (
         outcome.wait in (UNKNOWN_TASK_WAIT, OTHER_KEY_WAIT)
         and outcome.reason not in _reasons_told
