@@ -14,6 +14,8 @@ import pytest
 from stoker.conf import Settings
 from stoker.management.commands.stoker import Command
 
+from tests.docs.pages import DOCS, steps_of
+
 yaml = pytest.importorskip("yaml")
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "deploy"
@@ -61,6 +63,13 @@ def test_systemd_unit_has_room_for_temporary_files_on_a_disk(
 ) -> None:
     service = unit["Service"]
     assert service["Environment"] == f"TMPDIR=/var/cache/{service['CacheDirectory']}"
+
+
+def test_page_shows_the_whole_systemd_unit() -> None:
+    lines = (FOLDER / "shop-cluster.service").read_text().splitlines(keepends=True)
+    unit = "".join(line for line in lines if not line.startswith("#"))
+    shown = [step.text for step in steps_of(DOCS / "howto" / "deploy.md") if step.kind == "ini"]
+    assert shown[0] == unit
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")
