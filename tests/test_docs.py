@@ -102,6 +102,7 @@ def test_examples_run(page: Path, shop: None, monkeypatch: pytest.MonkeyPatch) -
     """Run all Python blocks of the page in order, and check its checks."""
     name = f"docs_howto_{page.stem.replace('-', '_')}"
     module = ModuleType(name)
+    vars(module)["urlpatterns"] = []  # pages add to those of a project
     monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setitem(sys.modules, "shop.tasks", module)
     for step in steps_of(page):
