@@ -18,8 +18,8 @@ INSTALLED_APPS = [
     "django.contrib.sessions",
     "django.contrib.messages",
     "django.contrib.staticfiles",
-    "stoker",
     "examples.feeds",
+    "stoker",
 ]
 if django.VERSION < (6, 0):
     INSTALLED_APPS += ["django_tasks"]  # what Django 6 has itself

@@ -5,7 +5,7 @@ import os
 import django
 
 SECRET_KEY = "only for trying things out on your own machine"
-INSTALLED_APPS = ["django.contrib.contenttypes", "stoker", os.environ["SMALL_APP"]]
+INSTALLED_APPS = ["django.contrib.contenttypes", os.environ["SMALL_APP"], "stoker"]
 if django.VERSION < (6, 0):
     INSTALLED_APPS += ["django_tasks"]  # what Django 6 has itself
 DATABASES = {

@@ -6,7 +6,7 @@ import django
 
 SECRET_KEY = "only for trying things out on your own machine"
 
-INSTALLED_APPS = ["django.contrib.contenttypes", "stoker", "orders"]
+INSTALLED_APPS = ["django.contrib.contenttypes", "orders", "stoker"]
 if django.VERSION < (6, 0):
     INSTALLED_APPS += ["django_tasks"]  # what Django 6 has itself
 
