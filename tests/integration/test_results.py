@@ -11,6 +11,7 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from asgiref.sync import async_to_sync
@@ -33,7 +34,7 @@ from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, UnknownTask
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.execute import Executor
-from stoker.jobs.results import Outage, Result, fetch, fetch_many
+from stoker.jobs.results import Result, WaitState, fetch, fetch_many
 from stoker.jobs.states import JobState
 from stoker.models import (
     Attempt,
@@ -397,6 +398,28 @@ class TestWaiting:
         assert isinstance(caught.value, TimeoutError)
         assert Ready.objects.count() == 1
 
+    def test_wait_warns_once_that_no_cluster_is_alive(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stoker.jobs.results.WARN_AFTER_SECONDS", 0.0)
+        result = add.enqueue(1, 2)
+        with pytest.raises(ResultTimeout):
+            result.wait(0.1)
+        (warning,) = [one.getMessage() for one in caplog.records]
+        assert warning.startswith(f"No cluster is alive, so the wait for job {result.id} goes on")
+        assert warning.endswith("manage.py stoker run")
+
+    def test_wait_does_not_warn_while_a_cluster_is_alive(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("stoker.jobs.results.WARN_AFTER_SECONDS", 0.0)
+        Cluster.objects.create(
+            id=uuid4(), pid=1, started_at=timezone.now(), heartbeat_us=DatabaseNow()
+        )
+        with pytest.raises(ResultTimeout):
+            add.enqueue(1, 2).wait(0.1)
+        assert not caplog.records
+
     def test_await_and_wait_async_return_the_value(self) -> None:
         result = add.enqueue(1, 2)
 
@@ -443,12 +466,12 @@ class TestWaiting:
         thread = threading.Thread(target=break_connection)
         looks = 0
 
-        def is_seen(self: Result[Any], outage: Outage) -> bool:
+        def is_seen(self: Result[Any], waiting: WaitState) -> bool:
             nonlocal looks
             looks += 1
             if looks == 2:  # the wait has begun
                 thread.start()
-            return seen(self, outage)
+            return seen(self, waiting)
 
         seen = Result._is_seen_to_have_ended
         with pytest.MonkeyPatch.context() as patch:

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from django.db import connections
 
+from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable
 from stoker.jobs import results as waiting
 
@@ -46,35 +47,35 @@ def test_timeout_of_zero_is_one_check(clock: list[float]) -> None:
 
 
 def test_outage_without_a_timeout_raises_after_a_while(clock: list[float]) -> None:
-    outage, error = waiting.Outage("default", None), BrokerUnavailable("away")
-    outage.goes_on(error)
+    state, error = waiting.WaitState(settings_for(), None), BrokerUnavailable("away")
+    state.goes_on(error)
     clock[0] += waiting.OUTAGE_SECONDS - 1
-    outage.goes_on(error)
-    assert outage.error is error
+    state.goes_on(error)
+    assert state.error is error
     clock[0] += 1
     with pytest.raises(BrokerUnavailable):
-        outage.goes_on(error)
+        state.goes_on(error)
 
 
 def test_outages_are_counted_separately(clock: list[float]) -> None:
-    outage, error = waiting.Outage("default", None), BrokerUnavailable("away")
+    state, error = waiting.WaitState(settings_for(), None), BrokerUnavailable("away")
     for _ in range(3):
-        outage.goes_on(error)
+        state.goes_on(error)
         clock[0] += waiting.OUTAGE_SECONDS - 1
-        outage.is_over()
-        assert outage.error is None
+        state.is_over()
+        assert state.error is None
 
 
 def test_outage_with_a_timeout_does_not_raise_earlier(clock: list[float]) -> None:
-    outage, error = waiting.Outage("default", 3600), BrokerUnavailable("away")
-    outage.goes_on(error)
+    state, error = waiting.WaitState(settings_for(), 3600), BrokerUnavailable("away")
+    state.goes_on(error)
     clock[0] += 2 * waiting.OUTAGE_SECONDS
-    outage.goes_on(error)
-    assert outage.error is error
+    state.goes_on(error)
+    assert state.error is error
 
 
 def test_outage_inside_a_transaction_raises_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The transaction is lost with its connection, so the wait must not continue."""
     monkeypatch.setattr(connections["default"], "in_atomic_block", True)
     with pytest.raises(BrokerUnavailable):
-        waiting.Outage("default", 60).goes_on(BrokerUnavailable("away"))
+        waiting.WaitState(settings_for(), 60).goes_on(BrokerUnavailable("away"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import suppress
@@ -19,7 +21,7 @@ from django.db.transaction import TransactionManagementError
 from stoker.compat import DjangoTaskResult, TaskResultDoesNotExist, TaskResultStatus
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, as_seconds
-from stoker.models import Job, Note
+from stoker.models import Cluster, Job, Note
 from stoker.models.note import ProgressReport
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
@@ -40,6 +42,7 @@ from .states import (
     task_of,
 )
 
+logger = logging.getLogger("stoker")
 R = TypeVar("R")
 
 AT_ONCE = 500
@@ -177,12 +180,12 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
                 time-out: the store has been unreachable for five minutes. In a transaction: the
                 store became unreachable, since the transaction is lost.
         """
-        outage = Outage(settings_for(self.backend).database, timeout)
+        waiting = WaitState(settings_for(self.backend), timeout)
         for pause in pauses(timeout, poll_seconds):
-            if self._is_seen_to_have_ended(outage):
+            if self._is_seen_to_have_ended(waiting):
                 return self._ending()
             time.sleep(pause)
-        return self._late_ending(outage, timeout)
+        return self._late_ending(waiting, timeout)
 
     async def wait_async(
         self,
@@ -191,13 +194,13 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         poll_seconds: float = 0.5,
     ) -> R:
         """Async version of ``wait``. ``await result`` waits without a limit."""
-        outage = Outage(settings_for(self.backend).database, timeout)
+        waiting = WaitState(settings_for(self.backend), timeout)
         has_ended = sync_to_async(self._is_seen_to_have_ended, thread_sensitive=True)
         for pause in pauses(timeout, poll_seconds):
-            if await has_ended(outage):
+            if await has_ended(waiting):
                 return self._ending()
             await asyncio.sleep(pause)
-        return await sync_to_async(self._late_ending, thread_sensitive=True)(outage, timeout)
+        return await sync_to_async(self._late_ending, thread_sensitive=True)(waiting, timeout)
 
     def __await__(self) -> Generator[Any, None, R]:
         return self.wait_async().__await__()
@@ -265,15 +268,17 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         for name, value in seen.items():
             object.__setattr__(self, name, value)
 
-    def _is_seen_to_have_ended(self, outage: Outage) -> bool:
+    def _is_seen_to_have_ended(self, waiting: WaitState) -> bool:
         """Look once and return whether the job has ended. While the store is unreachable, return
         False."""
         try:
             has_ended = self._has_ended()
+            if not has_ended:
+                waiting.warn_once_without_cluster(f"job {self.id}")
         except BrokerUnavailable as error:
-            outage.goes_on(error)
+            waiting.goes_on(error)
             return False
-        outage.is_over()
+        waiting.is_over()
         if not has_ended:
             refuse_endless_wait(settings_for(self.backend).database, self.id, self._commitment)
         return has_ended
@@ -295,15 +300,15 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
             return self.return_value
         raise failure_of(self)
 
-    def _late_ending(self, outage: Outage, timeout: float | timedelta | None) -> R:
+    def _late_ending(self, waiting: WaitState, timeout: float | timedelta | None) -> R:
         """Refresh once more, and return the value or raise an error with the current state."""
-        if outage.error is None:
+        if waiting.error is None:
             with suppress(BrokerUnavailable, TaskResultDoesNotExist):
                 self.refresh()
         if self.is_finished:
             return self._ending()
         name = f"Job {self.id} of {self.task.module_path}"
-        raise outage.error or too_late(name, self.state.value, timeout)
+        raise waiting.error or too_late(name, self.state.value, timeout)
 
 
 def fetch(settings: Settings, job_id: Any) -> Result[Any]:
@@ -363,6 +368,7 @@ def failure_of(result: Result[Any]) -> JobFailed:
 
 FIRST_PAUSE_SECONDS = 0.005
 GROWTH = 1.5
+WARN_AFTER_SECONDS = 10.0
 OUTAGE_SECONDS = 300.0
 """How long a wait without a time-out tolerates an unreachable store: longer than a restart or a
 fail-over takes."""
@@ -399,17 +405,21 @@ def too_late(job: str, state: str, timeout: float | timedelta | None) -> ResultT
     )
 
 
-class Outage:
-    """An outage of the store during a wait. Most outages are short, so the wait goes on.
+class WaitState:
+    """The state of a wait: whether the store answers, and whether a cluster is alive. Most outages
+    are short, so the wait goes on.
 
     Args:
+        settings: the backend's.
         timeout: time-out of the wait. If there is one, only it ends the wait.
     """
 
-    __slots__ = ("_alias", "_is_limited", "_until", "error")
+    __slots__ = ("_alias", "_is_limited", "_settings", "_until", "_warns_at", "error")
 
-    def __init__(self, alias: str, timeout: float | timedelta | None) -> None:
-        self._alias = alias
+    def __init__(self, settings: Settings, timeout: float | timedelta | None) -> None:
+        self._settings = settings
+        self._alias = settings.database
+        self._warns_at = time.monotonic() + WARN_AFTER_SECONDS
         self._is_limited = timeout is not None
         self._until = 0.0
         self.error: BrokerUnavailable | None = None
@@ -433,6 +443,22 @@ class Outage:
 
     def is_over(self) -> None:
         self.error = None
+
+    def warn_once_without_cluster(self, waited_for: str) -> None:
+        """After WARN_AFTER_SECONDS log a warning if no cluster is alive."""
+        if time.monotonic() < self._warns_at:
+            return
+        self._warns_at = math.inf
+        with explained(self._alias):
+            clusters = Cluster.objects.using(self._alias)
+            is_any_alive = clusters.alive_within(self._settings.lease_seconds).exists()
+        if not is_any_alive:
+            logger.warning(
+                "No cluster is alive, so the wait for %s goes on until one is started: "
+                "manage.py stoker run%s",
+                waited_for,
+                self._settings.backend_option,
+            )
 
 
 def refuse_endless_wait(alias: str, job_id: str, commitment: Commitment | None) -> None:

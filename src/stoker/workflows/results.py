@@ -27,8 +27,8 @@ from stoker.exceptions import (
 )
 from stoker.jobs.received import Values
 from stoker.jobs.results import (
-    Outage,
     Result,
+    WaitState,
     failure_of,
     fetch,
     fetch_many,
@@ -252,12 +252,12 @@ class WorkflowResult:
             TransactionManagementError: the open transaction could never see the workflow end.
             BrokerUnavailable: as for ``Result.wait``.
         """
-        outage = Outage(self._settings.database, timeout)
+        waiting = WaitState(self._settings, timeout)
         for pause in pauses(timeout, poll_seconds):
-            if self._is_seen_to_have_ended(outage):
+            if self._is_seen_to_have_ended(waiting):
                 return self._ending()
             time.sleep(pause)
-        raise outage.error or self._too_late(timeout)
+        raise waiting.error or self._too_late(timeout)
 
     async def wait_async(
         self,
@@ -266,13 +266,13 @@ class WorkflowResult:
         poll_seconds: float = 0.5,
     ) -> Any:
         """Async version of ``wait``. ``await workflow`` waits without a limit."""
-        outage = Outage(self._settings.database, timeout)
+        waiting = WaitState(self._settings, timeout)
         has_ended = sync_to_async(self._is_seen_to_have_ended, thread_sensitive=True)
         for pause in pauses(timeout, poll_seconds):
-            if await has_ended(outage):
+            if await has_ended(waiting):
                 return await sync_to_async(self._ending, thread_sensitive=True)()
             await asyncio.sleep(pause)
-        raise outage.error or self._too_late(timeout)
+        raise waiting.error or self._too_late(timeout)
 
     def __await__(self) -> Generator[Any, None, Any]:
         return self.wait_async().__await__()
@@ -336,13 +336,15 @@ class WorkflowResult:
             raise control.not_kept(self._row.pk)
         return root
 
-    def _is_seen_to_have_ended(self, outage: Outage) -> bool:
+    def _is_seen_to_have_ended(self, waiting: WaitState) -> bool:
         try:
             self.refresh()
+            if not self.is_finished:
+                waiting.warn_once_without_cluster(f"workflow {self.id}")
         except BrokerUnavailable as error:
-            outage.goes_on(error)
+            waiting.goes_on(error)
             return False
-        outage.is_over()
+        waiting.is_over()
         if not self.is_finished:
             refuse_endless_wait(self._settings.database, self.id, None)
         return self.is_finished
