@@ -261,11 +261,12 @@ def code_digest(beat: Callable[[], object] = lambda: None) -> str:
     """
     digest = hashlib.sha256()
     for folder in project_folders():
-        for path in sorted(_python_files(folder)):
+        length = len(str(folder))
+        for path in sorted(map(str, _python_files(folder))):  # sorted faster than as Path
             beat()
-            digest.update(f"{folder.name}/{path.relative_to(folder)}\0".encode())
+            digest.update(f"{folder.name}{path[length:]}\0".encode())
             with suppress(OSError):  # deleted meanwhile
-                digest.update(path.read_bytes())
+                digest.update(Path(path).read_bytes())
     return digest.hexdigest()
 
 
