@@ -43,6 +43,28 @@ def test_list_shows_rules_states_and_next_ticks() -> None:
     assert (nightly["state"], often["state"]) == ("ticking", "paused")
 
 
+def test_list_without_rows_counts_declared_schedules(settings: Any) -> None:
+    declared = {"hourly": {"task": nothing.module_path, "schedule": every(hours=1)}}
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": {"SCHEDULES": declared}}}
+    assert told("list") == (
+        "No schedules in the database yet. 1 is declared in code or settings: clusters add it when "
+        "they start (manage.py stoker run).\n"
+    )
+    assert plain("list") == {"schedules": []}
+
+
+def test_show_prints_policies_as_they_are_written_in_code() -> None:
+    schedules.create("adds", add, every(hours=1, args=[1, 2]))
+    text = told("show", "adds")
+    for line in (
+        "queue             that of the task",
+        "if missed         once",
+        "Last ticks\n  None.",
+    ):
+        assert f"\n{line}\n" in text
+    assert "if still running  allow\n" in text
+
+
 def test_list_shows_unreadable_schedules() -> None:
     schedules.create("broken", nothing, every(minutes=5))
     Schedule.objects.update(unit="eons", package=b"rubbish", problem="it is broken")

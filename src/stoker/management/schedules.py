@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
+from stoker.conf import Settings
+from stoker.exceptions import UnknownTask
 from stoker.models import Schedule, Tick
 from stoker.operations import schedules as operations
 from stoker.operations.details import Fact, call_fact, given, lines_of
@@ -12,8 +14,9 @@ from stoker.operations.operation import Operation
 from stoker.operations.schedules import MOMENT, next_ticks_of, rule_of
 from stoker.operations.wording import first_line
 from stoker.schedules import service as schedules
+from stoker.schedules.declare import find_declared
 from stoker.tasks.arguments import ShownCall
-from stoker.values.text import plural
+from stoker.values.text import first_line_of, plural
 from stoker.values.ticks import as_moment
 
 from .arguments import call_as_plain, positive
@@ -87,7 +90,8 @@ class ListSchedules(Subcommand):
     """List schedules, with their rules and next ticks.
 
     List all schedules by name: the rule in words, the next tick, the task, the pause with user and
-    reason, and why its last tick could not be fired.
+    reason, and why its last tick could not be fired. Declared schedules are listed as soon as a
+    cluster has started with them.
 
     --json writes one object: schedules[] {id, name, source ("code", "settings" or "row"), task,
     rule, zone, state ("ticking", "paused" or "over"), next_ticks[] (five; none if it is paused),
@@ -103,19 +107,34 @@ class ListSchedules(Subcommand):
     options = (BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
-        alias = self.settings(options).alias
-        rows = list(schedules.find(backend=alias).order_by("name"))
+        settings = self.settings(options)
+        rows = list(schedules.find(backend=settings.alias).order_by("name"))
         plain = {"schedules": [schedule_as_plain(row) for row in rows]}
-        self.answer(options, plain, self._lines(rows))
+        self.answer(options, plain, self._lines(settings, rows))
         return ExitCode.DONE
 
-    def _lines(self, rows: list[Schedule]) -> Iterator[OutputLine]:
+    def _lines(self, settings: Settings, rows: list[Schedule]) -> Iterator[OutputLine]:
         for row in rows:
             yield heading(row.name, f"  {next_words(row)}")
             yield f"  {rule_of(row)}; {row.task}"
             if row.problem:
                 yield f"  {first_line(row.problem, 300)}"
-        yield plural(len(rows), "schedule") if rows else "No schedules."
+        yield plural(len(rows), "schedule") if rows else _no_schedules(settings)
+
+
+def _no_schedules(settings: Settings) -> str:
+    """Return the line for a database without schedules, with the number of declared ones."""
+    try:
+        declared = len(find_declared(settings))
+    except UnknownTask as error:
+        return f"No schedules in the database. Those in code are unknown: {first_line_of(error)}"
+    if not declared:
+        return "No schedules."
+    are, them = ("is", "it") if declared == 1 else ("are", "them")
+    return (
+        f"No schedules in the database yet. {declared:,} {are} declared in code or settings: "
+        f"clusters add {them} when they start (manage.py stoker run{settings.backend_option})."
+    )
 
 
 class ShowSchedule(Subcommand):
@@ -171,7 +190,7 @@ class ShowSchedule(Subcommand):
         else:
             yield from (f"  {moment.strftime(MOMENT)}" for moment in next_ticks_of(row))
         yield heading("Last ticks")
-        yield from (f"  {tick_line(row, tick)}" for tick in ticks)
+        yield from [f"  {tick_line(row, tick)}" for tick in ticks] or ["  None."]
 
 
 class RunSchedule(Subcommand):

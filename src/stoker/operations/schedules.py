@@ -107,12 +107,12 @@ def facts_of(row: Schedule) -> list[Fact]:
     return given(
         Fact("Rule", rule_of(row)),
         Fact("Task", row.task, "task"),
-        Fact("Queue", row.queue or "the task's"),
+        Fact("Queue", row.queue or "that of the task"),
         Fact("Declared", declared),
         Fact("Time zone", row.zone),
         Fact("Cron rule", row.expression),
-        Fact("If missed", row.get_misfire_display(), hint="Ticks that no cluster fired in time"),
-        Fact("If still running", row.get_overlap_display(), hint="The job of the previous tick"),
+        Fact("If missed", row.misfire, hint="Ticks that no cluster fired in time"),
+        Fact("If still running", row.overlap, hint="The job of the previous tick"),
         Fact("Fired", f"{plural(row.fired_count, 'time')}{left}; {row.missed_count:,} missed"),
         Fact("Problem", row.problem, hint="Why its last tick could not be fired"),
     )
