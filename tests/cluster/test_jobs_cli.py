@@ -102,6 +102,15 @@ def test_show_and_why_print_the_causes_of_waiting() -> None:
     assert plain("why", job.id)["facts"]["waits"] == waits
 
 
+def test_show_says_why_a_waiting_job_will_not_run() -> None:
+    job = nothing.enqueue()
+    text = told("jobs", "show", job.id)
+    sentence = "No cluster of the backend 'default' is alive."
+    assert f"\nWhy it is not running\n  {sentence}\n  Start one with `manage.py stoker run`" in text
+    drain()
+    assert "Why it is not running" not in told("jobs", "show", job.id)
+
+
 def test_cancel_withdraws_waiting_jobs_only() -> None:
     done = add.enqueue(1, 2)
     drain()

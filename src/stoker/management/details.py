@@ -11,12 +11,17 @@ from stoker.operations.details import call_fact, lines_of
 from stoker.operations.jobs import JobDetails
 from stoker.operations.wording import duration, exactly, first_line
 from stoker.tasks.arguments import ShownCall
+from stoker.why import Answer
 
 from .subcommand import OutputLine, heading
 
 
-def job_lines(found: JobDetails) -> Iterator[OutputLine]:
-    """Return the details of a job as lines."""
+def job_lines(found: JobDetails, answer: Answer | None = None) -> Iterator[OutputLine]:
+    """Return the details of a job as lines.
+
+    Args:
+        answer: why it is not running; None = it has ended, or is not asked.
+    """
     yield f"{'job':<18}{found.job_id}"
     yield f"{'state':<18}{found.progress.state.label.lower()}"
     yield from lines_of([*found.facts, call_fact(found.shown)])
@@ -27,6 +32,18 @@ def job_lines(found: JobDetails) -> Iterator[OutputLine]:
         yield _moment_line(moment)
         if moment.attempt is not None and moment.attempt.traceback:
             yield moment.attempt.traceback.rstrip()
+    if answer is not None and answer.needs_somebody:
+        yield heading("Why it is not running")
+        yield from answer_lines(answer)
+
+
+def answer_lines(answer: Answer) -> Iterator[str]:
+    """Return an answer of ``why`` as lines."""
+    yield f"  {answer.sentence}"
+    if answer.facts.get("waited"):
+        yield f"  It waited {answer.facts['waited']}."
+    if answer.advice:
+        yield f"  {answer.advice}"
 
 
 def _moment_line(moment: Moment) -> str:

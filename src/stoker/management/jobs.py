@@ -33,6 +33,7 @@ from stoker.operations.waiting_jobs import EDIT, HOLD, MOVE, PRIORITISE, RESCHED
 from stoker.operations.wording import duration, first_line, since
 from stoker.store.engines.sessions import explained
 from stoker.values.text import first_line_of
+from stoker.why import why
 
 from .arguments import call_as_plain, call_lines, json_of, past_moment
 from .details import job_lines
@@ -202,7 +203,8 @@ class ShowJob(Subcommand):
     """Show one job: its call, its timeline, its errors.
 
     Show a job: task, arguments, result, what it waited for, and its timeline from the enqueue to
-    its end, with the traceback of each failed attempt. `stoker why ID` says why it is not running.
+    its end, with the traceback of each failed attempt. If it will not run without an action, the
+    last lines say why, as `stoker why ID` does.
 
     --json writes one object: job (as in `jobs list`, without what follows reason), state, label,
     args, kwargs (each value as text; null if the package cannot be opened), value (as text, or
@@ -219,9 +221,13 @@ class ShowJob(Subcommand):
     options = (ID, BACKEND, JSON)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
+        settings = self.settings(options)
         with self.without_broker():
-            found = details_of(self.settings(options), job_id_of(options["id"]))
-        self.answer(options, _as_plain(found), job_lines(found))
+            found = details_of(settings, job_id_of(options["id"]))
+            answer = (
+                None if found.is_over else why(settings, found.job_id, found.progress, found.row)
+            )
+        self.answer(options, _as_plain(found), job_lines(found, answer))
         return ExitCode.DONE
 
 

@@ -9,6 +9,7 @@ from stoker.inspect.why.answer import answer_as_plain
 from stoker.values.ids import parse_job_id
 from stoker.why import Answer, Kind, why
 
+from .details import answer_lines
 from .subcommand import BACKEND, JSON, ExitCode, OutputLine, Subcommand, heading, option, refuse
 
 
@@ -48,8 +49,4 @@ class WhyCommand(Subcommand):
     def _lines(self, answer: Answer) -> Iterator[OutputLine]:
         kind = answer.kind.value.replace("_", " ")
         yield heading(f"{answer.task or 'job'} {answer.job_id}: {kind}")
-        yield f"  {answer.sentence}"
-        if answer.facts.get("waited"):
-            yield f"  It waited {answer.facts['waited']}."
-        if answer.advice:
-            yield f"  {answer.advice}"
+        yield from answer_lines(answer)
