@@ -1,6 +1,7 @@
 """Queues: listed, paused, resumed, cleared."""
 
 import json
+import re
 from typing import Any
 from uuid import uuid4
 
@@ -150,7 +151,7 @@ def test_clear_reports_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_commands_pause_clear_and_resume_a_queue(capsys: pytest.CaptureFixture[str]) -> None:
     tasks.nothing.using(queue_name="mail").enqueue()
     told = say("pause", "mail", "--by", "alice", "--because", "it is down", capsys=capsys)
-    assert told.startswith("The queue mail is paused since 20")
+    assert re.match(r"The queue mail is paused since [-0-9]+ [:0-9]+ UTC, by alice", told)
     assert told.endswith(", by alice: it is down.")
     assert told.removeprefix("The queue ").rstrip(".") in say("info", capsys=capsys)
     (mail,) = (

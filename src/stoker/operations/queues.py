@@ -12,6 +12,7 @@ from stoker.values.durations import in_words
 from stoker.values.text import plural
 
 from .operation import LIMIT, Done, Operation, Operator
+from .wording import exactly
 
 QUEUE_COLUMNS = ("queue", "ready", "deferred", "blocked", "running", "next has waited")
 
@@ -31,7 +32,7 @@ def pause_in_words(pause: Pause) -> str:
     """Describe a pause as ``paused since ..., by ...: ...``."""
     by = f", by {pause.by}" if pause.by else ""
     because = f": {pause.because}" if pause.because else ""
-    return f"paused since {pause.since.isoformat(sep=' ', timespec='seconds')}{by}{because}"
+    return f"paused since {exactly(pause.since)}{by}{because}"
 
 
 def _pause(operator: Operator, queue: str) -> Done:

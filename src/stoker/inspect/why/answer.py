@@ -20,6 +20,7 @@ from stoker.inspect.stats import ClusterState, clusters
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.states import JobState, Progress
 from stoker.models import Attempt, Job, Workflow
+from stoker.operations.wording import exactly
 from stoker.store.written import MICROSECONDS, database_now_us, moment
 from stoker.tasks.arguments import CUT
 from stoker.tasks.registry import find_task, task_of
@@ -174,7 +175,7 @@ def answer_as_plain(answer: Answer) -> dict[str, Any]:
 
 def when(one: datetime | None) -> str:
     """Format a moment for a sentence."""
-    return "an unknown time" if one is None else one.isoformat(" ", "seconds")
+    return "an unknown time" if one is None else exactly(one)
 
 
 def at(microseconds: int) -> datetime:
