@@ -496,6 +496,7 @@ def test_info_shows_clusters_queues_and_running_jobs(tmp_path: Path) -> None:
         text = stoker("info").stdout
         assert f"tests.app.tasks.write_ledger {job_id}, attempt 1, for " in text
         assert "worker" in text
+        assert re.search(r"worker \d, process \d+, \d+ attempts? done: ", text)
         assert "idle" in text
         assert "error 1" in text
 

@@ -59,6 +59,7 @@ def test_dead_letter_is_listed_shown_requeued_discarded_and_purged() -> None:
     shown = dead("show", ids[0]).stdout
     for part in (
         f"dead letter   {ids[0]} (open)",
+        "reason            error\n",
         TASK,
         "failed        ",
         "Traceback (most recent",

@@ -145,7 +145,7 @@ def test_views_and_details_fit_the_terminal(stocked: Stocked, size: tuple[int, i
         program.wait_for("running, 1 of 3 busy", "worker 0", "tests.app.tasks.sleep")
         program.wait_for("workers 1, 2 idle", "queue", "ready")
         program.press("2")
-        program.wait_for("[2 Clusters]", "worker", "idle", "jobs done")
+        program.wait_for("[2 Clusters]", "worker", "idle", "attempts")
         go_to(program, "a-host")
         program.press(ENTER)
         program.wait_for("Clusters > a-host", "heartbeat", "leases")

@@ -82,6 +82,11 @@ def test_show_draws_the_tree_of_steps() -> None:
     assert (shown["state"], len(shown["steps"])) == ("SUCCESSFUL", 6)
 
 
+def test_show_names_on_error_steps() -> None:
+    workflow = chain(note.s("a")).on_error(tell.s()).enqueue()
+    assert "  on_error: tests.workflows.tasks.tell  pending" in stoker("show", workflow.id)[0]
+
+
 def test_cancel_and_retry_change_the_workflow_and_set_the_exit_code() -> None:
     workflow = chain(note.si("a"), note.si("b")).enqueue()
     assert stoker("cancel", workflow.id, "--by", "carol", "--because", "wrong")[1] == 0

@@ -53,7 +53,7 @@ class InfoCommand(Subcommand):
                        processes[] (other than workers: role, pid, resident_bytes),
                        wanted_workers (null: as at its start), most_workers, is_single (runs
                        with --single), workers[]
-        workers[]      number, name (number and incarnation), pid, jobs_done, running[],
+        workers[]      number, name (number and incarnation), pid, jobs_done (attempts), running[],
                        resident_bytes (0: not known), handed_out[] (ids of jobs that it has not
                        started), is_recycled (it is replaced after its running jobs), is_leaving
                        (it starts no more jobs, and exits after its running ones)
@@ -133,8 +133,8 @@ def _cluster_lines(cluster: ClusterState, state: str) -> Iterator[str]:
 
 
 def _worker_lines(worker: WorkerState) -> Iterator[str]:
-    jobs = plural(worker.jobs_done, "job")
-    done = f"    worker {worker.number}, process {worker.pid}, {jobs} done: "
+    attempts = plural(worker.jobs_done, "attempt")
+    done = f"    worker {worker.number}, process {worker.pid}, {attempts} done: "
     if not worker.running:
         yield done + "idle"
     if worker.handed_out:

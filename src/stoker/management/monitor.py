@@ -37,7 +37,7 @@ from .subcommand import (
 PlainTable = tuple[str, Sequence[str], list[Sequence[str]]]
 """Title, column names and rows of a table."""
 CLUSTER_COLUMNS = ("cluster", "process", "state", "workers", "leases", "last heartbeat", "up")
-WORKER_COLUMNS = ("worker", "process", "jobs done", "runs", "for")
+WORKER_COLUMNS = ("worker", "process", "attempts", "runs", "for")
 FAULT_COLUMNS = ("fault", "task", "jobs", "last")
 FAILURE_COLUMNS = ("job", "task", "failed", "error")
 

@@ -40,6 +40,8 @@ MOST_SHOWN = 1000
 """Maximum number of steps that ``show`` reads."""
 STEP_COLUMNS = [one.name for one in fields(TimedStep) if one.name not in ("spans", "package")]
 ID = option("id", metavar="ID", help="The id of the workflow.")
+ROLES = {"step": "", "undo": "undo: ", "error": "on_error: "}
+"""What is shown before the task of a step."""
 
 
 class ListWorkflows(Subcommand):
@@ -289,7 +291,7 @@ def _lines_of(workflow: WorkflowResult, progress: WorkflowProgress) -> Iterator[
 def _lines_of_step(step: TimedStep) -> Iterator[str]:
     """Yield the lines of one task: state and times, task, ids."""
     yield f"{step.id}  {'running' if step.is_running else step.state.lower()}"
-    yield f"  {'' if step.role == 'step' else f'{step.role}: '}{step.label}"
+    yield f"  {ROLES[step.role]}{step.label}"
     if step.wait_seconds is not None:
         ran = f", ran {in_words(step.run_seconds)}" if step.run_seconds is not None else ""
         yield f"  waited {in_words(step.wait_seconds)}{ran}"
@@ -308,9 +310,8 @@ def _tree(steps: Sequence[WorkflowStep]) -> Iterator[str]:
 
     def lines(parent_id: str | None, depth: int) -> Iterator[str]:
         for step in sorted(below.get(parent_id, []), key=lambda one: (one.role, one.position)):
-            role = "" if step.role == "step" else f"{step.role}: "
             what = step.label if step.kind == "task" else f"{step.kind} {step.label}".rstrip()
-            yield f"{'  ' * depth}{role}{what}  {step.state.lower()}"
+            yield f"{'  ' * depth}{ROLES[step.role]}{what}  {step.state.lower()}"
             if step.job_id:
                 yield f"{'  ' * depth}  {step.job_id}"
             yield from lines(step.id, depth + 1)

@@ -94,7 +94,7 @@ def facts_of(letter: DeadLetter) -> list[Fact]:
     return given(
         Fact("Task", letter.task or "unknown task", "task" if letter.task else ""),
         Fact("Queue", letter.queue, "queue"),
-        Fact("Reason", letter.get_reason_display()),
+        Fact("Reason", letter.reason),
         Fact("Unique key", letter.key),
         Fact("Failed", letter.failed_at),
         Fact("Failed first", letter.first_failed_at if letter.failure_count > 1 else None),

@@ -55,7 +55,7 @@ WORKERS = (
     Heading("worker", is_text=True),
     Heading("runs", is_text=True, keeps_end=True),
     Heading("for"),
-    Heading("jobs done", 1),
+    Heading("attempts", 1),
     Heading("memory", 2),
     Heading("process", 3),
 )
