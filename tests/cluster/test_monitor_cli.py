@@ -158,7 +158,7 @@ def test_views_and_details_fit_the_terminal(stocked: Stocked, size: tuple[int, i
         program.wait_for("[3 Queues]", "mail (paused)", "ready")
         go_to(program, "mail (paused)")
         program.press(ENTER)
-        program.wait_for("Queues > mail", "alice:", "\\x1b[2J\\u202eno stamp")
+        program.wait_for("Queues > mail", "alice:", "\\x1b[2J\\u202eno", "stamp")
         go_to(program, ".tasks.echo")
         program.press(ENTER)
         program.wait_for("Queues > mail > job", stocked.waiting, "a letter with a long address")
