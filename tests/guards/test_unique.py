@@ -124,7 +124,8 @@ def test_duplicate_enqueue_has_the_outcome_of_its_mode_and_state(
     before = alive()
     newcomer = add.using(unique=unique(mode, until=until), queue_name="mail", priority=5)
     if fate == REFUSED:
-        with pytest.raises(DuplicateJob, match=first.id) as refused:
+        told = rf"^The job {first.id} of {add.module_path} has the unique key 'sum of 1' already\.$"
+        with pytest.raises(DuplicateJob, match=told) as refused:
             newcomer.enqueue(1, 20)
         assert (refused.value.result.id, refused.value.result.was_duplicate) == (first.id, True)
         assert alive() == before

@@ -11,7 +11,7 @@ from django.core.cache import caches
 from django.db import OperationalError
 
 from stoker.exceptions import ConfigurationError, LockBusy, LockLost
-from stoker.locks.lock import key_of
+from stoker.locks.lock import key_of, lock
 from stoker.locks.stores.cache import FENCE_PREFIX, PREFIX
 from stoker.models import LockKey
 
@@ -196,6 +196,13 @@ def test_steal_after_takes_the_lock_from_a_slow_holder(
 def test_steal_after_on_an_unsupported_cache_is_refused(place: Place, name: str) -> None:
     with pytest.raises(ConfigurationError, match="`steal_after` does not work in the cache"):
         place.lock(name, steal_after=1).acquire()
+
+
+@pytest.mark.sqlite
+def test_lock_in_an_unknown_cache_is_refused_with_the_names_of_caches() -> None:
+    told = "The lock's cache 'nope' is not in CACHES, which has: .*'default'"
+    with pytest.raises(ConfigurationError, match=told):
+        lock("a name", cache="nope").acquire()
 
 
 @pytest.mark.parametrize("place", STEALING_PLACES, indirect=True)

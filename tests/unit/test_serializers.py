@@ -150,8 +150,13 @@ def coroutine() -> Iterator[Coroutine[Any, Any, None]]:
 )
 def test_hint_fits_the_refused_type(value: Any, hint: str) -> None:
     """Alone and nested, as an argument and as a return value."""
-    for sentence in (refused(value), refused(a=[(value,)]), value_refused({"a": value})):
-        assert hint in sentence
+    returned = hint.replace("pass ", "return ")
+    for sentence, advice in (
+        (refused(value), hint),
+        (refused(a=[(value,)]), hint),
+        (value_refused({"a": value}), returned),
+    ):
+        assert advice in sentence
         assert type(value).__qualname__ in sentence
         assert "\n" not in sentence
         assert sentence.endswith(".")
@@ -171,7 +176,7 @@ def test_numbers_outside_json_are_refused(number: float) -> None:
     assert refused(1, number).endswith(f"Argument 2 of feeds.tasks.import_feed {told}")
     assert told in refused(a={"b": [number]})
     assert told in refused(a=(number,))
-    assert told in value_refused(number)
+    assert told.replace("pass", "return") in value_refused(number)
     assert JSON.seal(package(Decimal("NaN")))
 
 
@@ -183,8 +188,9 @@ def test_value_that_contains_itself_is_refused() -> None:
     assert refused(circle) == (
         f"Argument 1 of feeds.tasks.import_feed, at args[0][0][0][0][0]..., {told}"
     )
-    assert told in value_refused(circle)
-    assert told in value_refused({"a": ({1: circle},)})
+    returned = told.replace("pass", "return")
+    assert returned in value_refused(circle)
+    assert returned in value_refused({"a": ({1: circle},)})
 
 
 class Twin(str):

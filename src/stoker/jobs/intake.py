@@ -139,14 +139,15 @@ class Newcomers:
                 neglected = self._write(keys.now_us)
                 return self._results(), neglected
             # the duplicate is among these calls, so none is enqueued
+            key = refused.claim.name.removeprefix("unique ")
             if refused.fate is Fate.ENQUEUED:
                 raise DuplicateJob(
-                    f"More than one of these calls has the key {refused.claim.name!r}: none was "
-                    "enqueued."
+                    f"More than one of these calls has the unique key {key!r}: none was enqueued."
                 )
             (result,) = self._results_of([refused]).values()
+        task = result.task.module_path
         raise DuplicateJob(
-            f"The job {result.id} has the key {refused.claim.name!r} already.", result
+            f"The job {result.id} of {task} has the unique key {key!r} already.", result
         )
 
     def _keys(self) -> WantedKeys:

@@ -471,7 +471,11 @@ def _cache(alias: str) -> BaseCache:
     try:
         return caches[alias]
     except InvalidCacheBackendError as error:
-        raise ConfigurationError(f"The lock's cache {alias!r} is unreachable: {error}") from error
+        known = sorted(caches.settings)
+        told = f"cannot be used: {error}"
+        if alias not in known:
+            told = f"is not in CACHES, which has: {', '.join(map(repr, known))}."
+        raise ConfigurationError(f"The lock's cache {alias!r} {told}") from error
 
 
 def _why_not(cache: BaseCache) -> str:

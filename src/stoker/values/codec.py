@@ -336,6 +336,9 @@ _PATIENT = json.JSONDecoder(object_hook=_decode_tagged, parse_int=_patient_int)
 MOST_STEPS = 5
 """Maximum number of keys that are shown of the path to a refused value."""
 
+RESULT = "result"
+"""Name of a return value in the path to a refused value."""
+
 Arguments = tuple[list[Any], dict[str, Any], Mapping[str, str]]
 
 
@@ -365,7 +368,7 @@ def value_as_json(value: Any) -> bytes:
             return write(value)
         except ValueError:
             pass  # found below, where it gets a name
-    return write(_encode_or_name(value, "result", lambda _: "The return value"))
+    return write(_encode_or_name(value, RESULT, lambda _: "The return value"))
 
 
 def _encode_or_name(value: Any, root: str, owner: Callable[[list[Any]], str]) -> Any:
@@ -380,7 +383,10 @@ def _encode_or_name(value: Any, root: str, owner: Callable[[list[Any]], str]) ->
         subject = owner(steps := refusal.path)
         if steps:
             subject += f", at {root}{_subscripts(refusal.path)},"
-        raise NotSerializable(f"{subject} {refusal.problem or _describe(refusal)}.") from None
+        problem = refusal.problem or _describe(refusal)
+        if root == RESULT:
+            problem = problem.replace("pass ", "return ").replace(" inside the task", "")
+        raise NotSerializable(f"{subject} {problem}.") from None
 
 
 def name_argument(steps: list[Any], task: str) -> str:
