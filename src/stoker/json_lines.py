@@ -56,9 +56,10 @@ class JsonLines(logging.Formatter):
             told["stack"] = record.stack_info
         extra = {name: value for name, value in vars(record).items() if name not in KNOWN}
         try:
-            line = _as_json({**extra, **told})
+            line = _as_json({**told, **extra, **told})
         except (TypeError, ValueError, RecursionError):  # a dict's key, or a container in itself
-            line = _as_json({name: _as_storable(value) for name, value in extra.items()} | told)
+            storable = {name: _as_storable(value) for name, value in extra.items()}
+            line = _as_json({**told, **storable, **told})
         return shown_json(line)
 
 

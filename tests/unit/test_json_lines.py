@@ -96,6 +96,24 @@ def test_values_that_json_cannot_hold_are_written_as_text(lines: Lines) -> None:
     assert str(number) in lines.last()["order"]
 
 
+def test_line_begins_with_the_time_and_ends_with_values_from_extra(lines: Lines) -> None:
+    logging.getLogger("shop").info("paid", extra={"order": 7})
+    assert list(lines.last()) == [
+        "time", "level", "logger", "message", "process", "pid", "order"
+    ]  # fmt: skip
+    logging.getLogger("shop").info("paid", extra={"level": "high", "order": {(1, 2): 3}})
+    told = lines.last()
+    assert (next(iter(told)), told["level"], told["order"]) == ("time", "INFO", "{(1, 2): 3}")
+
+
+def test_seconds_of_a_job_are_rounded_as_in_its_message(lines: Lines) -> None:
+    facts = {"task": "shop.tasks.pay", "short_id": "01a1", "outcome": "failed", "attempt": 1}
+    put_into_words("job_ended", {**facts, "seconds": 0.02866196632385254})
+    told = lines.last()
+    assert (told["outcome"], told["seconds"]) == ("failed", 0.029)
+    assert "in 0.029 s" in told["message"]
+
+
 def test_stoker_event_is_named(lines: Lines) -> None:
     put_into_words("cluster_stopped", {"name": "stoker"})
     assert lines.last()["event"] == "cluster_stopped"

@@ -320,9 +320,8 @@ def put_into_words(name: str, facts: dict[str, Any], **_: Any) -> None:
             setattr(
                 record, f"stoker_{fact}", str(facts[fact]) if fact != "attempt" else facts[fact]
             )
-    for fact in ("outcome", "seconds"):
-        if name in JOB_LINES and fact in facts:
-            setattr(record, fact, facts[fact])
+    if name in JOB_LINES and "outcome" in facts:
+        record.outcome, record.seconds = facts["outcome"], round(facts["seconds"], 3)
     record.exc_text = facts.get("traceback") or None
     its_logger.handle(record)
 
