@@ -13,7 +13,7 @@ from django.core.checks import CheckMessage, Error
 
 from stoker.tasks.decorator import AbsentTask, Call, Task
 
-from .compat import BaseTaskBackend, InvalidTask
+from .compat import BaseTaskBackend, InvalidTask, is_task
 from .conf import ADD_THE_APP, Settings, problems, read_settings, settings_for
 from .exceptions import ConfigurationError, InvalidTaskOption, UnknownTask
 from .setting_values import QUEUE_NAME, is_queue_name
@@ -94,6 +94,13 @@ class StokerBackend(BaseTaskBackend):
                 f"QUEUES of TASKS['{self.alias}'] are: {', '.join(sorted(self.queues))}. Add it "
                 "there, write @task(queue_name=...), or set QUEUES to [], which allows any name."
             )
+        if is_task(task.func):
+            raise InvalidTask(
+                f"{task.func.module_path} is a task already: write @task only once. using(...) "
+                "makes variants of a task."
+            )
+        if not callable(task.func):
+            raise InvalidTask(f"@task belongs on a function, not on {task.func!r:.100}.")
         if getattr(task.func, "__name__", "") == "<lambda>":
             raise InvalidTask(
                 "A lambda has no name by which a worker could find it: write a function with def."

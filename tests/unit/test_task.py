@@ -69,6 +69,15 @@ def test_decorator_with_empty_parentheses_makes_a_task() -> None:
     assert task()(function) == task(function)
 
 
+@pytest.mark.parametrize("decorate", [task, import_module(TASKS_APP).task])
+def test_task_of_something_else_than_a_function_is_refused(decorate: Any) -> None:
+    with pytest.raises(InvalidTask, match=r"^@task belongs on a function, not on 5\.$"):
+        decorate(5)
+    told = rf"^{plain.module_path} is a task already: write @task only once"
+    with pytest.raises(InvalidTask, match=told):
+        decorate(plain)
+
+
 def test_task_is_called_only_through_call() -> None:
     assert not callable(plain)
     assert plain.call(3) == 3
