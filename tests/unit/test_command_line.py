@@ -160,6 +160,7 @@ def test_longest_durations_can_be_used() -> None:
         (["enqueue"], "the following arguments are required: TASK"),
         (["enqueue", "a.b", "--kwargs", "[]"], "is not an object"),
         (["nonsense"], "invalid choice"),
+        (["runn"], "There is no subcommand 'runn'. Did you mean 'run'?"),
         (["run", "--backend", "nonsense"], "TASKS has no backend 'nonsense'. Known: default."),
         (["run", "--drain", "--reload"], "choose one of them"),
         (["run", "--queues", "a,,b"], "has an empty name"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
+from difflib import get_close_matches
 from importlib.metadata import version
 from typing import Any
 
@@ -88,6 +89,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         self._parser = parser
         self._subcommands = add_subcommands(parser, self, self._needed())
+        if self._typed not in self._subcommands:
+            for near in get_close_matches(self._typed, self._subcommands, n=1):
+                parser.error(f"There is no subcommand {self._typed!r}. Did you mean {near!r}?")
 
     def run_from_argv(self, argv: list[str]) -> None:
         self._typed = "".join(argv[2:3])
