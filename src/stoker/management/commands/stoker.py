@@ -89,7 +89,7 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         self._parser = parser
         self._subcommands = add_subcommands(parser, self, self._needed())
-        if self._typed not in self._subcommands:
+        if not self._typed.startswith("-") and self._typed not in self._subcommands:
             for near in get_close_matches(self._typed, self._subcommands, n=1):
                 parser.error(f"There is no subcommand {self._typed!r}. Did you mean {near!r}?")
 
