@@ -64,7 +64,7 @@ def test_cache_without_add_is_refused(settings: Any) -> None:
 
 
 def test_missing_cache_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="The lock's cache 'fast' is unreachable"):
+    with pytest.raises(ConfigurationError, match="The lock's cache 'fast' is not in CACHES"):
         lock("import", cache="fast").acquire()
 
 
