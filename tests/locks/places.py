@@ -40,10 +40,15 @@ class Place:
 @contextmanager
 def all_opened() -> Iterator[None]:
     """Override the settings so that every place can be used whose server is known."""
+    from django.core.cache import caches
     from django.test.utils import override_settings
 
     with override_settings(CACHES=_caches()):
         yield
+        for cache in caches.all(initialized_only=True):
+            client = getattr(getattr(cache, "_inside", cache), "_cache", None)
+            for pool in getattr(client, "_pools", {}).values():  # of Redis
+                pool.disconnect()
 
 
 def _caches() -> dict[str, Any]:
