@@ -30,7 +30,7 @@ stoker.W011 A task has ``retry_on``, ``give_up_on`` or ``backoff``, but only one
 stoker.W012 ``DATABASE`` has no effect: ``BROKER`` is another one, or ``orm://default`` if unset.
 stoker.W013 The server of the store is not configured as Stoker needs it.
 stoker.W014 ``ATOMIC_REQUESTS`` lets each request wait for all others that use the SQLite store.
-stoker.W015 No backend in ``TASKS`` is Stoker's, so Django runs all tasks at once.
+stoker.W015 No backend in ``TASKS`` is Stoker's, so no cluster runs any task.
 =========== ================================================================================
 """
 

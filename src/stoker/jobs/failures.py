@@ -238,6 +238,7 @@ def _tell_released(verdict: Verdict, outcome: outcomes.Snoozed) -> None:
 
 
 MOST_REASONS = 1000
+"""Maximum number of different reasons that a process warns of."""
 _reasons_told: set[str] = set()
 
 

@@ -41,7 +41,7 @@ MOST_SHOWN = 1000
 STEP_COLUMNS = [one.name for one in fields(TimedStep) if one.name not in ("spans", "package")]
 ID = option("id", metavar="ID", help="The id of the workflow.")
 ROLES = {"step": "", "undo": "undo: ", "error": "on_error: "}
-"""What is shown before the task of a step."""
+"""Role of a step -> prefix of its task in lists."""
 
 
 class ListWorkflows(Subcommand):

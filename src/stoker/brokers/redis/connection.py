@@ -120,8 +120,8 @@ def weaknesses(client: Any) -> list[str]:
 
 
 def _appendfsync(client: Any) -> str:
-    """Return the setting ``appendfsync``, of several nodes one that is not "always". If it cannot
-    be read, return "always"."""
+    """Return the setting ``appendfsync``. If several nodes differ, return one that is not "always".
+    If it cannot be read, return "always"."""
     try:
         told = client.config_get("appendfsync")
     except FAILURES:

@@ -94,7 +94,7 @@ class NotRecorded(Exception):
 
 
 CAUSED_BY_OUTCOME = (Refused, PackageError, ValueError, TypeError, OverflowError)
-"""Errors by which the store, its driver or the codec refuse a value, whenever it is written."""
+"""Errors after which no retry helps: the store, its driver or the codec refuses a value."""
 
 
 class Unanswered(Exception):
