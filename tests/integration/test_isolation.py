@@ -77,14 +77,15 @@ def test_cluster_behind_a_pooler_reads_committed_in_its_transactions(*, is_poole
 def test_deciding_transaction_of_another_process_reads_committed(
     level: str, monkeypatch: pytest.MonkeyPatch, *, autocommit: bool
 ) -> None:
-    monkeypatch.setitem(connection.settings_dict, "AUTOCOMMIT", autocommit)
-    connection.close()
-    with deciding("default"):
-        assert ask("SHOW transaction_isolation") == "read committed"
-    if not autocommit:
-        connection.rollback()
-    assert ask("SHOW transaction_isolation") == level
-    connection.close()
+    with monkeypatch.context() as patch:  # it ends before the default of the database is reset
+        patch.setitem(connection.settings_dict, "AUTOCOMMIT", autocommit)
+        connection.close()
+        with deciding("default"):
+            assert ask("SHOW transaction_isolation") == "read committed"
+        if not autocommit:
+            connection.rollback()
+        assert ask("SHOW transaction_isolation") == level
+        connection.close()
 
 
 def test_deciding_block_in_an_open_transaction_keeps_its_level(level: str) -> None:
