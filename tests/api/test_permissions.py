@@ -181,6 +181,15 @@ def test_token_acts_for_its_user_without_csrf_token(anna: Caller) -> None:
     assert done.status_code == 200
 
 
+@pytest.mark.parametrize("path", ["jobs/a/b/c", "queues/a%0Ab/resume"])
+def test_change_at_an_unknown_url_gives_404_without_csrf_token(path: str) -> None:
+    """The second has a line break, which no name of a queue has."""
+    answer = Client(enforce_csrf_checks=True).post(
+        f"{PREFIX}{path}", {}, content_type="application/json"
+    )
+    assert (answer.status_code, answer["Content-Type"]) == (404, "application/problem+json")
+
+
 @pytest.mark.usefixtures("_tokens")
 @pytest.mark.parametrize(
     "header", ["Bearer token of nobody", "Bearer ", "Bearer", "Basic token of anna", "", "x"]
