@@ -20,8 +20,6 @@ from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import PackageError
-from stoker.guards import admission
-from stoker.inspect.doctor.examination import examine
 from stoker.jobs import relay as outbox
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Snoozed
@@ -404,22 +402,6 @@ def test_job_blocked_by_a_lock_answers_lock_with_its_holder() -> None:
     assert answer.sentence.endswith("It is next.")
     assert asked(third).facts["before"] == 1
     assert asked(third).sentence.endswith("1 job is before it.")
-
-
-def test_job_with_several_guards_that_keeps_a_place_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(admission, "PATIENCE_SECONDS", -3600.0)
-    blocked(nothing.using(limit=Limit(1, "ink")), 1)
-    (both,) = blocked(nothing.using(limit=[Limit(1, "paper"), Limit(1, "ink")]), 1)
-    (alone,) = blocked(nothing.using(limit=Limit(1, "paper")), 1)
-    answer = asked(alone)
-    (holder,) = answer.facts["holders"]
-    assert (holder["job_id"], holder["state"]) == (str(both.id), "BLOCKED")
-    assert f"is held by {both.task.module_path} {both.id}, which waits for another guard." in (
-        answer.sentence
-    )
-    assert not [one for one in examine(settings_for()).findings if one.is_fault]
 
 
 def test_job_blocked_by_a_limit_answers_limit() -> None:

@@ -12,8 +12,6 @@ from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import NamedTuple
 from uuid import UUID
 
-from django.db.models import F
-
 from stoker.models.blocked import BlockedLine
 from stoker.models.claimed import Claim, Claimed, Leasing
 from stoker.models.deferred import Deferred
@@ -23,20 +21,16 @@ from stoker.models.ready import Place, Ready
 from stoker.models.wait import NewWait, Wait
 from stoker.store.engines import engine_of
 from stoker.store.engines.rows import FIRST, HEAD, HOLDER, NOW
-from stoker.store.statements import update_by_key, with_keys
+from stoker.store.statements import with_keys
 from stoker.store.turns import LOOK_AGAIN_US, call_all
 from stoker.store.written import MICROSECONDS
 from stoker.values import rates as rate_window
-from stoker.values.ids import seconds_of
 
 ALREADY_RUNNING = "already running"
 LOOK_AGAIN_EACH_US = 20_000
 """For each job that already waits because its keys are locked, the check of the next such job is
 delayed by this time, in microseconds."""
 LOOK_AGAIN_LATEST_US = 10_000_000
-PATIENCE_SECONDS = 10.0
-"""A job with several locks or limits that was enqueued longer ago keeps its places, see
-``_Admission._may_keep``."""
 
 
 class AdmissionTerms(NamedTuple):
@@ -145,7 +139,9 @@ class _Admission:
         waits: bool,
         searched_us: int,
     ) -> None:
-        self._alias, self._terms, self._searched_us = alias, terms, searched_us
+        self._alias = alias
+        self._terms = terms
+        self._searched_us = searched_us
         self._rated_left = terms.rated_limit
         self._needs = Need.objects.using(alias).of_jobs(
             {place.job_id: place.guards for place in places if place.guards}
@@ -169,9 +165,8 @@ class _Admission:
         self._waits: list[NewWait] = []
         """Waits to record for the jobs that are checked again later."""
         self._passed_over: dict[UUID, int] = {}
-        """Key -> number of jobs that did not take their turn under it because of another key."""
-        self._kept: dict[UUID, bool] = {}
-        """Need of a refused job -> whether it keeps its place, or gives up the one that it had."""
+        """Key -> number of jobs that were first in its line but could not start because of
+        another key."""
         self._led: set[UUID] = set()
         """Locks of newly admitted jobs, behind which other jobs may be admitted."""
         self._next_weight: dict[UUID, int] = {}
@@ -206,9 +201,6 @@ class _Admission:
                 self._pass_over(needed, refusal)
                 admitted.append(Admitted(place, refused=ALREADY_RUNNING))
             else:
-                self._give_up(needed)
-                if self._may_keep(place, needed, refusal):
-                    self._keep(needed[: needed.index(refusal)])
                 self._pass_over(needed, refusal)
                 self._turn_away(place, refusal)
         if self._kept_out:
@@ -308,7 +300,7 @@ class _Admission:
             return holders <= {place.job_id} and (bool(holders) or self._is_first(need))
         is_rate = need.kind == Need.Kind.RATE
         has_room = is_rate or len(holders - {place.job_id}) < key.room
-        if place.job_id not in holders and self._is_another_ahead(key, place):
+        if self._is_another_ahead(key, place):
             # This happens, for example, while another transaction withdraws the job before.
             if has_room and key.due_us is None:
                 key.due_us = self._now_us + LOOK_AGAIN_US
@@ -388,38 +380,6 @@ class _Admission:
             self._next_fence[need.key_id] = fence + 1
         return fence
 
-    def _may_keep(self, place: Place, needed: Sequence[StatedNeed], refusal: StatedNeed) -> bool:
-        """Return whether the refused job may keep its places under other keys. Otherwise jobs that
-        need only one of the keys could overtake it for ever.
-
-        It must have waited for long, and be the first of its queue in the line that it joins. It
-        may only wait for locks and limits, and must not have kept a place until now.
-        """
-        waited_seconds = self._now_us / MICROSECONDS - seconds_of(place.job_id)
-        return (
-            waited_seconds >= PATIENCE_SECONDS
-            and all(
-                need.kind in (Need.Kind.LOCK, Need.Kind.LIMIT)
-                and need.on_busy == "wait"
-                and need.holds is None
-                for need in needed
-            )
-            and not self._is_another_ahead(self._keys[refusal.key_id], place)
-        )
-
-    def _keep(self, needed: Sequence[StatedNeed]) -> None:
-        """Keep the job's places under these keys. They last for ``KEPT_SECONDS`` at most."""
-        for need in needed:
-            self._holders[need.key_id].add(need.job_id)
-            self._kept[need.pk] = True
-
-    def _give_up(self, needed: Iterable[StatedNeed]) -> None:
-        """Give up the places that the job has kept."""
-        for need in needed:
-            if need.holds is not None and need.kind != Need.Kind.SEQUENCE:
-                self._holders[need.key_id].discard(need.job_id)
-                self._kept[need.pk] = False
-
     def _pass_over(self, needed: Iterable[StatedNeed], refusal: StatedNeed) -> None:
         """Note that the job, which is refused because of one key, does not take its turn under its
         other keys."""
@@ -453,9 +413,6 @@ class _Admission:
                 key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us, weight)
                 self._changed[key_id] = key
         Wait.objects.using(self._alias).add(self._waits)
-        for is_kept, holds in ((False, None), (True, F("key_id"))):
-            changed = [pk for pk, kept in self._kept.items() if kept is is_kept]
-            update_by_key(Need.objects.using(self._alias), changed, holds=holds)
         return lease(
             self._alias,
             Decisions(

@@ -16,7 +16,6 @@ from uuid import UUID
 
 from stoker.conf import Settings
 from stoker.guards.sequences import halts_in_effect
-from stoker.models.blocked import Blocked
 from stoker.models.claimed import Claimed
 from stoker.models.guard_key import GuardKey
 from stoker.models.job import Job
@@ -26,14 +25,12 @@ from stoker.signals import tell
 from stoker.store.prepared import any_of
 from stoker.store.statements import deciding, update_by_key, with_keys
 from stoker.store.turns import LOOK_AGAIN_US, call_all, call_next
-from stoker.store.written import MICROSECONDS, DatabaseNow, database_now_us
+from stoker.store.written import DatabaseNow, database_now_us
 from stoker.values import rates as rate_window
 
 if TYPE_CHECKING:
     from stoker.brokers.dispatch import Dispatch
 
-KEPT_SECONDS = 30.0
-"""How long a blocked job may keep a place under another key, see ``_Admission._may_keep``."""
 KEYS_AT_ONCE = 200
 WAITS_AT_ONCE = 500
 ALL_SECONDS = 3600.0
@@ -116,12 +113,11 @@ def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
     with deciding(alias):
         keys = GuardKey.objects.using(alias).lock(key_ids, waits=False)
         holders = Need.objects.using(alias).holders(keys)
-        stale, kept_too_long = _stale_places(alias, keys, holders)
+        stale = _stale_places(alias, keys, holders)
         needs = Need.objects.using(alias)
         over = {need.pk for need in stale if need.kind == Need.Kind.SEQUENCE}
         needs.remove(over)
-        given_up = [need.pk for need in (*stale, *kept_too_long) if need.pk not in over]
-        update_by_key(needs, given_up, holds=None)
+        update_by_key(needs, [need.pk for need in stale if need.pk not in over], holds=None)
         _call_where_room(alias, keys)
         if forgets:
             GuardKey.objects.using(alias).forget(keys)
@@ -170,30 +166,21 @@ def _make_due(alias: str, rates: Collection[GuardKey]) -> None:
 
 def _stale_places(
     alias: str, keys: dict[UUID, GuardKey], holders: dict[UUID, set[UUID]]
-) -> tuple[list[Need], list[Need]]:
+) -> list[Need]:
     """Return the needs that hold a place although their job is not claimed, or, in a sequence, has
-    ended and does not halt it. Also return those whose blocked job has kept a place for too
-    long."""
+    ended and does not halt it."""
     job_ids = {job_id for key_id in keys for job_id in holders[key_id]}
     claimed = Claimed.objects.using(alias)
-    idle = job_ids - set(with_keys(claimed, job_ids).values_list("pk", flat=True))
+    running = set(with_keys(claimed, job_ids).values_list("pk", flat=True))
+    idle = job_ids - running
     alive = Job.objects.using(alias).unended(idle)
     needs = list(Need.objects.using(alias).filter(job_id__in=idle, holds__isnull=False))
     halting = _halting(alias, needs, alive)
-    blocked = with_keys(Blocked.objects.using(alias), idle) if idle else Blocked.objects.none()
-    since_us = dict(blocked.values_list("pk", "since_us"))
-    at_least_us = database_now_us(alias) - KEPT_SECONDS * MICROSECONDS if since_us else 0
-    stale: list[Need] = []
-    kept_too_long: list[Need] = []
-    for need in needs:
-        if need.kind == Need.Kind.SEQUENCE:
-            if not (need.job_id in alive or need.pk in halting):
-                stale.append(need)
-        elif need.job_id not in since_us:
-            stale.append(need)
-        elif since_us[need.job_id] < at_least_us:
-            kept_too_long.append(need)
-    return stale, kept_too_long
+    return [
+        need
+        for need in needs
+        if need.kind != Need.Kind.SEQUENCE or not (need.job_id in alive or need.pk in halting)
+    ]
 
 
 def _halting(alias: str, needs: Iterable[Need], alive: Collection[UUID]) -> set[UUID]:

@@ -107,11 +107,7 @@ def leave(alias: str, guards: Mapping[UUID, int], *, had_turn: bool) -> set[UUID
     found = Need.objects.using(alias).of_jobs(guards)
     needs = [need for needed in found.values() for need in needed]
     Need.objects.using(alias).remove([need.pk for need in needs])
-    return {
-        need.key_id
-        for need in needs
-        if had_turn or need.holds is not None or need.kind == Need.Kind.SEQUENCE
-    }
+    return {need.key_id for need in needs if had_turn or need.kind == Need.Kind.SEQUENCE}
 
 
 def call_next(alias: str, key: GuardKey, count: int) -> set[str]:

@@ -5,60 +5,6 @@ from tests.planted.operations import drop, drop_keyword, drop_operand, negate, r
 
 MISTAKES = (
     Mistake(
-        "a job that is overtaken keeps its places",
-        [Change("guards.admission:_Admission.decide", drop("self._give_up(needed)"))],
-        "tests/conformance/test_kept_places.py",
-        "overtaken",
-    ),
-    Mistake(
-        "an older job stops a job that keeps its place",
-        [
-            Change(
-                "guards.admission:_Admission._may_start",
-                replace(
-                    "place.job_id not in holders and self._is_another_ahead(key, place)",
-                    "self._is_another_ahead(key, place)",
-                ),
-            )
-        ],
-        "tests/conformance/test_kept_places.py",
-        "older_job",
-    ),
-    Mistake(
-        "a job keeps its places twice in a row",
-        [Change("guards.admission:_Admission._may_keep", replace("need.holds is None", "True"))],
-        "tests/conformance/test_kept_places.py",
-        "overtaken",
-    ),
-    Mistake(
-        "a job keeps its places at once",
-        [
-            Change(
-                "guards.admission:_Admission._may_keep",
-                replace("waited_seconds >= PATIENCE_SECONDS", "True"),
-            )
-        ],
-        "tests/conformance/test_kept_places.py",
-        "not_waited_long",
-    ),
-    Mistake(
-        "upkeep frees a place that a blocked job keeps",
-        [
-            Change(
-                "guards.sweep:_stale_places",
-                replace("need.job_id not in since_us", "True"),
-            )
-        ],
-        "tests/conformance/test_kept_places.py",
-        "kept_for_too_long",
-    ),
-    Mistake(
-        "the place that a withdrawn job has kept stays empty",
-        [Change("store.turns:leave", replace("need.holds is not None", "False"))],
-        "tests/conformance/test_kept_places.py",
-        "withdrawn",
-    ),
-    Mistake(
         "the starts of a rate are forgotten before its period has ended",
         [
             Change(

@@ -139,22 +139,19 @@ class Needs(Look):
         return set(letters.values_list("job_id", flat=True)) if job_ids else set()
 
     def _unused(self, fences: Mapping[UUID, int]) -> list[UUID]:
-        """Return the needs that still hold the same place although their job does not run. A
-        blocked job may keep a place for a while.
+        """Return the needs that still hold the same place although their job does not run.
 
         Each attempt has its own fencing number, so an unchanged number means an unchanged place.
         """
         if not fences:
             return []
         needs = with_keys(Need.objects.using(self.alias), fences.keys())
-        job_ids = set(needs.values_list("job_id", flat=True))
-        using: set[UUID] = set()
-        for model in (Blocked, Claimed):
-            using.update(
-                with_keys(model.objects.using(self.alias), job_ids).values_list("pk", flat=True)
-            )
+        claimed = with_keys(
+            Claimed.objects.using(self.alias), set(needs.values_list("job_id", flat=True))
+        )
+        running = set(claimed.values_list("pk", flat=True))
         still = needs.filter(holds__isnull=False).values_list("pk", "job_id", "fence")
-        return [pk for pk, job_id, fence in still if job_id not in using and fence == fences[pk]]
+        return [pk for pk, job_id, fence in still if job_id not in running and fence == fences[pk]]
 
 
 class BlockedLines(Look):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from django.db.models import Exists, OuterRef, Subquery
+from django.db.models import OuterRef, Subquery
 
 from stoker.exceptions import PackageError
 from stoker.guards.sequences import halted
@@ -138,16 +138,9 @@ def _answer_place(asked: Asked, key: GuardKey, facts: dict[str, Any]) -> Answer:
     """Answer for a lock or a limit."""
     tasks = Job.objects.filter(pk=OuterRef("job_id")).values("task")
     needs = Need.objects.using(asked.alias).filter(holds=key.pk).order_by("fence")
-    waits = Exists(Blocked.objects.filter(pk=OuterRef("job_id")))
     holders = [
-        {
-            "job_id": str(job_id),
-            "task": task or "",
-            "state": (JobState.BLOCKED if is_blocked else JobState.RUNNING).value,
-        }
-        for job_id, task, is_blocked in needs.values_list("job_id", Subquery(tasks), waits)[
-            :HOLDERS
-        ]
+        {"job_id": str(job_id), "task": task or "", "state": JobState.RUNNING.value}
+        for job_id, task in needs.values_list("job_id", Subquery(tasks))[:HOLDERS]
     ]
     turn = _turn(facts["before"])
     if not key.room:
@@ -228,11 +221,7 @@ def _shown(asked: Asked, job_ids: set[Any]) -> list[dict[str, Any]]:
 def _by(holders: list[dict[str, Any]]) -> str:
     if not holders:
         return "is free: its turn comes in a moment"
-    named = ", ".join(
-        f"{one['task'] or 'job'} {one['job_id']}"
-        + (", which waits for another guard" if one["state"] == JobState.BLOCKED else "")
-        for one in holders[:3]
-    )
+    named = ", ".join(f"{one['task'] or 'job'} {one['job_id']}" for one in holders[:3])
     return f"is held by {named}" + (" and others" if len(holders) > 3 else "")
 
 
