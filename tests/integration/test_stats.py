@@ -161,8 +161,9 @@ def test_large_queues_are_estimated_separately() -> None:
         with connection.cursor() as cursor:
             cursor.execute("ANALYZE stoker_ready")
     seen = queues()
+    # MySQL estimates from the number of pages, and each may be half full.
     assert 200 <= seen["default"].ready <= 800
-    assert 75 <= seen["mail"].ready <= 200
+    assert 50 <= seen["mail"].ready <= 300
 
 
 def test_missing_table_raises_not_migrated() -> None:
