@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from stoker.api import filters, values
 from stoker.api.access import enclosed
+from stoker.api.urls import api, document_of
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Job
 
@@ -284,6 +285,12 @@ def test_openapi_document_is_for_staff(
     settings.STOKER_API = {}
     assert anna.call("GET", "docs").status_code == 404
     assert anna.call("GET", "docs/swagger-ui.css").status_code == 404
+
+
+def test_openapi_document_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = document_of(api, "/once/")
+    monkeypatch.setattr(type(api), "get_openapi_schema", None)
+    assert document_of(api, "/once/") == first
 
 
 def test_openapi_document_describes_all_operations_and_errors(anna: Caller) -> None:
