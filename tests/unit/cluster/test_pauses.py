@@ -61,6 +61,8 @@ def patience(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Patience:
     monkeypatch.setattr(
         "stoker.store.engines.sessions.connections", {"default": SimpleNamespace(close=int)}
     )
+    # An earlier test in this process may have run a cluster on SQLite.
+    monkeypatch.setattr("stoker.store.engines.sessions.files_of", {})
     return Patience(plan.settings, MemoryBroker(replace(plan.settings, broker="memory://")))
 
 
