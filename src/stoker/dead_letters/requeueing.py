@@ -30,7 +30,7 @@ from stoker.guards.sequences import pass_on
 from stoker.guards.sweep import look_after
 from stoker.jobs.faults import reason_of
 from stoker.jobs.intake import Newcomers
-from stoker.jobs.package import Package, sealer_for
+from stoker.jobs.package import Package, refuse_other_function, sealer_for
 from stoker.jobs.results import Commitment, Result
 from stoker.jobs.sealing import Newcomer, Sealing
 from stoker.jobs.states import package_of, progress_of_one
@@ -295,13 +295,14 @@ class _Requeue:
         they are.
 
         Raises:
-            ValueError: there is no old value to put in the place of a hidden one.
+            ValueError: there is no old value to put in the place of a hidden one, or the job would
+                call another function.
         """
         args, kwargs = self._wish.args, self._wish.kwargs
-        return (
-            old.args if args is None else restored(tuple(args), old.args),
-            old.kwargs if kwargs is None else restored(dict(kwargs), old.kwargs),
-        )
+        args = old.args if args is None else restored(tuple(args), old.args)
+        kwargs = old.kwargs if kwargs is None else restored(dict(kwargs), old.kwargs)
+        refuse_other_function(old, args)
+        return args, kwargs
 
     def _task(self, seen: DeadLetter, old: Package) -> Any:
         task = task_of(old) if old.task else find_task(seen.task)

@@ -39,7 +39,7 @@ from stoker.tasks.registry import task_of
 from stoker.values import codec
 
 from .faults import reason_of
-from .package import Package, Sealer, sealer_for
+from .package import Package, Sealer, refuse_other_function, sealer_for
 from .sealing import refuse_wrong_arguments
 
 HELD_UNTIL = datetime(9000, 1, 1, tzinfo=UTC)
@@ -311,6 +311,7 @@ def _call(
         return changed_call(task, old.args, old.kwargs, wanted.arguments, settings.redact)
     args = old.args if wanted.args is None else restored(tuple(wanted.args), old.args)
     kwargs = old.kwargs if wanted.kwargs is None else restored(dict(wanted.kwargs), old.kwargs)
+    refuse_other_function(old, args)
     return args, kwargs
 
 

@@ -261,6 +261,19 @@ def version_of(package: Package) -> int | None:
     return None
 
 
+def refuse_other_function(package: Package, args: Sequence[Any]) -> None:
+    """Check the new arguments of a job. If it calls a function by its path, the first argument
+    describes the call.
+
+    Raises:
+        ValueError: the description has changed.
+    """
+    if package.options.via and tuple(args[:1]) != package.args[:1]:
+        raise ValueError(
+            "The first argument says which function the job calls, so it cannot be changed."
+        )
+
+
 def head_of(package: Package) -> list[Any]:
     """Return the fields before the arguments, starting with the id."""
     given = package.options

@@ -319,8 +319,11 @@ def changed_call(
         secrets: as for ``shown_call``. Hidden arguments are neither replaced nor copied.
 
     Raises:
-        ValueError: the task has no argument of that name, or it is or contains a hidden value.
+        ValueError: the task has no argument of that name, it is or contains a hidden value, or the
+            arguments are those of another function, which has hidden arguments of its own.
     """
+    if called_by(task, args) is not None:
+        raise ValueError("It calls a function by its path: such a call can only be edited alone.")
     signature = signature_of_call(task.func, task.takes_context)
     if signature is None:
         raise ValueError("The parameters of its task cannot be read.")

@@ -1,11 +1,13 @@
 """The tasks that run the shim's jobs.
 
 The name of the function to call is in the signed package, so write access to the database does not
-suffice to call another one. These tasks cannot be enqueued over HTTP.
+suffice to call another one, and neither does the permission to edit a job's arguments. These tasks
+cannot be enqueued over HTTP.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +17,7 @@ from django.apps import apps
 from django.conf import settings as django_settings
 from django.utils import timezone
 
-from stoker.exceptions import ConfigurationError, StokerError
+from stoker.exceptions import ConfigurationError, StokerError, UnknownTask
 from stoker.jobs.running import current
 from stoker.schedules.fire import scheduled_moment
 from stoker.store.transactions import after_commit
@@ -68,7 +70,7 @@ def _call(spec: Spec, arguments: Any) -> Any:
         kwargs[str(spec["intended_date_kwarg"])] = _as_text(moment)
     running = current.get()
     told = as_dict(spec, running.job_id if running else "", args, kwargs)
-    function = function_at(str(spec["func"]))
+    function = _function_of_job(str(spec["func"]))
     pre_execute.send_robust(SENDER, func=function, task=told)
     try:
         value = function(*read_rows(args), **read_rows(kwargs))
@@ -81,6 +83,21 @@ def _call(spec: Spec, arguments: Any) -> Any:
     told |= {"success": True, "result": value}
     post_execute_in_worker.send_robust(SENDER, func=function, task=told)
     return value
+
+
+def _function_of_job(path: str) -> Callable[..., Any]:
+    """Return the function at that path.
+
+    Raises:
+        UnknownTask: nothing callable is there, or the job was enqueued for another function. Users
+            who may edit arguments must not choose the function.
+    """
+    running = current.get()
+    if running is not None and running.task != path:
+        raise UnknownTask(
+            f"This job was enqueued to call {running.task!r}, but its arguments name {path!r}."
+        )
+    return function_at(path)
 
 
 def _as_text(moment: datetime) -> str:
@@ -108,7 +125,7 @@ def collect(found: list[Any], spec: Spec, arguments: Any) -> list[Any]:
 
 def run_hook(hook: str, task_id: str) -> None:
     """Call a hook with the Task of the finished job."""
-    function_at(hook)(_model("Task").of_job(task_id))
+    _function_of_job(hook)(_model("Task").of_job(task_id))
 
 
 def _model(name: str) -> Any:
