@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 from django.test import override_settings
@@ -29,11 +29,29 @@ def fronted_broker(**options: Any) -> Iterator[Dispatch]:
         made = broker_for(settings_for())
         assert isinstance(made, Dispatch)
         yield made
-        client = Redis.from_url(redis_url())
-        for key in client.scan_iter(f"{made.broker.prefix}:*"):  # type: ignore[attr-defined] # of Redis
-            client.delete(key)
-        client.close()
+        with closing(Redis.from_url(redis_url())) as client:
+            _empty(client, made)
         made.close()
+
+
+@contextmanager
+def restored(broker: Dispatch) -> Iterator[None]:
+    """Bring Redis back to its present state at the end, as after a crash without a disk."""
+    with closing(Redis.from_url(redis_url())) as client:
+        before = {key: client.dump(key) for key in _keys(client, broker)}
+        yield
+        _empty(client, broker)
+        for key, value in before.items():
+            client.restore(key, 0, value)
+
+
+def _keys(client: Any, broker: Dispatch) -> list[bytes]:
+    return list(client.scan_iter(f"{broker.broker.prefix}:*"))  # type: ignore[attr-defined] # of Redis
+
+
+def _empty(client: Any, broker: Dispatch) -> None:
+    for key in _keys(client, broker):
+        client.delete(key)
 
 
 def outside(broker: Dispatch) -> int:

@@ -23,7 +23,8 @@ from stoker.exceptions import BrokerError, BrokerUnavailable
 from stoker.jobs import cancel as cancelling
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.execute import Executor
-from stoker.jobs.outcomes import Attempted, Crashed
+from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Crashed, Succeeded
+from stoker.jobs.package import NONE
 from stoker.jobs.record import finish
 from stoker.jobs.states import JobState
 from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Job, Outgoing, Ready
@@ -34,7 +35,7 @@ from tests.app import frail
 from tests.app.models import Account, Ledger
 from tests.app.tasks import add, echo, succeed_at, write_ledger
 from tests.conformance.stands import message
-from tests.integration.fronted import fronted_broker, holder_of, outside
+from tests.integration.fronted import fronted_broker, holder_of, outside, rescue, restored
 from tests.integration.letters import dead
 from tests.integration.work import claim, work_off, work_off_when_due
 
@@ -239,6 +240,39 @@ class TestEnds:
         assert broker.states([delivery.job_id]) == {}
         assert Attempt.objects.count() == 0
 
+    def test_rescued_job_that_may_not_run_again_becomes_a_dead_letter(
+        self, broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A monitor has recorded a retry, and its cluster dies before the job is released."""
+        succeed_at.using(max_attempts=3, max_crashes=1).enqueue(2)
+        (delivery,) = claim()
+        failed = Executor(settings_for(), worker_id="w").run(delivery)
+        with monkeypatch.context() as patch:
+            patch.setattr(broker.broker, "settle", lambda *_, **__: set())
+            finish(settings_for(), broker, [failed])
+        assert (Attempt.objects.count(), DeadLetter.objects.count()) == (1, 0)
+        (taken,) = rescue(broker, delivery.job_id)
+        crash = Attempted(taken, CLUSTER_GONE, "", None, time.time())
+        assert finish(settings_for(), broker, [crash]) == set()
+        assert Job.objects.get().status == "FAILED"
+        assert DeadLetter.objects.count() == 1
+        assert broker.states([delivery.job_id]) == {}
+
+    def test_success_counts_though_the_restored_broker_repeats_a_failed_attempt(
+        self, broker: Dispatch
+    ) -> None:
+        """Redis falls back to a state before the job's first claim."""
+        succeed_at.enqueue(2)
+        with restored(broker):
+            assert work_off() == 1
+        assert Attempt.objects.get().number == 1
+        (delivery,) = claim()
+        assert delivery.attempt == 1
+        success = Attempted(delivery, Succeeded(NONE), "w", time.time(), time.time())
+        assert finish(settings_for(), broker, [success]) == set()
+        assert Job.objects.get().status == "SUCCESSFUL"
+        assert broker.states([delivery.job_id]) == {}
+
     @pytest.mark.postgres
     def test_success_is_written_with_one_statement(self) -> None:
         result = add.enqueue(1, 2)
@@ -274,8 +308,14 @@ class TestEnds:
         broker.expire_holder(holder_of(broker, delivery.job_id))
         (taken,) = broker.claim_expired(ClaimRequest(10, holder=uuid.uuid4(), lease_seconds=60))
         rescue = Attempted(taken, Crashed("its lease ended"), "", None, time.time())
+        asked = broker.broker.extend
+        answers = [set(), set()]  # before the other one wrote
         with monkeypatch.context() as patch:
-            patch.setattr(broker.broker, "extend", lambda *_, **__: set())
+            patch.setattr(
+                broker.broker,
+                "extend",
+                lambda *args, **options: answers.pop() if answers else asked(*args, **options),
+            )
             for one in (success, rescue) if first == "success" else (rescue, success):
                 finish(settings_for(), broker, [one])
         ended = first == "success"

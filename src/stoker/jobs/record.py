@@ -350,16 +350,33 @@ class Recorder:
 
     def _record_rest(self, batch: Batch, rowless: Collection[str]) -> tuple[set[Lease], set[Lease]]:
         """Record jobs that the store may have already: from an earlier attempt, or from a process
-        that recorded this attempt and died before it acked the lease. Result: as ``_known``."""
+        that recorded this attempt and died before it acked the lease. Result: as ``_known``.
+
+        The outcome of an attempt that is recorded as failed counts only if it ends the job and the
+        broker confirms its lease. So it is with a rescued job that may not run again, and with a
+        job that the broker has restored from a backup.
+        """
         needed = {job_id for job_id in batch.job_ids if job_id not in rowless}
         needed.update(batch.job_ids[place] for place in batch.marked)
-        with self._transaction(batch):
-            known = self._known(batch, batch.among(needed))
-            batch = batch.without(set[Lease]().union(*known))
-            entries = self._carry_on(batch, rowless)
-            self._finishing(batch, rowless)()
-        self._tell(batch, entries)
-        return known
+        confirmed: set[Lease] = set()
+        refused: set[Lease] = set()
+        while True:
+            with self._transaction(batch):
+                ended, failed = self._known(batch, batch.among(needed))
+                failed -= confirmed
+                over = set(batch.leases) - {batch.leases[place] for place in batch.again}
+                unsure = (failed & over) - ended - refused
+                if not unsure:
+                    left = batch.without(ended | failed)
+                    entries = self._carry_on(left, rowless)
+                    self._finishing(left, rowless)()
+                    break
+            # Not in the transaction, because the broker may be slow.
+            stale = self._check(batch.without(set(batch.leases) - unsure))
+            confirmed |= unsure - stale
+            refused |= stale
+        self._tell(left, entries)
+        return ended, failed
 
     def _known(self, batch: Batch, rows: Batch) -> tuple[set[Lease], set[Lease]]:
         """Return the leases of jobs that have ended, and of attempts that have failed, according to

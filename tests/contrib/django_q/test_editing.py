@@ -1,4 +1,4 @@
-"""Who may edit arguments may not choose the function that a job calls, or see what it hides."""
+"""Editing the arguments of a job does not change which function or hook it calls."""
 
 import pytest
 
