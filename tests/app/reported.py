@@ -1,6 +1,7 @@
 """Tasks whose outcomes are reported, and reporters that fail."""
 
 import asyncio
+import logging
 import os
 import signal
 import time
@@ -41,6 +42,11 @@ def fail(order: str, password: str) -> None:
 def fail_with_secrets(iban: str, more: Any) -> None:
     copied = f"paid by {iban}"
     raise ValueError(len(copied))
+
+
+@task(redact=["iban"])
+def log_with_secrets(iban: str) -> None:
+    logging.getLogger("shop").error("The bank refused it.", stack_info=True)
 
 
 @task(max_attempts=1)

@@ -44,6 +44,7 @@ def tell(
         "async": reported.succeed_later.enqueue(1),
         "failure": reported.fail.enqueue("A-1", password="hunter2"),
         "secrets": reported.fail_with_secrets.enqueue(IBAN, {"api_token": "tok-4711"}),
+        "stack": reported.log_with_secrets.enqueue(IBAN),
         "popped": reported.fail_after_pop.enqueue({"api_key": "tok-4711", "owner": "ann"}),
         "retry": reported.fail_once.enqueue(),
         "soft time-out": reported.take_too_long.enqueue(),
@@ -132,6 +133,14 @@ def test_sentry_gets_no_hidden_argument_in_local_variables(tell: Tell, receiver:
     found = event["exception"]["values"][-1]["stacktrace"]["frames"][-1]["vars"]
     assert (found["iban"], found["copied"]) == ("[withheld]", "'paid by [withheld]'")
     assert found["more"] == {"api_token": "[withheld]"}
+
+
+def test_sentry_gets_no_hidden_argument_in_a_logged_stack(tell: Tell, receiver: Receiver) -> None:
+    (event,) = events_of(receiver, tell("stack"))
+    (thread,) = event["threads"]["values"]
+    frames = {one["function"]: one.get("vars") for one in thread["stacktrace"]["frames"]}
+    assert frames["log_with_secrets"] == {"iban": "[withheld]"}
+    assert IBAN not in str(event)
 
 
 def test_sentry_gets_a_soft_time_out(tell: Tell, receiver: Receiver) -> None:

@@ -22,7 +22,7 @@ from sentry_sdk.crons import capture_checkin
 from sentry_sdk.integrations.logging import ignore_logger
 from sentry_sdk.tracing_utils import has_tracing_enabled
 from sentry_sdk.transport import make_transport
-from sentry_sdk.utils import event_from_exception
+from sentry_sdk.utils import event_from_exception, iter_event_frames
 
 from stoker.compat import TASKS_APP
 from stoker.conf import settings_for
@@ -369,11 +369,11 @@ def _hide_secrets(running: Running, event: Any, _hint: Any) -> Any:
             event[name] = hide(event[name])
     for raised in event.get("exception", {}).get("values", ()):
         raised["value"] = hide(raised.get("value"))
-        for frame in (raised.get("stacktrace") or {}).get("frames", ()):
-            if is_own_path(frame.get("abs_path") or ""):
-                frame.pop("vars", None)
-            elif "vars" in frame:
-                frame["vars"] = hide(frame["vars"])
+    for frame in iter_event_frames(event):  # of exceptions, and of a stack that was logged
+        if is_own_path(frame.get("abs_path") or ""):
+            frame.pop("vars", None)
+        elif "vars" in frame:
+            frame["vars"] = hide(frame["vars"])
     return event
 
 
