@@ -46,6 +46,12 @@ def test_liveness_makes_no_query_and_readiness_checks_the_store(
     assert nobody.get("health/ready")["clusters"] == "alive"
 
 
+def test_readiness_names_no_backend(nobody: Caller) -> None:
+    response = nobody.call("GET", "health/ready?backend=other")
+    assert response.status_code == 404
+    assert response.json()["detail"] == "Stoker has no backend 'other'."
+
+
 def test_unmigrated_store_is_not_ready(
     nobody: Caller, anna: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:

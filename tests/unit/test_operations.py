@@ -57,6 +57,16 @@ def test_operation_names_are_unique() -> None:
     assert len(declared) == len(OPERATIONS)
 
 
+def test_operation_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    because = "the server is away\nINFO cancel job 7 by alice\x1b[2J"
+    operator = Operator(settings_for(), by="bob", because=because)
+    with caplog.at_level("INFO", "stoker"):
+        operation(lambda *_: Done("Done.")).log(operator, "mail", Done("Done."))
+    assert caplog.messages == [
+        r"pause-queue mail by bob (the server is away\nINFO cancel job 7 by alice\x1b[2J): Done."
+    ]
+
+
 def test_refusal_becomes_an_answer() -> None:
     operator = Operator(settings_for(), "anna")
     done = operation(refuse_with(ScheduleExists("It is declared.\nMore."))).attempt(operator, "x")

@@ -52,8 +52,11 @@ def unnamed_backend() -> str | None:
     return next(iter(known)) if len(known) == 1 else None
 
 
-def settings_of(backend: str | None) -> Settings:
+def settings_of(backend: str | None, *, lists_known: bool = True) -> Settings:
     """Return the settings of a backend.
+
+    Args:
+        lists_known: whether an error may list the names of all backends.
 
     Raises:
         CallRefused: No backend of Stoker's has this name, or the request must name one.
@@ -62,8 +65,8 @@ def settings_of(backend: str | None) -> Settings:
     if backend is None:
         backend = unnamed_backend() or "default"
     if backend not in known:
-        names = ", ".join(known) or "none"
-        raise CallRefused(404, f"Stoker has no backend {backend!r}. Known: {names}.")
+        names = f" Known: {', '.join(known) or 'none'}." if lists_known else ""
+        raise CallRefused(404, f"Stoker has no backend {backend!r}.{names}")
     try:
         settings: Settings = known[backend].settings
     except ConfigurationError as error:

@@ -34,7 +34,7 @@ from stoker.models import BulkItem, BulkOperation
 from stoker.store.engines.sessions import explained
 from stoker.values.ids import new_job_id
 from stoker.values.progress import told_to
-from stoker.values.text import first_line_of, plural
+from stoker.values.text import first_line_of, plural, shown_line
 
 logger = logging.getLogger("stoker.operations")
 LIMIT = 1000
@@ -225,7 +225,8 @@ class Operation:
         """Log the user, the operation, the target and the reason."""
         by = operator.by or "an unknown user"
         because = f" ({operator.because})" if operator.because else ""
-        logger.info("%s %s by %s%s: %s", self.name, target, by, because, done.sentence)
+        said = f"{self.name} {target} by {by}{because}: {done.sentence}"
+        logger.info("%s", shown_line(said))
 
     def attempt_each(self, operator: Operator, names: Sequence[str]) -> Done:
         """Perform the operation on each target. Skip targets that no longer exist."""

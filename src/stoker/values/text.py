@@ -22,6 +22,12 @@ def shown_text(text: str) -> str:
     return UNSAFE.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
+def shown_line(text: str) -> str:
+    """Do the same as ``shown_text``, and also replace line feeds, so that a text cannot look like
+    several entries of a log."""
+    return shown_text(text).replace("\n", "\\n")
+
+
 def shown_html(page: str) -> str:
     """Do the same as ``shown_text`` to the texts of a page: those between tags, and the attributes
     that browsers show or read out. Values that forms send back are kept."""

@@ -57,7 +57,7 @@ def live(request: HttpRequest) -> Live:
 )
 def ready(request: HttpRequest, backend: Backend = None) -> Status[Readiness]:
     """Check that the store can be reached and has its tables; 503 if not."""
-    settings = settings_of(backend)
+    settings = settings_of(backend, lists_known=False)
     try:
         is_migrated = not unapplied_migrations(settings.database)
     except (DatabaseError, InterfaceError):
