@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.core.checks import run_checks
-from django.db import connection
+from django.db import connection, transaction
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from redis import Redis
@@ -27,7 +27,7 @@ from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.record import LeftOut, finish
 from stoker.jobs.results import fetch_many
-from stoker.models import Attempt, DeadLetter, Job
+from stoker.models import Attempt, DeadLetter, Job, Outgoing
 from stoker.signals import post_execute
 
 from tests.app.tasks import add, fail, snooze_until, succeed_at
@@ -181,6 +181,18 @@ class TestResultInRedis:
         assert finish(settings_for(), broker_for(settings_for()), [late]) == {late.delivery.lease}
         result.refresh()
         assert result.worker_ids == ["worker 2"]
+
+    def test_job_that_succeeded_is_not_cancelled_in_an_outbox(self) -> None:
+        """The process that relayed it died before it deleted the row."""
+        with transaction.atomic():
+            result = add.enqueue(1, 2)
+            row = Outgoing.objects.get()
+        row.save(force_insert=True)
+        assert work_off() == 1
+        assert not result.cancel("no")
+        Outgoing.objects.all().delete()  # as the next relay does, which finds the job at Redis
+        result.refresh()
+        assert (result.status, result.return_value) == ("SUCCESSFUL", 3)
 
     def test_lost_result_does_not_exist(self) -> None:
         result = add.enqueue(1, 2)

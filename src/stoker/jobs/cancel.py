@@ -92,6 +92,8 @@ def _cancel_anywhere(settings: Settings, unstored: Job, reason: str) -> bool:
             if place is None and (has_asked_outboxes or _is_stored(settings, unstored)):
                 return False
         if place is None:
+            if broker.results([unstored.pk]):  # its row may still be in an outbox
+                return False
             if _cancel_outgoing(settings, unstored, reason):
                 return True
             has_asked_outboxes = True  # it may have been relayed just now
