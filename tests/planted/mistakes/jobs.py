@@ -191,6 +191,35 @@ MISTAKES = (
         needs_redis=True,
     ),
     Mistake(
+        "the end of a job at Redis is dropped because its attempt had failed before",
+        [
+            Change(
+                "jobs.record:Recorder._record_rest",
+                replace("(failed & over) - ended - refused", "set()"),
+            )
+        ],
+        "tests/integration/test_fronted.py",
+        "may_not_run_again or repeats_a_failed",
+        needs_redis=True,
+    ),
+    Mistake(
+        "a success with a stale lease is recorded after the job was rescued from Redis",
+        [Change("jobs.record:Recorder._record_rest", replace("self._check(_)", "set()"))],
+        "tests/integration/test_fronted.py",
+        "concurrent_success_and_rescue",
+        needs_redis=True,
+    ),
+    Mistake(
+        "an edited argument chooses the function that a Django Q job calls",
+        [
+            Change(
+                "contrib.django_q.calls:_function_of_job",
+                drop("if running is not None and running.task != path: ..."),
+            )
+        ],
+        "tests/contrib/django_q/test_editing.py",
+    ),
+    Mistake(
         "a job that has ended is released if its worker dies before the ack",
         [Change("jobs.record:Recorder._record_valid", drop("batch.decide(again)"))],
         "tests/integration/test_made_atomic.py",
