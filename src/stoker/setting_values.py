@@ -4,6 +4,7 @@ sentence."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from functools import cache
@@ -50,13 +51,18 @@ def suggestion(key: str, known: Iterable[str]) -> str:
 
 LONGEST_QUEUE = 100
 """Maximum number of characters of the name of a queue."""
-QUEUE_NAME = f"a name has 1 to {LONGEST_QUEUE} characters, none of them NUL"
+QUEUE_NAME = f"a name has 1 to {LONGEST_QUEUE} characters, no NUL and no half of a surrogate pair"
 """The rule of ``is_queue_name`` in words."""
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def is_queue_name(value: Any) -> bool:
     """Return whether the value can be the name of a queue."""
-    return isinstance(value, str) and 0 < len(value) <= LONGEST_QUEUE and "\0" not in value
+    return (
+        isinstance(value, str)
+        and 0 < len(value) <= LONGEST_QUEUE
+        and UNSTORABLE.search(value) is None
+    )
 
 
 def are_queue_names(value: Any) -> bool:

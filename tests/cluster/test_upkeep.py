@@ -83,6 +83,14 @@ def test_oldest_results_are_pruned_by_count() -> None:
     assert set(Job.objects.values_list("pk", flat=True)) == set(kept)
 
 
+def test_as_many_results_are_kept_if_all_ended_at_the_same_moment() -> None:
+    kept = finished(7, "CANCELLED")[4:]
+    Job.objects.update(finished_at=timezone.now())
+    keep = Retention(failed_seconds=None, failed_count=3)
+    assert upkeep_with(keep_results=keep).prune() == 4
+    assert set(Job.objects.values_list("pk", flat=True)) == set(kept)
+
+
 def test_pruning_works_in_batches_and_loads_no_packages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

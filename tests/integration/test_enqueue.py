@@ -15,12 +15,14 @@ from zoneinfo import ZoneInfo
 import pytest
 from asgiref.sync import async_to_sync
 from django.db import connection, connections, transaction
+from django.db.transaction import TransactionManagementError
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker import every, group, schedules
 from stoker.brokers.adapters import broker_for
+from stoker.cluster.relays import Relays
 from stoker.compat import (
     TASKS_APP,
     DjangoTask,
@@ -38,20 +40,23 @@ from stoker.exceptions import (
     NotMigrated,
     NotSerializable,
     PackageTooLarge,
+    ResultTimeout,
 )
+from stoker.jobs import relay as outbox
 from stoker.jobs.faults import MESSAGE_LIMIT, TRACEBACK_LIMIT, Fault
 from stoker.jobs.outcomes import Attempted, Failed
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.record import finish
 from stoker.jobs.results import Result
 from stoker.jobs.states import JobState
-from stoker.models import DeadLetter, Deferred, Job, Outgoing, Ready
+from stoker.models import DeadLetter, Deferred, Job, Outgoing, Ready, Relayed
 from stoker.signals import pre_enqueue
 from stoker.store.engines import LARGE_BYTES, engine_of
 from stoker.store.engines.mysql import REST_BYTES
 from stoker.tasks.decorator import task
 
 from tests.app.tasks import add, add_later, echo, write_ledger
+from tests.cluster.clusters import WAIT_SECONDS, wait_for
 from tests.integration.work import another_database, claim, outside_the_database, work_off
 
 PER_THOUSAND = {"postgresql": 1, "mysql": 2, "sqlite": 16}
@@ -591,6 +596,42 @@ class TestReplica:
                 assert Outgoing.objects.using(shop).count() == 1
             raise Undo
         assert not Job.objects.exists()
+
+
+class TestOutbox:
+    """A transaction on another database with an outbox."""
+
+    @pytest.fixture
+    def shop(self, django_db_blocker: Any, django_db_setup: None) -> Iterator[str]:
+        with django_db_blocker.unblock(), another_database() as alias:
+            yield alias
+            for model in (Outgoing, Relayed, Ready, Job):
+                model.objects.all().delete()
+
+    def test_wait_in_the_transaction_that_enqueued_is_refused(self, shop: str) -> None:
+        with transaction.atomic(using=shop):
+            result = add.enqueue(1, 2)
+            told = "enqueued in a transaction that is still open"
+            with pytest.raises(TransactionManagementError, match=told):
+                result.wait(1)
+        with pytest.raises(ResultTimeout):
+            result.wait(0)
+
+    @pytest.mark.postgres  # on SQLite the two aliases would wait for each other
+    def test_relay_commits_though_the_database_has_no_autocommit(
+        self, shop: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(outbox, "relay_these", lambda *_: {})  # the process dies
+            with transaction.atomic(using=shop):
+                add.enqueue(1, 2)
+        assert Outgoing.objects.count() == 1
+        monkeypatch.setitem(connections.settings[shop], "AUTOCOMMIT", False)
+        relays = Relays(settings_for())
+        relays.start()
+        wait_for(lambda: not Outgoing.objects.exists())
+        relays.stop(WAIT_SECONDS)
+        assert Ready.objects.count() == 1
 
 
 class TestNoDatabase:

@@ -114,6 +114,7 @@ class Relays:
     def _run(self, alias: str) -> None:
         connection = connections[alias]  # belongs to this thread alone
         connection.settings_dict = deepcopy(connection.settings_dict)
+        connection.settings_dict["AUTOCOMMIT"] = True  # else atomic() would not commit
         engine_for(connection).limit_calls(connection, self._settings.database_seconds)
         outbox = OutboxRelay(self._settings, alias, lambda: None)
         while not self._is_over.wait(OUTBOX_SECONDS):

@@ -84,10 +84,12 @@ class Pruning:
         if count is None:
             return 0
         newest_first = finished.order_by("-finished_at", "-pk")
-        oldest_kept = newest_first[count : count + 1].values_list("finished_at", flat=True).first()
-        if oldest_kept is None:
+        beyond = newest_first[count : count + 1].values_list("finished_at", "pk").first()
+        if beyond is None:
             return 0
-        return self._delete(finished.filter(finished_at__lte=oldest_kept))
+        moment, job_id = beyond  # many jobs may have ended at the same moment
+        is_older = Q(finished_at__lt=moment) | Q(pk__lte=job_id)
+        return self._delete(finished.filter(is_older, finished_at__lte=moment))
 
     def _delete(self, jobs: models.QuerySet[Job]) -> int:
         if self._before is not None:

@@ -71,7 +71,9 @@ def needs_no_cursor(connection: Any, *known: Any) -> bool:
         function = getattr(getattr(connection, name), "__func__", None)
         if function is not getattr(BaseDatabaseWrapper, name):
             return False
-    connection.ensure_connection()
+    if connection.connection is None:
+        connection.ensure_connection()
+        return needs_no_cursor(connection, *known)  # receivers of its signal may have added one
     return True
 
 
