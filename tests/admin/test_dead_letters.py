@@ -226,6 +226,24 @@ def test_bulk_action_applies_to_all_filtered_dead_letters(anna: Visitor) -> None
     assert not Ready.objects.exists()
 
 
+def test_confirmation_says_that_not_all_dead_letters_were_counted(
+    anna: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.dead_letters.search.WALKED", 1)
+    for number in range(4):
+        dead(frail.charge, f"order {number}")
+    chosen: dict[str, Any] = {"verb": "discard", "all": "1"}
+    asked = anna.post("deadletter/together/", **{**chosen, "filter-text": "order"})
+    assert "Discard: more than 2 dead letters (text order; the oldest first)?" in asked
+    chosen["filter-text"] = "order 3"
+    asked = anna.post("deadletter/together/", **chosen)
+    assert "Discard: an unknown number of dead letters (text order 3; the oldest first)?" in asked
+    told = anna.post("deadletter/together/", confirmed="1", **chosen)
+    assert "1 of 1 dead letters discarded" in told
+    chosen = {"verb": "discard", "all": "1", "filter-task": "no.such.task"}
+    assert "select dead letters" in anna.post("deadletter/together/", **chosen)
+
+
 def test_get_requests_change_nothing(anna: Visitor) -> None:
     """Django's templates call every callable that they are given."""
     letter = dead(frail.charge, "order 1")

@@ -482,6 +482,47 @@ def test_only_lists_with_open_dead_letters_offer_all_that_match(anna: Client) ->
     assert DeadLetter.objects.get().state == "open"
 
 
+def fail_charges(number: int) -> None:
+    frail.broken.update(f"order {one}" for one in range(number))
+    for one in range(number):
+        frail.charge.enqueue(f"order {one}")
+    drain()
+    frail.broken.clear()
+
+
+def test_question_of_a_fault_promises_no_number_that_was_not_counted(
+    anna: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fail_charges(3)
+    text = anna.get(f"{PREFIX}dead-letters/").content.decode()
+    assert "Discard all open dead letters of this fault? The dead letters are closed" in text
+    monkeypatch.setattr("stoker.dead_letters.search.LOOKED_AT", 2)
+    text = anna.get(f"{PREFIX}dead-letters/?queue=default").content.decode()
+    assert "Discard all open dead letters of this fault that match the filters?" in text
+    assert "There may be more of them than the 2 that were counted." in text
+
+
+def test_preview_that_counted_no_match_offers_the_operations(
+    anna: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.dead_letters.search.WALKED", 1)
+    fail_charges(4)
+    query = {"kind": "letter", "q": "order 3"}
+    text = anna.get(f"{PREFIX}bulk/new/", query).content.decode()
+    assert "<h1>An unknown number of open dead letters</h1>" in text
+    assert "They were not counted" in text
+    assert "None of those that were searched matches." in text
+    assert re.findall(r"<button [^>]*disabled", text) == ["<button disabled"]
+    fields = {"operation": "discard-letter", "q": "order 3"}
+    page = anna.post(f"{PREFIX}bulk/start/", fields, follow=True)
+    assert "1 of 1 dead letters discarded." in page.content.decode()
+    text = anna.get(f"{PREFIX}bulk/new/", {"kind": "letter", "q": "order"}).content.decode()
+    assert "<h1>More than 2 open dead letters</h1>" in text
+    text = anna.get(f"{PREFIX}bulk/new/", {"kind": "letter", "task": "no.such"}).content.decode()
+    assert "<h1>0 open dead letters</h1>" in text
+    assert len(re.findall(r"<button [^>]*disabled", text)) == 3
+
+
 def test_requeue_with_other_arguments_is_previewed(anna: Client) -> None:
     frail.broken.add("x")
     frail.charge.enqueue("x", note="first")

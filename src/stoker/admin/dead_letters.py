@@ -22,8 +22,9 @@ from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO
 from stoker.operations.details import REVEAL, call_of, opened_call
 from stoker.operations.operation import LIMIT, Done, Operation
 from stoker.operations.wording import exactly, first_line, since
+from stoker.store.counting import Number
 from stoker.values.ids import parse_job_id
-from stoker.values.text import first_line_of, plural
+from stoker.values.text import first_line_of
 
 from .base import AdminContext, StoreAdmin
 
@@ -69,13 +70,14 @@ class Chosen:
         which = ", ".join(f"{name} {value}" for name, value in self.filters.items()) or "all"
         return f" ({which}; the oldest first)"
 
-    def count(self, visit: AdminContext, operation: Operation) -> int:
+    def count(self, visit: AdminContext, operation: Operation) -> Number:
         """Return the number of selected dead letters. Raises ValueError if a filter is invalid."""
         if not self.is_all:
-            return len(self.ids)
+            return Number(len(self.ids))
         if operation.name not in BY_NAME:
-            return 0
-        return bulk.preview(visit.operator, operation, self.query).matched
+            return Number(0)
+        row = bulk.preview(visit.operator, operation, self.query)
+        return Number(row.matched, is_exact=row.is_counted)
 
     def attempt(self, visit: AdminContext, operation: Operation) -> Done:
         """Perform the operation on all selected dead letters."""
@@ -205,16 +207,17 @@ class DeadLetterAdmin(StoreAdmin):
             number = chosen.count(visit, operation)
         except ValueError as error:
             return self.done(visit, Done(first_line_of(error), False), back)
-        if not number:
+        if number == Number(0):
             sentence = "No dead letter is chosen: select dead letters, or choose all."
             return self.done(visit, Done(sentence, False), back)
         if "confirmed" in post:
             return self.done(visit, chosen.attempt(visit, operation), back)
+        title = f"{operation.title}: {bulk.number_in_words(number, 'dead letter')}"
         return self.confirm(
             visit,
             operation,
-            title=f"{operation.title}: {plural(number, 'dead letter')}",
-            question=f"{operation.title}: {plural(number, 'dead letter')}{chosen.words}?",
+            title=title,
+            question=f"{title}{chosen.words}?",
             action=visit.at("deadletter_together"),
             back=back,
             items=chosen.ids,

@@ -10,6 +10,7 @@ from stoker.operations import bulk
 from stoker.operations.bulk_walk import BY_NAME
 from stoker.operations.operation import Operation
 from stoker.operations.wording import since
+from stoker.store.counting import Number
 
 from .arguments import json_of
 from .subcommand import (
@@ -139,8 +140,9 @@ class StartBulk(Subcommand):
             raise refuse(str(error)) from error
         if options["wait"] and not options["dry_run"]:
             row = bulk.finish(operator, row)
-        more = "" if row.is_counted else "more than "
-        would = f"{operation.title}: {more}{row.matched:,} {operation.things}."
+        counted = Number(row.matched, is_exact=row.is_counted)
+        number = bulk.number_in_words(counted, operation.things.removesuffix("s"))
+        would = f"{operation.title}: {number}."
         lines = [would] if options["dry_run"] else list(_lines(self, options, row))
         self.answer(options, as_plain(row), lines)
         with self.without_broker():

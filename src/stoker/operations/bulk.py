@@ -20,6 +20,7 @@ from stoker.exceptions import BulkOperationNotFound
 from stoker.inspect.jobs import JobFilter
 from stoker.inspect.scan import ScannedPage, scan
 from stoker.models import BulkItem, BulkOperation
+from stoker.store.counting import Number
 from stoker.store.engines.sessions import explained
 from stoker.store.written import MomentNow
 from stoker.values.ids import new_job_id, parse_job_id
@@ -103,6 +104,16 @@ def preview(
     with explained(operator.settings.database):
         row.matched, row.is_counted = count(operator.settings, row)
     return row
+
+
+def number_in_words(number: Number, one: str) -> str:
+    """Return the number of targets with their noun: ``3 jobs``, ``more than 3 jobs``, or ``an
+    unknown number of jobs`` if the count ended before it found one."""
+    if number.is_exact:
+        return plural(number.number, one)
+    if not number.number:
+        return f"an unknown number of {one}s"
+    return f"more than {plural(number.number, one)}"
 
 
 def broker_notice(settings: Settings, row: BulkOperation) -> str:
@@ -252,7 +263,8 @@ def sum_up(settings: Settings, row: BulkOperation) -> Done:
         sentence = f"{row.done:,} of {row.done + row.refused:,} {done}."
     else:
         more = "" if row.is_counted else " or more"
-        sentence = f"{row.done:,} of {row.matched:,}{more} {done} so far."
+        most = max(row.matched, row.done + row.refused)
+        sentence = f"{row.done:,} of {most:,}{more} {done} so far."
     if row.state == State.RUNNING:
         sentence += " A cluster continues it."
     if row.refused:

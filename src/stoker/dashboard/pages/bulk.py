@@ -24,6 +24,7 @@ from stoker.operations.details import REVEAL
 from stoker.operations.jobs import CANCEL
 from stoker.operations.operation import Done, Operation
 from stoker.operations.waiting_jobs import EDIT
+from stoker.store.counting import Number
 from stoker.store.engines.sessions import explained
 
 ON_A_PAGE = 30
@@ -35,6 +36,7 @@ ANY = {"job": CANCEL, "letter": REQUEUE, "step": steps.RETRY}
 EDITS = {"job": EDIT, "letter": REQUEUE, "step": None}
 """Kind of target -> the operation that changes arguments."""
 VIEW = {"job": "stoker.view_job", "letter": "stoker.view_deadletter", "step": "stoker.view_job"}
+TARGETS = {"job": "job", "letter": "open dead letter", "step": "step"}
 LISTS = {"job": "jobs", "letter": "dead-letters", "step": "workflows"}
 
 
@@ -87,8 +89,13 @@ def show_new(visit: DashboardContext) -> PageContent:
         except ValueError as error:
             raise PageRefused(400, str(error)) from None
         notice = bulk.broker_notice(visit.settings, row)
+    number = Number(row.matched, is_exact=row.is_counted)
+    words = bulk.number_in_words(number, TARGETS[kind])
     context = {
         "row": row,
+        "heading": f"{words[0].upper()}{words[1:]}",
+        "is_none": number == Number(0),
+        "may_view": visit.may(VIEW[kind]),
         "broker_notice": notice,
         "kind": kind,
         "operations": [one for one in may if one is not EDIT or text.strip()],
