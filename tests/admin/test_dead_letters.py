@@ -2,6 +2,7 @@
 
 import re
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -242,6 +243,18 @@ def test_confirmation_says_that_not_all_dead_letters_were_counted(
     assert "1 of 1 dead letters discarded" in told
     chosen = {"verb": "discard", "all": "1", "filter-task": "no.such.task"}
     assert "select dead letters" in anna.post("deadletter/together/", **chosen)
+
+
+@pytest.mark.parametrize("name", ["text", "key"])
+def test_selection_by_text_needs_permission_to_see_dead_letters(
+    name: str, who_may: Callable[..., Visitor]
+) -> None:
+    """The number of matches says whether the text is in a traceback or a key."""
+    dead(frail.fetch, "news")
+    chosen: dict[str, Any] = {"verb": "discard", "all": "1", f"filter-{name}": "news"}
+    permission = "stoker.discard_deadletter"
+    who_may(permission).post("deadletter/together/", status=403, **chosen)
+    who_may(permission, "stoker.view_deadletter").post("deadletter/together/", **chosen)
 
 
 def test_get_requests_change_nothing(anna: Visitor) -> None:

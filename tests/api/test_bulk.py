@@ -91,3 +91,23 @@ def test_bulk_operation_needs_its_own_and_the_operations_permission(
     caller = who_may("view_bulkoperation", "change_job")
     caller.post(f"bulk/{row['id']}/stop")
     assert anna.call("GET", f"bulk/{UUID(int=1)}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("operation", "change", "view"),
+    [
+        ("hold-job", "change_job", "view_job"),
+        ("discard-letter", "discard_deadletter", "view_deadletter"),
+    ],
+)
+@pytest.mark.parametrize("dry_run", [True, False])
+def test_text_as_filter_needs_permission_to_see_the_targets(
+    operation: str, change: str, view: str, dry_run: bool, who_may: Callable[..., Caller]
+) -> None:
+    """The number of targets says whether the text is in an argument or a traceback."""
+    body = {"operation": operation, "dry_run": dry_run}
+    by_text, status = {**body, "filters": {"q": "alice"}}, 200 if dry_run else 201
+    blind = who_may("view_bulkoperation", change)
+    assert view in blind.post("bulk", by_text, status=403)["detail"]
+    blind.post("bulk", {**body, "filters": {"queue": "default"}}, status=status)
+    who_may("view_bulkoperation", change, view).post("bulk", by_text, status=status)

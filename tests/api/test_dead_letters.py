@@ -1,7 +1,7 @@
 """Dead letters over HTTP: list, details, requeue, discard, purge."""
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -205,6 +205,19 @@ def test_bulk_requeue_lists_what_was_not_requeued(anna: Caller) -> None:
     (other,) = done["others"]
     assert (done["matched"], done["done"]) == (1, 0)
     assert (other["dead_letter_id"], other["job_id"]) == (str(letter.pk), newer.id)
+
+
+@pytest.mark.parametrize("filters", [{"text": "alice"}, {"key": "alice"}])
+@pytest.mark.parametrize("verb", ["requeue", "discard"])
+def test_text_as_filter_needs_permission_to_see_dead_letters(
+    verb: str, filters: Any, who_may: Callable[..., Caller]
+) -> None:
+    """The number of matches says whether the text is in a traceback or a key."""
+    permission, body = f"{verb}_deadletter", {"filters": filters, "dry_run": True}
+    blind = who_may(permission)
+    assert "view_deadletter" in blind.post(f"dead-letters/{verb}", body, status=403)["detail"]
+    blind.post(f"dead-letters/{verb}", {**body, "filters": {"reason": "error"}})
+    who_may(permission, "view_deadletter").post(f"dead-letters/{verb}", body)
 
 
 def test_bulk_discard_and_purge_apply_limit_and_dry_run(anna: Caller) -> None:

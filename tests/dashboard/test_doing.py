@@ -99,8 +99,9 @@ ALSO_NEEDED = {
     "edit-one-job": "stoker.view_job",
     "edit-letter": "stoker.view_deadletter",
     "change-schedule": "stoker.view_job",
+    "new-bulk": "stoker.change_job",
 }
-"""The permission to see the present arguments, which the form shows."""
+"""The permission to see the present arguments, which the form shows, or for the operation."""
 OPEN = {"asset", "live", "palette"}
 """Static files, whether something has changed, and what checks a permission for each entry."""
 
@@ -521,6 +522,32 @@ def test_preview_that_counted_no_match_offers_the_operations(
     text = anna.get(f"{PREFIX}bulk/new/", {"kind": "letter", "task": "no.such"}).content.decode()
     assert "<h1>0 open dead letters</h1>" in text
     assert len(re.findall(r"<button [^>]*disabled", text)) == 3
+
+
+@pytest.mark.parametrize(
+    ("kind", "operation", "change", "view"),
+    [
+        ("job", "hold-job", "change_job", "view_job"),
+        ("letter", "discard-letter", "discard_deadletter", "view_deadletter"),
+    ],
+)
+def test_bulk_operation_by_text_needs_permission_to_see_the_targets(
+    kind: str, operation: str, change: str, view: str, who_may: Callable[..., Client]
+) -> None:
+    """The number of targets says whether the text is in an argument or a traceback."""
+    blind, seeing = (who_may("view_bulkoperation", change, *more) for more in ((), (view,)))
+    for client, status in ((blind, 403), (seeing, 200)):
+        page = client.get(f"{PREFIX}bulk/new/", {"kind": kind, "q": "note=alice"})
+        assert page.status_code == status
+        fields = {"operation": operation, "q": "note=alice"}
+        assert client.post(f"{PREFIX}bulk/start/", fields, follow=True).status_code == status
+        page = client.get(f"{PREFIX}bulk/new/", {"kind": kind, "queue": "default"})
+        assert page.status_code == 200
+        assert ("permission to see them" in page.content.decode()) == (client is blind)
+    if kind == "letter":
+        fault = {"task": frail.charge.module_path, "q": "alice"}
+        assert blind.post(f"{PREFIX}dead-letters/discard/", fault).status_code == 403
+        assert blind.post(f"{PREFIX}dead-letters/discard/", fault | {"q": ""}).status_code == 302
 
 
 def test_requeue_with_other_arguments_is_previewed(anna: Client) -> None:

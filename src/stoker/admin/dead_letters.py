@@ -203,6 +203,8 @@ class DeadLetterAdmin(StoreAdmin):
             return self.done(visit, Done("Choose an operation.", False), back)
         visit.require(operation.permission)
         chosen = Chosen.read(post)
+        for permission in bulk.permissions_to_search("letter", chosen.filters):
+            visit.require(permission)
         try:
             number = chosen.count(visit, operation)
         except ValueError as error:

@@ -43,6 +43,13 @@ filter without an effect would widen the operation to all targets."""
 FILTER_NAMES = tuple(dict.fromkeys(name for names in FILTERS.values() for name in names))
 OPEN_STATES = ("", "open", "unclosed")
 """Filters for states of dead letters that include open ones, on which bulk operations act."""
+VIEW_TARGETS: Mapping[str, str] = {
+    "job": "stoker.view_job",
+    "letter": "stoker.view_deadletter",
+    "step": "stoker.view_job",
+}
+TEXTS = ("q", "text", "key")
+"""Filters that look into arguments, errors and unique keys."""
 UNDOABLE = (*waiting_jobs.OPERATIONS, dead_letters.REQUEUE, steps.RETRY)
 MOST_IDS = 1_000
 AT_ONCE_SECONDS = 0.5
@@ -64,6 +71,19 @@ def given_filters(values: Mapping[str, Any]) -> dict[str, str]:
     """Return the filters in a form, a query string or options that are not blank."""
     texts = {name: str(values.get(name) or "").strip() for name in FILTER_NAMES}
     return {name: text for name, text in texts.items() if text}
+
+
+def permissions_to_search(target: str, filters: Mapping[str, Any]) -> list[str]:
+    """Return the permissions that a selection by these filters needs, besides that for the
+    operation.
+
+    The number of targets says whether a text is in arguments, errors or unique keys, so the user
+    has to be allowed to see them.
+
+    Args:
+        target: the kind of the targets, such as ``job``.
+    """
+    return [VIEW_TARGETS[target]] if any(filters.get(name) for name in TEXTS) else []
 
 
 def start(

@@ -110,9 +110,11 @@ def list_bulk_operations(
 )
 def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backend = None) -> Any:
     """Start an operation on many jobs or dead letters, which continues in the background. The user
-    also needs the permission for the operation. 200: a dry run."""
+    also needs the permission for the operation and, with the filter `q`, the one to see the
+    targets. 200: a dry run."""
     operation: Operation = BY_NAME[body.operation]
-    permitted(request.auth, [operation.permission])  # type: ignore[attr-defined] # ninja sets it
+    to_search = bulk.permissions_to_search(operation.target, body.filters.given())
+    permitted(request.auth, [operation.permission, *to_search])  # type: ignore[attr-defined] # ninja sets it
     operator = operator_of(request, backend, body.because)
     filters: dict[str, Any] = {"ids": [str(one) for one in body.ids]} if body.ids else {}
     filters = filters or body.filters.given()

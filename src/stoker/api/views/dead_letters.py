@@ -9,7 +9,7 @@ from uuid import UUID
 from django.http import HttpRequest
 from ninja import Query
 
-from stoker.api.access import Routes, may_reveal, operator_of, perform
+from stoker.api.access import Routes, may_reveal, operator_of, perform, permitted
 from stoker.api.filters import (
     NO_REASON,
     DiscardingMany,
@@ -34,6 +34,7 @@ from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.closing import Bulk
 from stoker.dead_letters.search import Stats
 from stoker.models import DeadLetter
+from stoker.operations.bulk import permissions_to_search
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO, call_in_list, perform_many, purge
 from stoker.operations.details import opened_call
 from stoker.tasks.arguments import ShownCall
@@ -79,7 +80,9 @@ def count_dead_letters(
 def requeue_dead_letters(
     request: HttpRequest, body: RequeueingMany, backend: Backend = None
 ) -> Any:
-    """Requeue the open dead letters that match the filters, the oldest first."""
+    """Requeue the open dead letters that match the filters, the oldest first. With the filter
+    `text` or `key`, the user also needs the permission `stoker.view_deadletter`."""
+    _permit_to_search(request, body)
     operator = operator_of(request, backend, body.because)
     options = {**body.selection(), **body.placement()}
     many = dead_letters.requeue_many
@@ -96,7 +99,9 @@ def requeue_dead_letters(
 def discard_dead_letters(
     request: HttpRequest, body: DiscardingMany, backend: Backend = None
 ) -> Any:
-    """Close the open dead letters that match the filters."""
+    """Close the open dead letters that match the filters. With the filter `text` or `key`, the user
+    also needs the permission `stoker.view_deadletter`."""
+    _permit_to_search(request, body)
     operator = operator_of(request, backend, body.because)
     many, options = dead_letters.discard_many, body.selection()
     bulk = perform_many(DISCARD, operator, body.filters.given(), many, **options)
@@ -182,6 +187,11 @@ def discard_dead_letter(
 ) -> Any:
     """Close one dead letter without requeueing it. 409: it is closed or requeued."""
     return perform(DISCARD, operator_of(request, backend, body.because), letter_id).value
+
+
+def _permit_to_search(request: HttpRequest, body: DiscardingMany) -> None:
+    to_search = permissions_to_search("letter", body.filters.given())
+    permitted(request.auth, to_search)  # type: ignore[attr-defined] # ninja sets it
 
 
 def _bulk(bulk: Bulk, dry_run: bool) -> dict[str, Any]:

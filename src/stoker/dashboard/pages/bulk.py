@@ -35,7 +35,6 @@ ANY = {"job": CANCEL, "letter": REQUEUE, "step": steps.RETRY}
 """Kind of target -> an operation without options, which is used to find the targets."""
 EDITS = {"job": EDIT, "letter": REQUEUE, "step": None}
 """Kind of target -> the operation that changes arguments."""
-VIEW = {"job": "stoker.view_job", "letter": "stoker.view_deadletter", "step": "stoker.view_job"}
 TARGETS = {"job": "job", "letter": "open dead letter", "step": "step"}
 LISTS = {"job": "jobs", "letter": "dead-letters", "step": "workflows"}
 
@@ -75,14 +74,18 @@ def show_new(visit: DashboardContext) -> PageContent:
     if kind not in KINDS:
         raise PageRefused(400, f"There is no kind {kind!r}.")
     may = [one for one in KINDS[kind] if visit.may(one.permission)]
+    if not may:
+        require(visit, KINDS[kind][0].permission)
     filters = bulk.given_filters(given)
+    require_to_search(visit, kind, filters)
+    may_view = visit.may(bulk.VIEW_TARGETS[kind])
     text = given.get("arguments", "")
     with explained(visit.database):
         try:
             operation = (EDITS[kind] if text.strip() else None) or ANY[kind]
             row = bulk.preview(visit.operator, operation, filters, {"arguments": text})
             samples = []
-            if visit.may(VIEW[kind]):
+            if may_view:
                 samples = bulk_walk.samples_of(
                     visit.settings, row, SAMPLES, reveal=visit.may(REVEAL)
                 )
@@ -95,7 +98,7 @@ def show_new(visit: DashboardContext) -> PageContent:
         "row": row,
         "heading": f"{words[0].upper()}{words[1:]}",
         "is_none": number == Number(0),
-        "may_view": visit.may(VIEW[kind]),
+        "may_view": may_view,
         "broker_notice": notice,
         "kind": kind,
         "operations": [one for one in may if one is not EDIT or text.strip()],
@@ -116,6 +119,7 @@ def _start(visit: DashboardContext) -> HttpResponse:
         raise PageRefused(400, "The form names no operation.")
     require(visit, operation.permission)
     filters = bulk.given_filters(post)
+    require_to_search(visit, operation.target, filters)
     done = bulk.perform(visit.operator, operation, filters, _options(operation, post))
     if done.value is None:
         raise PageRefused(400, done.sentence)
@@ -123,6 +127,12 @@ def _start(visit: DashboardContext) -> HttpResponse:
 
 
 start: Any = enclosed(_start, ("POST",), bulk.VIEW)
+
+
+def require_to_search(visit: DashboardContext, target: str, filters: Mapping[str, Any]) -> None:
+    """Raise PageRefused if the user may not search for targets by these filters."""
+    for permission in bulk.permissions_to_search(target, filters):
+        require(visit, permission)
 
 
 def control(visit: DashboardContext, operation: Operation) -> Done:

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from stoker.dashboard.context import DashboardContext
 from stoker.dashboard.menus import menus_of
-from stoker.dashboard.pages.bulk import all_address
+from stoker.dashboard.pages.bulk import all_address, require_to_search
 from stoker.dashboard.views import PageContent, PageRefused, page, perform_on_target
 from stoker.dead_letters import service as dead_letters
 from stoker.operations import bulk
@@ -124,4 +124,5 @@ def _fault_of(visit: DashboardContext) -> dict[str, Any]:
     filters = bulk.given_filters({**visit.request.GET.dict(), **visit.request.POST.dict()})
     if not any(name in filters for name in GROUPED):
         raise PageRefused(400, "The form names no dead letter.")
+    require_to_search(visit, "letter", filters)
     return filters
