@@ -6,11 +6,14 @@ import subprocess
 from typing import Any
 
 import pytest
+from django.core.management import call_command
 
 from stoker.models import DeadLetter, Ready
 
+from tests.app import frail
 from tests.app.tasks import add, fail_once
 from tests.cluster.clusters import run_command
+from tests.integration.letters import dead as died
 from tests.integration.work import work_off
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -86,6 +89,30 @@ def test_dead_letter_is_listed_shown_requeued_discarded_and_purged() -> None:
     )
     assert dead("purge", "--older-than", "0s", "--state", "all").stdout == "3 purged\n"
     assert not DeadLetter.objects.exists()
+
+
+def test_list_by_text_searches_arguments_and_gives_no_number(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The text is in an argument only, which the database cannot search."""
+    letter = died(frail.fetch, "news", note="in a hurry")
+
+    def told(*arguments: str) -> str:
+        call_command("stoker", "dead", *arguments, no_color=True)
+        return capsys.readouterr().out
+
+    listed = told("list", "--text", "in a hurry")
+    assert str(letter.pk) in listed
+    assert listed.endswith("\n1 dead letter\n")
+    shown = json.loads(told("list", "--text", "in a hurry", "--json"))
+    assert ([one["id"] for one in shown["letters"]], shown["count"]) == ([str(letter.pk)], None)
+    assert told("list", "--text", "at leisure") == "No dead letters.\n"
+    assert told("requeue", "--text", "in a hurry", "--dry-run") == "0 would be requeued\n"
+    assert told("stats", "--text", "in a hurry").startswith("0 dead letters")
+    monkeypatch.setattr("stoker.dead_letters.search.READ", 1)
+    died(frail.charge, "order 1")
+    listed = told("list", "--text", "in a hurry")
+    assert listed.startswith("No matching dead letter among those that were searched.\nThe next")
 
 
 def test_every_subcommand_prints_json() -> None:

@@ -75,7 +75,8 @@ def find(
 
 
 def count(*, backend: str = "default", **filters: Unpack[LetterFilters]) -> int:
-    """Return the number of dead letters that match the filters."""
+    """Return the number of dead letters that match the filters. Unlike ``find``, do not search
+    arguments for the text."""
     settings = settings_for(backend)
     with explained(settings.database):
         return Search(settings, Filter(**filters)).rows().count()

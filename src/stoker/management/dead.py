@@ -10,18 +10,13 @@ from uuid import UUID
 
 from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.closing import Bulk
-from stoker.dead_letters.search import Stats
 from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
 from stoker.operations.details import opened_call
 from stoker.operations.operation import Operation
-from stoker.operations.wording import exactly, first_line
-from stoker.tasks.arguments import ShownCall
-from stoker.values.text import plural
 
 from .arguments import (
     call_as_plain,
-    call_lines,
     duration,
     json_of,
     moment,
@@ -30,7 +25,7 @@ from .arguments import (
     positive_seconds,
 )
 from .bar import bar
-from .details import letter_lines
+from .details import end_of_list, letter_lines, row_lines, stats_lines
 from .subcommand import (
     BACKEND,
     BECAUSE,
@@ -43,17 +38,15 @@ from .subcommand import (
     TASK,
     ExitCode,
     Option,
-    OutputLine,
     Subcommand,
     SubcommandGroup,
-    heading,
     limit,
     option,
     refuse,
 )
 
 MOST_SHOWN = 20
-FILTERS = (
+COLUMN_FILTERS = (
     TASK,
     QUEUE,
     option("--key", default="", metavar="TEXT", help="Only unique keys that contain this text."),
@@ -72,8 +65,22 @@ FILTERS = (
         help="Last failed after this time: an age such as 2h or 7d, or an ISO 8601 time.",
     ),
     option("--failed-before", type=past_moment, metavar="WHEN", help="Last failed before WHEN."),
-    option("--text", default="", metavar="TEXT", help="Only errors that contain this text."),
 )
+TEXT_IN_LIST = option(
+    "--text",
+    default="",
+    metavar="TEXT",
+    help="Only with this text in the error, the traceback, the task, the key or an argument: "
+    "order_id=7 for one argument.",
+)
+TEXT = option(
+    "--text",
+    default="",
+    metavar="TEXT",
+    help="Only with this text in the error, the traceback, the task or the key. Arguments are not "
+    "searched, unlike in `dead list`.",
+)
+FILTERS = (*COLUMN_FILTERS, TEXT)
 STATE = option(
     "--state",
     default="unclosed",
@@ -103,8 +110,8 @@ class ListLetters(Subcommand):
     error.
 
     --json writes one object: letters[] (all fields of each except package and traceback; label,
-    args, kwargs: each argument as text; null if the package is large or cannot be opened), count,
-    next (for --after; null on the last page).
+    args, kwargs: each argument as text; null if the package is large or cannot be opened), count
+    (of all that match; null with --text), next (for --after; null on the last page).
 
     Examples:
       manage.py stoker dead list
@@ -113,35 +120,26 @@ class ListLetters(Subcommand):
     """
 
     name = "list"
-    options = (*FILTERS, STATE, *PAGE_OPTIONS)
+    options = (*COLUMN_FILTERS, TEXT_IN_LIST, STATE, *PAGE_OPTIONS)
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         settings = self.settings(options)
         alias, filters = settings.alias, filters_of(options)
         most, after = options["limit"], options["after"]
         page = dead_letters.find(limit=most, after=after, backend=alias, **filters)
-        number = dead_letters.count(backend=alias, **filters)
+        # Only the pages search the arguments, which are inside packages, for a text.
+        is_counted = "text" not in filters
+        number = dead_letters.count(backend=alias, **filters) if is_counted else None
         rows = [(one, operations.call_in_list(settings, one)) for one in page.letters]
         letters = [
             {**operations.columns(letter, operations.LETTER), **call_as_plain(call)}
             for letter, call in rows
         ]
-        lines = [line for row in rows for line in self._lines(*row)]
-        lines.append(
-            f"{len(letters)} of {plural(number, 'dead letter')}" if number else "No dead letters."
-        )
+        lines = [line for row in rows for line in row_lines(*row)]
+        lines.append(end_of_list(page, number))
         lines += [f"The next page: --after '{page.next}'"] if page.next else []
         self.answer(options, {"letters": letters, "count": number, "next": page.next}, lines)
         return ExitCode.DONE
-
-    def _lines(self, letter: DeadLetter, call: ShownCall | None) -> Iterator[OutputLine]:
-        times = f", {letter.failure_count} times" if letter.failure_count > 1 else ""
-        state = "" if letter.state == DeadLetter.State.OPEN else f" [{letter.state}]"
-        task = letter.task or "unknown task"
-        yield heading(str(letter.pk), f"  {exactly(letter.failed_at)}  {task}{state}")
-        yield from call_lines(call)
-        what = first_line(f"{operations.kind_of(letter)}: {letter.message}")
-        yield f"  {letter.reason}{times}: {what}"
 
 
 class ShowLetter(Subcommand):
@@ -215,20 +213,8 @@ class StatsOfLetters(Subcommand):
     def run(self, options: dict[str, Any]) -> ExitCode:
         alias = self.settings(options).alias
         seen = dead_letters.stats(groups=options["groups"], backend=alias, **filters_of(options))
-        self.answer(options, asdict(seen), _stats_lines(seen))
+        self.answer(options, asdict(seen), stats_lines(seen))
         return ExitCode.DONE
-
-
-def _stats_lines(seen: Stats) -> Iterator[str]:
-    yield (
-        f"{plural(seen.total, 'dead letter')} of {plural(seen.tasks, 'task')} in "
-        f"{plural(seen.queues, 'queue')}; {plural(seen.failures, 'failure')}, "
-        f"{plural(seen.requeues, 'requeue')}"
-    )
-    for fault in seen.faults:
-        yield f"{fault.number:>7,}  {fault.task or 'unknown task'}: {fault.exception_class}"
-        last = f"last {exactly(fault.failed_at)}, fingerprint {fault.fingerprint}"
-        yield f"         {fault.reason}, {last}"
 
 
 class _ChangeLetters(Subcommand):
@@ -354,6 +340,7 @@ class RequeueLetters(_ChangeSome):
     job with the same arguments and options, at the same place in the queue. It is resolved when
     that job succeeds, and open again if the job fails for good. A dead letter never has two
     jobs: the answer names the job that exists already, or a newer job of the same unique key.
+    --text does not search arguments; `stoker bulk start requeue-letter --search` does.
     With --current-options it gets the max_attempts, max_crashes, timeout and hooks of the task;
     those that using() gave to this job are lost.
 

@@ -1,18 +1,22 @@
-"""The details of a job and of a dead letter as lines, for commands."""
+"""Jobs and dead letters as lines, for commands."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from stoker.dead_letters.search import DeadLetterPage, Stats
 from stoker.dead_letters.service import Story
 from stoker.inspect.timeline import Moment, MomentKind
+from stoker.models import DeadLetter
 from stoker.operations import dead_letters as operations
 from stoker.operations.details import call_fact, lines_of
 from stoker.operations.jobs import JobDetails
 from stoker.operations.wording import duration, exactly, first_line
 from stoker.tasks.arguments import ShownCall
+from stoker.values.text import plural
 from stoker.why import Answer
 
+from .arguments import call_lines
 from .subcommand import OutputLine, heading
 
 
@@ -73,3 +77,38 @@ def letter_lines(
     if not all_tracebacks:
         yield heading("Last traceback")
         yield story.letter.traceback.rstrip() or "  No traceback was recorded."
+
+
+def row_lines(letter: DeadLetter, call: ShownCall | None) -> Iterator[OutputLine]:
+    """Return a dead letter of a list as lines."""
+    times = f", {letter.failure_count} times" if letter.failure_count > 1 else ""
+    state = "" if letter.state == DeadLetter.State.OPEN else f" [{letter.state}]"
+    task = letter.task or "unknown task"
+    yield heading(str(letter.pk), f"  {exactly(letter.failed_at)}  {task}{state}")
+    yield from call_lines(call)
+    what = first_line(f"{operations.kind_of(letter)}: {letter.message}")
+    yield f"  {letter.reason}{times}: {what}"
+
+
+def end_of_list(page: DeadLetterPage, number: int | None) -> str:
+    """Return the last line of a list: how many dead letters it has, of how many that match."""
+    if number:
+        return f"{len(page.letters)} of {plural(number, 'dead letter')}"
+    if page.letters:
+        return plural(len(page.letters), "dead letter")
+    if page.is_cut and number is None:
+        return "No matching dead letter among those that were searched."
+    return "No dead letters."
+
+
+def stats_lines(seen: Stats) -> Iterator[str]:
+    """Return the statistics of dead letters as lines."""
+    yield (
+        f"{plural(seen.total, 'dead letter')} of {plural(seen.tasks, 'task')} in "
+        f"{plural(seen.queues, 'queue')}; {plural(seen.failures, 'failure')}, "
+        f"{plural(seen.requeues, 'requeue')}"
+    )
+    for fault in seen.faults:
+        yield f"{fault.number:>7,}  {fault.task or 'unknown task'}: {fault.exception_class}"
+        last = f"last {exactly(fault.failed_at)}, fingerprint {fault.fingerprint}"
+        yield f"         {fault.reason}, {last}"
