@@ -48,7 +48,7 @@ def test_operation_is_counted_started_paused_and_undone(anna: Caller) -> None:
     page = anna.get("bulk", limit=1)
     assert [one["id"] for one in page["operations"]] == [undo["id"]]
     page = anna.get("bulk", limit=1, after=page["next"])
-    assert [one["id"] for one in page["operations"]] == [row["id"]]
+    assert ([one["id"] for one in page["operations"]], page["is_cut"]) == ([row["id"]], False)
 
 
 def test_targets_can_be_named(anna: Caller) -> None:

@@ -135,10 +135,17 @@ def test_bulk_operation_is_one_line_with_a_link(anna: Client) -> None:
     assert [one["is"].title for one in undo] == ["Undo: Move", "Move"]
 
 
-def test_list_of_bulk_operations_has_no_single_operations(anna: Client) -> None:
+def test_list_of_bulk_operations_has_no_single_operations(
+    anna: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = tasks.add.enqueue(1, 2)
     done(anna, "cancel-job", job=job.id)
     assert not anna.get(f"{PREFIX}bulk/").context["rows"]
+    with monkeypatch.context() as patched:
+        patched.setattr("stoker.operations.bulk.SCANNED", 0)
+        page = anna.get(f"{PREFIX}bulk/").content.decode()
+    for words in ("No bulk operation among those that were searched", "Search further back"):
+        assert words in page
     assert anna.get(f"{PREFIX}bulk/{BulkOperation.objects.get().pk}/").status_code == 404
 
 

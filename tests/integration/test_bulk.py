@@ -183,6 +183,25 @@ def test_command_waits_while_a_cluster_processes_the_operation(
     assert len(pauses) == 1
 
 
+def test_list_reads_a_bounded_number_of_other_operations(
+    alice: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operations on one target and those of other backends are in the same table."""
+    monkeypatch.setattr(bulk, "SCANNED", 2)
+    row = bulk.start(alice, CANCEL, {})
+    for job in [tasks.nothing.enqueue() for _ in range(2)]:
+        CANCEL.perform(alice, job.id)
+    other = bulk.start(alice, CANCEL, {})
+    BulkOperation.objects.filter(pk=other.pk).update(backend="other")
+    pages, after = [], ""
+    for _ in range(3):
+        page = bulk.find(alice.settings, 5, after)
+        pages.append(([one.pk for one in page.rows], page.is_cut))
+        after = page.next or ""
+    assert pages[:2] == [([], True), ([row.pk], False)]
+    assert BulkOperation.objects.count() == 4
+
+
 def test_dead_letters_of_a_queue_are_all_found_in_small_reads(
     alice: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

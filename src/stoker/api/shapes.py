@@ -324,6 +324,8 @@ class BulkOperationPageShape(Shape):
     operations: list[BulkOperationShape]
     next: str | None
     """Pass it as `after` to get the next page; null on the last page."""
+    is_cut: bool
+    """Whether only a part of the operations was searched. The next page searches older ones."""
 
 
 class BulkShape(Shape):

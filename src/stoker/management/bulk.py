@@ -170,10 +170,14 @@ class ListBulk(Subcommand):
     def run(self, options: dict[str, Any]) -> ExitCode:
         page = bulk.find(self.settings(options), options["limit"], options["after"] or "")
         lines = [line for row in page.rows for line in _lines(self, options, row)]
+        if not lines:
+            found = " among those that were searched" if page.is_cut else ""
+            lines = [f"No bulk operations{found}."]
         if page.next:
-            lines.append(f"The next page: --after '{page.next}'")
+            why = "Search further back" if page.is_cut else "The next page"
+            lines.append(f"{why}: --after '{page.next}'")
         plain = {"operations": [as_plain(row) for row in page.rows], "next": page.next}
-        self.answer(options, plain, lines or ["No bulk operations."])
+        self.answer(options, plain, lines)
         return ExitCode.DONE
 
 

@@ -52,6 +52,8 @@ TEXTS = ("q", "text", "key")
 """Filters that look into arguments, errors and unique keys."""
 UNDOABLE = (*waiting_jobs.OPERATIONS, dead_letters.REQUEUE, steps.RETRY)
 MOST_IDS = 1_000
+SCANNED = 10_000
+"""Maximum number of operations that a page of bulk operations reads."""
 AT_ONCE_SECONDS = 0.5
 """Time in seconds that the request that starts a bulk operation spends on processing it."""
 LONG_SECONDS = 3600.0
@@ -235,8 +237,10 @@ def find(settings: Settings, limit: int, after: str = "") -> ScannedPage:
     Raises:
         InvalidMark: ``after`` is not the mark of a page.
     """
-    rows = rows_of_bulk(settings).filter(filters__target__isnull=True)
-    return scan(rows, Q(), limit, after, most=limit, newest_first=True)
+    # The table also has each operation on one target, and the operations of other backends.
+    is_bulk = Q(backend=settings.alias, operation__in=BY_NAME, filters__target__isnull=True)
+    rows = BulkOperation.objects.using(settings.database)
+    return scan(rows, is_bulk, limit, after, most=SCANNED, newest_first=True)
 
 
 def get(settings: Settings, bulk_id: UUID | str) -> BulkOperation:

@@ -87,11 +87,12 @@ def list_bulk_operations(
     after: Mark | None = None,
     backend: Backend = None,
 ) -> Any:
-    """List the bulk operations of the last 90 days, the newest first."""
+    """List the bulk operations of the last 90 days, the newest first. A page searches 10,000
+    operations, including those on one target."""
     settings, mark = settings_of(backend), mark_of(after)
     with explained(settings.database):
         page = bulk.find(settings, limit, mark or "")
-    return {"operations": page.rows, "next": cursor_of(page.next)}
+    return {"operations": page.rows, "next": cursor_of(page.next), "is_cut": page.is_cut}
 
 
 @routes.route(

@@ -66,7 +66,8 @@ def _row_shape(letter: DeadLetter, call: ShownCall | None) -> LetterRowShape:
 def count_dead_letters(
     request: HttpRequest, wanted: Query[LetterStatsQuery], backend: Backend = None
 ) -> Any:
-    """Count dead letters, in total and by the most frequent faults."""
+    """Count dead letters, in total and by the most frequent faults. With `text` it reads all
+    tracebacks that match the other filters, and does not search arguments."""
     alias = settings_of(backend).alias
     return dead_letters.stats(groups=wanted.groups, backend=alias, **wanted.given())
 

@@ -44,9 +44,8 @@ def show(visit: DashboardContext) -> PageContent:
     """Return the bulk operations, the newest first."""
     with explained(visit.database):
         found = bulk.find(visit.settings, ON_A_PAGE, visit.request.GET.get("after", ""))
-    return PageContent(
-        "bulk_operations", {"rows": [_shown(r) for r in found.rows], **visit.paging(found.next)}
-    )
+    context = {"rows": [_shown(row) for row in found.rows], "is_cut": found.is_cut}
+    return PageContent("bulk_operations", {**context, **visit.paging(found.next)})
 
 
 @page(bulk.VIEW)
