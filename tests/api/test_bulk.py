@@ -78,6 +78,27 @@ def test_impossible_operation_is_refused(body: Any, anna: Caller) -> None:
     assert not BulkOperation.objects.exists()
 
 
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"ids": []},
+        {"ids": [], "all": True},
+        {"ids": [], "filters": {"queue": "default"}},
+        {"ids": ["01a1ffdb-f411-7482-86ed-55b43acb2507"], "filters": {"queue": "default"}},
+        {"ids": ["01a1ffdb-f411-7482-86ed-55b43acb2507"], "all": True},
+    ],
+)
+def test_empty_ids_and_ids_with_filters_are_refused(more: Any, dry_run: bool, anna: Caller) -> None:
+    """A program whose list of ids is empty must not change all jobs."""
+    payments.plain.enqueue(1)
+    body = {"operation": "hold-job", "dry_run": dry_run, **more}
+    assert anna.post("bulk", body, status=422)["detail"] == (
+        "ids: give at least one, and leave out filters and all."
+    )
+    assert not BulkOperation.objects.exists()
+
+
 def test_bulk_operation_needs_its_own_and_the_operations_permission(
     anna: Caller, who_may: Callable[..., Caller]
 ) -> None:

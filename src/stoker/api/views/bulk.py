@@ -57,7 +57,7 @@ class BulkRequest(ReasonBody):
     operation: Literal[tuple(BY_NAME)]  # type: ignore[valid-type] # as they are declared
     filters: BulkFilters = BulkFilters()
     ids: Annotated[list[UUID], Field(max_length=bulk.MOST_IDS)] | None = None
-    """The targets, instead of filters."""
+    """The targets, at least one. `filters` and `all` must be left out."""
     all: Annotated[bool, Strict] = False
     """Required to start without a filter."""
     queue: Annotated[str, Field(max_length=100)] = ""
@@ -71,6 +71,21 @@ class BulkRequest(ReasonBody):
     argument."""
     dry_run: Annotated[bool, Strict] = False
     """Only count the targets; change nothing."""
+
+    def targets(self) -> dict[str, Any]:
+        """Return the filters of the operation, or its ids.
+
+        Raises:
+            CallRefused: it is not clear which targets are wanted.
+        """
+        filters = self.filters.given()
+        if self.ids is None:
+            if not (filters or self.all or self.dry_run):
+                raise CallRefused(422, "filters: give at least one, or ids, or all: true.")
+            return filters
+        if not self.ids or filters or self.all:
+            raise CallRefused(422, "ids: give at least one, and leave out filters and all.")
+        return {"ids": [str(one) for one in self.ids]}
 
     def options(self) -> dict[str, Any]:
         """Return the options of the operation."""
@@ -117,10 +132,7 @@ def start_bulk_operation(request: HttpRequest, body: BulkRequest, backend: Backe
     to_search = bulk.permissions_to_search(operation.target, body.filters.given())
     permitted(request.auth, [operation.permission, *to_search])  # type: ignore[attr-defined] # ninja sets it
     operator = operator_of(request, backend, body.because)
-    filters: dict[str, Any] = {"ids": [str(one) for one in body.ids]} if body.ids else {}
-    filters = filters or body.filters.given()
-    if not (filters or body.all or body.dry_run):
-        raise CallRefused(422, "filters: give at least one, or ids, or all: true.")
+    filters = body.targets()
     try:
         if body.dry_run:
             return Status(200, bulk.preview(operator, operation, filters, body.options()))
