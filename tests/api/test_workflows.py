@@ -1,6 +1,7 @@
 """Workflows over HTTP."""
 
 import uuid
+from collections.abc import Callable
 
 import pytest
 from django.db import connection
@@ -8,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from stoker import chain, group
 from stoker.conf import settings_for
-from stoker.models import BulkOperation
+from stoker.models import BulkOperation, Step
 from stoker.operations.bulk_walk import go_on
 from stoker.testing import drain
 
@@ -74,6 +75,35 @@ def test_failed_workflow_is_shown_and_retried(anna: Caller) -> None:
         "cancelled by anna: wrong",
     )
     assert anna.call("GET", f"workflows/{uuid.uuid4()}").status_code == 404
+
+
+def test_answers_to_operations_hide_what_the_user_may_not_see(
+    who_may: Callable[..., Caller],
+) -> None:
+    FAILING.add("a")
+    failed = chain(note.si("a"), note.si("b")).enqueue(name="order of alice")
+    drain()
+    FAILING.clear()
+    waiting = chain(note.si("c")).enqueue(name="order of bob")
+    blind, seeing = who_may("change_workflow"), who_may("change_workflow", "view_workflow")
+    step = {"step": str(Step.objects.get(workflow_id=failed.id, state="FAILED", kind="task").pk)}
+    calls = [
+        (f"workflows/{failed.id}/retry", step),
+        (f"workflows/{failed.id}/undo-retry", step),
+        (f"workflows/{failed.id}/retry", {}),
+        (f"workflows/{waiting.id}/cancel", {"because": "ordered twice"}),
+    ]
+    for path, body in calls:
+        shown = blind.post(path, body)
+        workflow = shown["workflow"]
+        assert (shown["steps"], shown["has_more"]) == ([], False)
+        assert (workflow["name"], workflow["reason"]) == ("", "")
+        assert workflow["state"] in ("RUNNING", "FAILED", "CANCELLED")
+        assert workflow["progress"]["total"] > 0
+    other = chain(note.si("c")).enqueue(name="order of bob")
+    shown = seeing.post(f"workflows/{other.id}/cancel", {"because": "ordered twice"})
+    assert "ordered twice" in shown["workflow"]["reason"]
+    assert (shown["workflow"]["name"], len(shown["steps"])) == ("order of bob", 2)
 
 
 def test_steps_are_paged_failed_first_and_one_is_retried(anna: Caller) -> None:

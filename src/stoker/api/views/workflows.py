@@ -27,6 +27,7 @@ from stoker.workflows.results import (
 )
 
 MOST_STEPS = 1000
+VIEW = "stoker.view_workflow"
 routes = Routes(tags=["workflows"])
 State = Literal[*WorkflowState.values]  # type: ignore[valid-type] # as the model has them
 StepState = Literal[*SHOWN]  # type: ignore[valid-type] # as they are listed
@@ -140,7 +141,7 @@ class StepBody(ReasonBody):
 ALL_STEPS = RetryBody()
 
 
-@routes.show("/workflows", "stoker.view_workflow", WorkflowPage)
+@routes.show("/workflows", VIEW, WorkflowPage)
 def get_workflows(
     request: HttpRequest,
     state: State | None = None,
@@ -158,13 +159,13 @@ def get_workflows(
     return {"workflows": shown, "next": cursor_of(found.next), "is_cut": found.is_cut}
 
 
-@routes.show("/workflows/{workflow_id}", "stoker.view_workflow", WorkflowStory)
+@routes.show("/workflows/{workflow_id}", VIEW, WorkflowStory)
 def show_workflow(request: HttpRequest, workflow_id: UUID, backend: Backend = None) -> Any:
     """Show a workflow with its steps and their jobs."""
     return story_of(str(workflow_id), settings_of(backend).alias)
 
 
-@routes.show("/workflows/{workflow_id}/steps", "stoker.view_workflow", TimedSteps)
+@routes.show("/workflows/{workflow_id}/steps", VIEW, TimedSteps)
 def list_steps(
     request: HttpRequest,
     workflow_id: UUID,
@@ -189,7 +190,7 @@ def cancel_workflow(
     ended."""
     operator = operator_of(request, backend, body.because)
     perform(CANCEL, operator, str(workflow_id))
-    return story_of(str(workflow_id), operator.alias)
+    return _answer(request, str(workflow_id), operator.alias)
 
 
 @routes.change("/workflows/{workflow_id}/retry", RETRY, RetriedWorkflow, may_conflict=True)
@@ -204,7 +205,8 @@ def retry_workflow(
     else:
         bulk_id = None
         perform(steps.RETRY, operator, str(body.step), workflow=name)
-    return RetriedWorkflow(**story_of(name, operator.alias).model_dump(), bulk_id=bulk_id)
+    answer = _answer(request, name, operator.alias)
+    return RetriedWorkflow(**answer.model_dump(), bulk_id=bulk_id)
 
 
 @routes.change(
@@ -221,7 +223,17 @@ def undo_retry_of_step(
     job has begun, or there is no retry to undo."""
     operator = operator_of(request, backend, body.because)
     perform(steps.UNDO, operator, str(body.step), workflow=str(workflow_id))
-    return story_of(str(workflow_id), operator.alias)
+    return _answer(request, str(workflow_id), operator.alias)
+
+
+def _answer(request: HttpRequest, workflow_id: str, alias: str) -> WorkflowStory:
+    """Return the workflow after an operation, without its name, reason and steps for users without
+    the permission to see workflows."""
+    story = story_of(workflow_id, alias)
+    if request.auth.has_perm(VIEW):  # type: ignore[attr-defined] # ninja sets it
+        return story
+    shape = story.workflow.model_copy(update={"name": "", "reason": ""})
+    return WorkflowStory(workflow=shape, steps=[], has_more=False)
 
 
 def story_of(workflow_id: str, alias: str) -> WorkflowStory:
