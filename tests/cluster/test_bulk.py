@@ -52,6 +52,35 @@ def test_command_starts_waits_lists_and_undoes() -> None:
         plain("start", "prioritise-job", "--all")
 
 
+def test_command_that_waits_exits_with_1_unless_all_targets_are_changed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, mended = frail.charge.enqueue("broken"), frail.charge.enqueue("mended")
+    frail.broken.update(["broken", "mended"])
+    drain()
+    frail.broken.clear()
+    assert {broken.status, mended.status} != {"SUCCESSFUL"}
+    start = ("stoker", "bulk", "start", "requeue-letter", "--all", "--wait")
+    with pytest.raises(SystemExit) as refused:
+        call_command(*start, "--arguments", '{"colour": "red"}')
+    assert refused.value.code == 1
+    assert "0 of 2 dead letters requeued. 2 not; the first: " in capsys.readouterr().out
+    call_command(*start)
+    assert "2 of 2 dead letters requeued." in capsys.readouterr().out
+    call_command(*start)
+    assert "0 of 0 dead letters requeued." in capsys.readouterr().out
+    payments.plain.enqueue(1)
+
+    def stopped(operator: Operator, row: BulkOperation) -> BulkOperation:
+        assert bulk.STOP.attempt(operator, str(row.pk)).is_good
+        return bulk.get(operator.settings, row.pk)
+
+    monkeypatch.setattr(bulk, "finish", stopped)
+    with pytest.raises(SystemExit) as stop:
+        call_command("stoker", "bulk", "start", "hold-job", "--all", "--wait")
+    assert stop.value.code == 1
+
+
 def test_cluster_continues_an_unfinished_operation(tmp_path: Path) -> None:
     for number in range(250):
         payments.plain.using(queue_name="elsewhere").enqueue(number)

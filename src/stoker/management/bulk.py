@@ -49,6 +49,9 @@ class StartBulk(Subcommand):
     that wait at a broker outside the database are included only after their first attempt has
     ended. `stoker clear` cancels all jobs that wait in a queue, and `jobs cancel` single ones.
 
+    Exit code 1 with --wait: some targets were not changed, or the operation was paused or stopped.
+    Without --wait the exit code is 0 when it is started: `bulk show` says how it ended.
+
     --json writes one object: id, operation, state, matched, is_counted, done, refused, by, because,
     filters, started_at, ended_at, undoes.
 
@@ -149,7 +152,9 @@ class StartBulk(Subcommand):
             notice = bulk.broker_notice(operator.settings, row)
         if notice:
             self.remark(notice)
-        return ExitCode.DONE
+        is_over = row.state == BulkOperation.State.DONE and not row.refused
+        is_asked = options["wait"] and not options["dry_run"]
+        return ExitCode.NO if is_asked and not is_over else ExitCode.DONE
 
 
 class ListBulk(Subcommand):

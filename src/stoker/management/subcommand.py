@@ -48,10 +48,11 @@ MEANINGS = {
     ExitCode.DONE: "Done: the cluster has stopped as it was asked to, or is healthy; the job is "
     "enqueued, or ended well.",
     ExitCode.NO: "The answer is no: there is no healthy cluster (`health`), or none on this host "
-    "(`memory`), the job will not run unless someone acts (`why`), it failed "
-    "(`enqueue --wait`), a dead letter or workflow was not changed (`dead requeue`, "
-    "`dead discard`, `workflows cancel|retry|undo`), or a cluster is gone or stopping "
-    "(`clusters`).",
+    "(`memory`), the store has faults (`doctor`), the job will not run unless someone acts "
+    "(`why`), or it failed (`enqueue --wait`). Or something was not changed: a job "
+    "(`jobs cancel|run|change`), a dead letter (`dead requeue|undo|discard`), a workflow "
+    "(`workflows cancel|retry|undo`), a bulk operation (`bulk pause|resume|stop|undo`) or one of "
+    "its targets (`bulk start --wait`), or a cluster that is gone or stopping (`clusters`).",
     ExitCode.REFUSED: "It could not be done: options, settings or arguments are wrong, the "
     "job is unknown (`why`), tables are missing, or the store is unreachable.",
     ExitCode.NOT_YET: "The job has not ended within the SECONDS of `enqueue --wait`. It continues.",
