@@ -207,6 +207,23 @@ def test_bulk_requeue_lists_what_was_not_requeued(anna: Caller) -> None:
     assert (other["dead_letter_id"], other["job_id"]) == (str(letter.pk), newer.id)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("dead-letters/purge", {"older_than_seconds": 1}),
+        ("dead-letters/requeue", {"all": True}),
+        ("dead-letters/discard", {"all": True}),
+        ("queues/default/clear", {}),
+    ],
+)
+def test_call_without_limit_changes_at_most_max_bulk(
+    path: str, body: Any, anna: Caller, settings: Any
+) -> None:
+    settings.STOKER_API = {"MAX_BULK": 5}
+    anna.post(path, {**body, "dry_run": True})
+    anna.post(path, {**body, "dry_run": True, "limit": 6}, status=422)
+
+
 @pytest.mark.parametrize("filters", [{"text": "alice"}, {"key": "alice"}])
 @pytest.mark.parametrize("verb", ["requeue", "discard"])
 def test_text_as_filter_needs_permission_to_see_dead_letters(

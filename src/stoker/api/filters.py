@@ -41,7 +41,8 @@ class Clearing(ReasonBody):
     """Which waiting jobs to cancel."""
 
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100
-    """Maximum number of jobs. It must not exceed `MAX_BULK` (1000)."""
+    """Maximum number of jobs. It must not exceed `MAX_BULK` (1000), and a lower `MAX_BULK` is the
+    default."""
     dry_run: Annotated[bool, Strict] = False
     """Only count the jobs; change nothing."""
 
@@ -167,7 +168,8 @@ class DiscardingMany(ReasonBody):
     all: Annotated[bool, Strict] = False
     """Required to change dead letters without a filter."""
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 100
-    """Maximum number of dead letters. It must not exceed `MAX_BULK` (1000)."""
+    """Maximum number of dead letters. It must not exceed `MAX_BULK` (1000), and a lower `MAX_BULK`
+    is the default."""
     dry_run: Annotated[bool, Strict] = False
     """Only count the dead letters; change nothing."""
     pause_seconds: Annotated[float, Strict, Field(ge=0, le=LONGEST_THROTTLE_SECONDS)] = 0.0
@@ -180,17 +182,17 @@ class DiscardingMany(ReasonBody):
         Raises:
             CallRefused: `limit` is too high, the pauses would take too long, or no filter is given.
         """
-        refuse_beyond_cap(self.limit)
+        limit = limit_of(self)
         filters = self.filters.given()
         if not (filters or self.all or self.dry_run):
             raise CallRefused(422, "filters: give at least one, or all: true.")
-        if self.limit * self.pause_seconds > LONGEST_THROTTLE_SECONDS:
+        if limit * self.pause_seconds > LONGEST_THROTTLE_SECONDS:
             raise CallRefused(
                 422,
-                f"pause_seconds: {self.limit} dead letters with these pauses would take longer "
+                f"pause_seconds: {limit} dead letters with these pauses would take longer "
                 f"than {LONGEST_THROTTLE_SECONDS:g} seconds; request fewer at a time.",
             )
-        pace = {"limit": self.limit, "pause_seconds": self.pause_seconds}
+        pace = {"limit": limit, "pause_seconds": self.pause_seconds}
         return {**filters, **pace, "dry_run": self.dry_run}
 
 
@@ -206,6 +208,8 @@ class Purging(ReasonBody):
     failure."""
     state: Literal["closed", "resolved", "discarded", "open", "all"] = "closed"
     limit: Annotated[int, Strict, Field(ge=1, le=100_000)] = 1000
+    """Maximum number of dead letters. It must not exceed `MAX_BULK` (1000), and a lower `MAX_BULK`
+    is the default."""
     dry_run: Annotated[bool, Strict] = False
 
 
@@ -220,8 +224,15 @@ def moment_of(run_after: Any, run_after_seconds: float | None) -> Any:
     return run_after if run_after_seconds is None else run_after_seconds
 
 
-def refuse_beyond_cap(limit: int) -> None:
-    """Raise CallRefused if the limit is higher than one call may change."""
+def limit_of(body: Clearing | DiscardingMany | Purging) -> int:
+    """Return the limit of a request, or without one the default, which is never over ``MAX_BULK``.
+
+    Raises:
+        CallRefused: the limit is higher than one call may change.
+    """
     most = api_settings().max_bulk
-    if limit > most:
+    if "limit" not in body.model_fields_set:
+        return min(body.limit, most)
+    if body.limit > most:
         raise CallRefused(422, f"limit: one call changes at most {most}; call again for the rest.")
+    return body.limit

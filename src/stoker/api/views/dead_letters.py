@@ -19,7 +19,7 @@ from stoker.api.filters import (
     ReasonBody,
     Requeueing,
     RequeueingMany,
-    refuse_beyond_cap,
+    limit_of,
 )
 from stoker.api.shapes import (
     AnswerShape,
@@ -117,12 +117,12 @@ def discard_dead_letters(
 )
 def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = None) -> Any:
     """Delete dead letters and their history. Requeued dead letters are kept."""
-    refuse_beyond_cap(body.limit)
+    limit = limit_of(body)
     bulk = purge(
         operator_of(request, backend, body.because),
         timedelta(seconds=body.older_than_seconds),
         state=body.state,
-        limit=body.limit,
+        limit=limit,
         dry_run=body.dry_run,
     )
     return _bulk(bulk, body.dry_run)

@@ -9,7 +9,7 @@ from ninja import Path
 
 from stoker import queues
 from stoker.api.access import Routes, operator_of
-from stoker.api.filters import NO_REASON, Clearing, ReasonBody, refuse_beyond_cap
+from stoker.api.filters import NO_REASON, Clearing, ReasonBody, limit_of
 from stoker.api.shapes import QueueList, Shape
 from stoker.api.values import Backend, settings_of
 from stoker.operations.queues import CLEAR, PAUSE, RESUME
@@ -74,9 +74,9 @@ def clear_queue(
     request: HttpRequest, queue: QueueName, body: Clearing = SOME, backend: Backend = None
 ) -> Any:
     """Cancel the jobs that wait in this queue. Running jobs continue."""
-    refuse_beyond_cap(body.limit)
+    limit = limit_of(body)
     operator = operator_of(request, backend, body.because)
-    cleared = CLEAR.perform(operator, queue, limit=body.limit, dry_run=body.dry_run).value
+    cleared = CLEAR.perform(operator, queue, limit=limit, dry_run=body.dry_run).value
     return {
         "matched": cleared.matched,
         "done": cleared.done,
