@@ -38,14 +38,14 @@ def adoption(
 
 
 @pytest.fixture
-def arrive(roster: Roster, board: Board) -> Iterator[Callable[[int], None]]:
+def arrive(roster: Roster, board: Board) -> Iterator[Callable[..., None]]:
     opened: list[socket.socket] = []
 
-    def come(worker: int) -> None:
+    def come(worker: int, incarnation: int = 1) -> None:
         ours, theirs = socket_pair()
         opened.extend([ours, theirs])
-        roster.welcome(worker, 1, Stream(ours))
-        board.set_worker(worker, place.INCARNATION, 1)
+        roster.welcome(worker, incarnation, Stream(ours))
+        board.set_worker(worker, place.INCARNATION, incarnation)
 
     yield come
     for end in opened:
@@ -138,6 +138,7 @@ def test_finished_job_of_a_silent_worker_waits_for_its_report(
     (finished,) = deliveries(1)
     adoption.take([finished], 1.0)
     finish(board, 0, 4, finished)
+    board.set_worker(0, place.LAST_STARTED, 4)
     adoption.expect([(0, 1)])
     arrive(0)
     clock.turn(GREETING_SECONDS)
@@ -146,6 +147,84 @@ def test_finished_job_of_a_silent_worker_waits_for_its_report(
     reported, stray = adoption.hello(0, [(job(4, finished), report(4))])
     assert [flight.delivery for flight in reported] == [finished]
     assert stray == []
+
+
+def test_job_that_the_predecessor_of_a_silent_worker_finished_gets_a_report(
+    adoption: Adoption,
+    flights: Flights,
+    roster: Roster,
+    recall: Recall,
+    board: Board,
+    deliveries: Make,
+    arrive: Callable[..., None],
+    clock: Clock,
+) -> None:
+    """The new worker is slow to start, so it sends no greeting in time."""
+    (finished,) = deliveries(1)
+    adoption.take([finished], 1.0)
+    finish(board, 0, 5, finished)
+    adoption.expect([(0, 2)])
+    arrive(0, incarnation=2)
+    clock.turn(GREETING_SECONDS)
+    (judged,) = adoption.close_when_complete()
+    assert judged.report is not None
+    assert open_outcome(judged.report[4]) == Crashed(LOST_REPORT)
+    for _ in range(2):
+        clock.turn(0.3)
+        recall.recall_late()
+    assert flights.to_release() == []
+    assert not flights.waiting
+    assert not roster.links[0].is_silent
+
+
+def test_greeting_after_the_wait_ends_jobs_that_the_predecessor_finished(
+    adoption: Adoption,
+    flights: Flights,
+    board: Board,
+    deliveries: Make,
+    arrive: Callable[..., None],
+    clock: Clock,
+) -> None:
+    """The new worker has run jobs with higher numbers, and was stopped then."""
+    finished, running = deliveries(2)
+    adoption.take([finished, running], 1.0)
+    finish(board, 0, 5, finished)
+    adoption.expect([(0, 2)])
+    arrive(0, incarnation=2)
+    board.set_worker(0, place.LAST_STARTED, 8)
+    occupy(board, 0, 0, Occupied(8, running.job_id, 1, 1, 0, lease_mark(running.lease_id)))
+    clock.turn(GREETING_SECONDS)
+    assert adoption.close_when_complete() == []
+    (judged,), stray = adoption.hello(0, [(job(8, running), None)])
+    assert judged.delivery == finished
+    assert judged.report is not None
+    assert open_outcome(judged.report[4]) == Crashed(LOST_REPORT)
+    assert stray == []
+    assert [flight.delivery for flight in flights.with_worker(0).values()] == [running]
+    assert flights.to_release() == []
+
+
+def test_greeting_after_the_wait_returns_a_job_that_was_skipped(
+    adoption: Adoption,
+    flights: Flights,
+    board: Board,
+    deliveries: Make,
+    arrive: Callable[..., None],
+    clock: Clock,
+) -> None:
+    """The worker was stopped while its slot showed the job, and found the recall later."""
+    (skipped,) = deliveries(1)
+    adoption.take([skipped], 1.0)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    board.set_worker(0, place.LAST_STARTED, 4)
+    occupy(board, 0, 0, Occupied(4, skipped.job_id, 1, 1, 0, lease_mark(skipped.lease_id)))
+    clock.turn(GREETING_SECONDS)
+    adoption.close_when_complete()
+    board.slot(0, 0).vacate()
+    assert adoption.hello(0, []) == ([], [])
+    assert not flights.with_worker(0)
+    assert [flight.delivery for flight in flights.waiting] == [skipped]
 
 
 def test_death_of_a_worker_does_not_count_for_a_job_claimed_again_since(

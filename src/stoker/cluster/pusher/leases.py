@@ -188,9 +188,10 @@ class Adoption:
         be passed on, and the delivery numbers it runs without a lease of this pusher."""
         link = self._roster.links[worker]
         link.has_said_hello = True
-        reported, unknown = [], []
+        reported, unknown, listed = [], [], set()
         for job, report in jobs:
             number = job[0]
+            listed.add(number)
             if report is None and self._recall.has_taken_back(worker, number):
                 continue  # another worker may have received it meanwhile, under the same lease
             flight = self._adopt(worker, number, open_job(job), permit_of(job))
@@ -201,11 +202,31 @@ class Adoption:
             elif report is not None and self._flights.report(worker, report):
                 reported.append(flight)
         self._heard((worker, link.incarnation))
+        reported += self._end_unlisted(worker, listed)
         if not unknown:
             return reported, []
         self._recall.recall(worker, max(unknown))
         self._recall.settle()
         return reported, [number for number in unknown if self._recall.has_started(worker, number)]
+
+    def _end_unlisted(self, worker: int, listed: set[int]) -> list[Flight]:
+        """Give up the jobs that were adopted while the worker was silent and that its greeting does
+        not list. An earlier worker with this number has finished them, or this one has skipped
+        them. Return the finished ones, each with a report that says that its outcome was lost."""
+        held = self._flights.with_worker(worker)
+        unlisted = [
+            flight
+            for number, flight in held.items()
+            if number <= self._last_number and number not in listed
+        ]
+        if not unlisted:
+            return []
+        finished = self._board.finished()
+        over = [flight for flight in unlisted if job_lease(flight.delivery) in finished]
+        for flight in unlisted:
+            if flight not in over:
+                self._flights.take_back(flight)
+        return self._roster.judge_finished(over)
 
     def settle(self, death: Death) -> None:
         """Adopt the jobs that were running in a worker that died before its greeting."""
@@ -242,7 +263,8 @@ class Adoption:
             for job in self._board.occupied(worker):
                 self._adopt_seen(worker, job.delivery, job.job_id, job.lease)
         for ended, delivery in self._finished_orphans():
-            if ended.worker in silent:
+            # A higher number than any that this worker has started is of an earlier worker.
+            if ended.worker in silent and self._recall.has_started(*ended):
                 self._adopt(*ended, delivery)
         self._expected = set()
 
