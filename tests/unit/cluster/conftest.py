@@ -1,5 +1,6 @@
 """A cluster's parts without its processes: a board in a file and a clock set by hand."""
 
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flights
 from stoker.cluster.pusher.roster import Recall, Roster
 from stoker.cluster.wire import Reported
+from stoker.cluster.worker.worker import Worker
 from stoker.jobs.outcomes import Attempted, Succeeded
 
 from tests.unit.cluster.monitoring import Store, reported
@@ -65,6 +67,20 @@ def roster(plan: Plan, flights: Flights, board: Board) -> Roster:
 @pytest.fixture
 def recall(roster: Roster, flights: Flights, board: Board) -> Recall:
     return Recall(roster, flights, board)
+
+
+@pytest.fixture
+def worker(plan: Plan, board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
+    """The worker 0, whose threads do not run."""
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    ours, theirs = socket.socketpair()
+    child = SimpleNamespace(plan=plan, board=board, number=0, incarnation=1, control=Control(ours))
+    worker = Worker(child)  # type: ignore[arg-type] # only this of it is used
+    yield worker
+    os.close(worker._wake_reader)
+    os.close(worker._wake_writer)
+    ours.close()
+    theirs.close()
 
 
 @pytest.fixture

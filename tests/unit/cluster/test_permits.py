@@ -1,6 +1,5 @@
 """Jobs with a rate start while their permit is valid, or are released. Others are unaffected."""
 
-import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -245,16 +244,6 @@ def test_other_jobs_are_handed_out_though_a_permitted_job_finds_no_slot(
 
 
 # -- the worker ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def worker(plan: Plan, board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
-    child = SimpleNamespace(plan=plan, board=board, number=0, incarnation=1)
-    worker = Worker(child)  # type: ignore[arg-type]
-    yield worker
-    os.close(worker._wake_reader)
-    os.close(worker._wake_writer)
 
 
 @pytest.fixture

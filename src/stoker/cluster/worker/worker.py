@@ -150,12 +150,13 @@ class Worker:
 
     def end(self, slot: int, number: int, attempted: Attempted) -> None:
         """Finish a job: keep its report and send it soon. The board lists the job before its slot
-        is freed, so that the attempt counts even if a process dies before it is recorded."""
+        is freed, so that the attempt counts even if a process dies before it is recorded. Both come
+        first, because the companion may hold up the report while the pusher does not read."""
         if self.workload.logs is not None:
             self.workload.logs.end(attempted.delivery.job_id)
-        self.workload.finish(number, pack_report(number, attempted))
         self._finished.add(self._slots[slot].listing())
         self._slots[slot].vacate()
+        self.workload.finish(number, pack_report(number, attempted))
         self._running.pop(number, None)
         self._to_cancel.pop(number, None)
         self._jobs_done += 1
