@@ -43,6 +43,7 @@ SLICES = {
     "brokers/sqs/queues.py": "the queues of SQS, without their messages",
     "cluster/monitor/unsettled.py": "settlements with a broker: with the monitor 540 lines",
     "cluster/pusher/claims.py": "calls to the store: with the handing over 900 lines",
+    "cluster/worker/workload.py": "jobs, reports and their line: with the worker 740 lines",
     "inspect/doctor/clusters.py": "a part of the checks: the files together have 930 lines",
     "inspect/why/waiting.py": "a part of the answers: with look.py 730 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",

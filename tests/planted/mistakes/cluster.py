@@ -357,7 +357,7 @@ MISTAKES = (
         "a transaction left open goes on into the next job",
         [
             Change(
-                "cluster.worker.workload:_connections_in_transaction",
+                "cluster.worker.aftercare:_connections_in_transaction",
                 replace(
                     "connection.in_atomic_block or is_in_transaction(connection)", "not connection"
                 ),

@@ -27,15 +27,13 @@ from stoker.cluster.board import is_fenced, lease_mark
 from stoker.cluster.channel import Closed, Stream, is_readable, take_stream
 from stoker.cluster.process import ORPHANED, Child, leave, resident_bytes
 from stoker.cluster.wire import Job, attempt_of, is_over, lease_id_of, open_job, pack_report
-from stoker.cluster.worker.workload import (
-    FLUSH_SECONDS,
-    JOB_THREADS,
+from stoker.cluster.worker.aftercare import (
     WorkerAftercare,
-    Workload,
     create_caches,
     tidy_broken_connections,
     tidy_connections,
 )
+from stoker.cluster.worker.workload import FLUSH_SECONDS, Workload
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted
 from stoker.jobs.running import Running, listen
@@ -46,6 +44,8 @@ from stoker.values.ids import is_marked
 COMPANION_SECONDS = 0.05
 IDLE_SECONDS = 1.0
 LEAVE_SECONDS = 5.0
+JOB_THREADS = "stoker-job"
+"""Prefix of the names of the threads in which a worker with CONCURRENCY above 1 runs sync tasks."""
 
 
 def main(child: Child) -> None:
