@@ -1,5 +1,6 @@
 """What a worker writes to the board, and how it obeys the sentinel."""
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +28,15 @@ def line() -> Iterator[tuple[Stream, Stream]]:
     yield ours, theirs
     ours.close()
     theirs.close()
+
+
+@pytest.fixture
+def continued(worker: Worker) -> Iterator[Worker]:
+    """A worker that looks at its fence when it is continued."""
+    before = signal.getsignal(signal.SIGCONT)
+    worker.look_at_fence_when_continued()
+    yield worker
+    signal.signal(signal.SIGCONT, before)
 
 
 def test_ended_job_leaves_its_slot_though_the_pusher_reads_nothing(
@@ -60,3 +70,9 @@ def test_ended_job_leaves_its_slot_though_the_pusher_reads_nothing(
     meeting.join()
     ending.join()
     assert worker.workload.is_unrecorded(7)
+
+
+def test_process_forked_by_a_task_can_be_continued(continued: Worker) -> None:
+    continued._be_no_worker()
+    signal.raise_signal(signal.SIGCONT)
+    assert signal.getsignal(signal.SIGCONT) is signal.SIG_DFL

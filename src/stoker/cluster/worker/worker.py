@@ -257,6 +257,7 @@ class Worker:
     def _be_no_worker(self) -> None:
         """Close the worker's sockets and board in a child forked by a task. The child must not
         report, nor be taken for a part of the cluster."""
+        signal.signal(signal.SIGCONT, signal.SIG_DFL)  # the handler reads the board
         self.workload.forget()
         self.child.control.close()
         self.board.close()
