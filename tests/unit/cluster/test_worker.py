@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from stoker.cluster import board as place
 from stoker.cluster.board import Board, job_lease
 from stoker.cluster.channel import Stream, socket_pair
 from stoker.cluster.wire import open_job, pack_job
@@ -76,3 +77,23 @@ def test_process_forked_by_a_task_can_be_continued(continued: Worker) -> None:
     continued._be_no_worker()
     signal.raise_signal(signal.SIGCONT)
     assert signal.getsignal(signal.SIGCONT) is signal.SIG_DFL
+
+
+def test_request_to_cancel_a_job_that_has_ended_is_forgotten(worker: Worker, board: Board) -> None:
+    board.set_worker(0, place.LAST_STARTED, 7)
+    for number in (7, 8):
+        worker._obey(("cancel", number, "why"), None)
+    worker._remind()
+    assert list(worker._to_cancel) == [8], "this job may still arrive"
+
+
+def test_request_to_cancel_a_job_that_is_being_opened_is_kept(
+    worker: Worker, line: tuple[Stream, Stream]
+) -> None:
+    worker.workload.meet(line[0])
+    job = pack_job(7, make_delivery())
+    worker.workload.take_in(line[0], [("jobs", [job])])
+    assert worker.begin(0) is not None
+    worker._obey(("cancel", 7, "why"), None)
+    worker._remind()
+    assert list(worker._to_cancel) == [7]

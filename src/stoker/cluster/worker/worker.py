@@ -249,10 +249,14 @@ class Worker:
             running.interruption.cancel(reason)
 
     def _remind(self) -> None:
+        """Repeat the requests to end running jobs, and forget those for jobs that have ended. A job
+        with a higher number than the last started one may still arrive."""
         for number in list(self._to_cancel):
             running = self._running.get(number)
             if running is not None:
                 running.interruption.remind()
+            elif number <= self._own[place.LAST_STARTED] and not self.workload.has(number):
+                self._to_cancel.pop(number, None)
 
     def _be_no_worker(self) -> None:
         """Close the worker's sockets and board in a child forked by a task. The child must not

@@ -113,6 +113,10 @@ class Workload:
         """Return whether this job has ended and its report is not recorded yet."""
         return number in self._reports or number in self._inherited
 
+    def has(self, number: int) -> bool:
+        """Return whether this job waits or runs here."""
+        return number in self._jobs and number not in self._reports
+
     def next(self) -> Job | None:
         """Return the job that has waited longest, to start it now."""
         # Without the lock, which this needs not: another thread may only have emptied the queue.
