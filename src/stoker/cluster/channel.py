@@ -18,6 +18,7 @@ import select
 import selectors
 import socket
 import struct
+import time
 from collections import deque
 from contextlib import suppress
 from typing import Any
@@ -29,6 +30,8 @@ DESCRIPTORS_AT_ONCE = 16
 TRY_LATER = {errno.EAGAIN, errno.EWOULDBLOCK, errno.ENOBUFS, errno.ENOMEM, errno.ETOOMANYREFS}
 """Errors that mean that the buffer of the other side is full, or that the kernel is short of
 resources."""
+SHORTAGE_SECONDS = 0.01
+"""How long a blocking ``send`` waits if the kernel is short of resources."""
 
 
 class Closed(Exception):
@@ -59,9 +62,8 @@ class Stream:
         """Send a frame, blocking until it is written. Raises Closed."""
         self.queue(message)
         try:
-            self.socket.sendall(self._outgoing)
-        except OSError as error:
-            raise Closed from error
+            while not self._write(0):
+                time.sleep(SHORTAGE_SECONDS)
         finally:
             self._outgoing.clear()
 
@@ -73,16 +75,7 @@ class Stream:
 
     def flush(self) -> None:
         """Write queued frames as far as possible without blocking. Raises Closed."""
-        try:
-            while self._outgoing:
-                part = memoryview(self._outgoing)[:RECEIVE_BYTES]
-                with part:
-                    sent = self.socket.send(part, socket.MSG_DONTWAIT)
-                del self._outgoing[:sent]
-        except BlockingIOError:
-            return
-        except OSError as error:
-            raise Closed from error
+        self._write(socket.MSG_DONTWAIT)
 
     def receive(self, *, block: bool) -> list[Any]:
         """Return the complete frames; with ``block``, wait for one. Raise Closed at the end."""
@@ -113,6 +106,20 @@ class Stream:
 
     def close(self) -> None:
         self.socket.close()
+
+    def _write(self, flags: int) -> bool:
+        """Write queued frames. Return whether all are written."""
+        try:
+            while self._outgoing:
+                part = memoryview(self._outgoing)[:RECEIVE_BYTES]
+                with part:
+                    sent = self.socket.send(part, flags)
+                del self._outgoing[:sent]
+        except OSError as error:
+            if error.errno in TRY_LATER:
+                return False
+            raise Closed from error
+        return True
 
     def _complete(self) -> list[Any]:
         frames, start, size = [], 0, len(self._incoming)

@@ -1,9 +1,10 @@
 """Frames, messages and descriptors between two processes, even if one does not read."""
 
+import errno
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -76,6 +77,46 @@ def test_large_frame_is_sent_in_several_flushes(
         ours.flush()
         received = theirs.receive(block=False)
     assert len(received[0][1]) == 3_000_000
+    assert not ours.has_outgoing
+
+
+class ShortOfMemory:
+    """A socket of a system that is short of memory: it sends a part, and then fails once."""
+
+    def __init__(self, endpoint: socket.socket, error: int) -> None:
+        self._endpoint = endpoint
+        self._error = error
+        self._calls = 0
+
+    def send(self, part: bytes, flags: int = 0) -> int:
+        self._calls += 1
+        if self._calls == 2:
+            raise OSError(self._error, os.strerror(self._error))
+        return self._endpoint.send(part[:10] if self._calls == 1 else part, flags)
+
+    def sendall(self, whole: bytes) -> None:
+        self.send(whole)
+        self.send(whole)
+
+
+@pytest.mark.parametrize("error", [errno.ENOBUFS, errno.ENOMEM])
+@pytest.mark.parametrize("send", [Stream.send, Stream.queue])
+def test_frame_arrives_whole_though_memory_is_short_for_a_moment(
+    streams: tuple[Stream, Stream], error: int, send: Callable[[Stream, object], None]
+) -> None:
+    ours, theirs = streams
+    ours.socket = ShortOfMemory(ours.socket, error)  # type: ignore[assignment] # only what it needs
+    send(ours, ("reports", [1, 2]))
+    while ours.has_outgoing:
+        ours.flush()
+    assert theirs.receive(block=False) == [("reports", [1, 2])]
+
+
+def test_other_errors_of_a_socket_raise_closed(streams: tuple[Stream, Stream]) -> None:
+    ours, _ = streams
+    ours.socket = ShortOfMemory(ours.socket, errno.EPIPE)  # type: ignore[assignment] # as above
+    with pytest.raises(Closed):
+        ours.send("reports")
     assert not ours.has_outgoing
 
 
