@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -13,6 +14,8 @@ from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.pusher.leases import HeldLeases
+from stoker.cluster.pusher.pusher import Pusher
+from stoker.cluster.pusher.roster import Recall
 from stoker.exceptions import BrokerUnavailable
 from stoker.models.job import Message
 from stoker.store.engines.sessions import Patience
@@ -85,6 +88,12 @@ def fence_in(board: Board, clock: Clock) -> float:
     return board[place.FENCE_NS] / 1e9 - clock.now
 
 
+def extend(leases: HeldLeases, *patience: Patience) -> list[Flight]:
+    lost = leases.extend_due(*patience)
+    leases.move_fence()
+    return lost
+
+
 def test_claim_sets_the_fence_to_the_end_of_its_lease(
     claim: Callable[[], Delivery], board: Board, clock: Clock
 ) -> None:
@@ -108,7 +117,7 @@ def test_prefetched_jobs_are_extended_like_running_ones(
     flights.send(0, 1)
     for _ in range(100):
         clock.turn(10)
-        assert leases.extend_due(patience) == []
+        assert extend(leases, patience) == []
         assert broker.claim_expired(ClaimRequest(10, holder=uuid4(), lease_seconds=60)) == []
 
 
@@ -120,12 +129,12 @@ def test_lease_is_extended_after_a_third_of_it(
     clock: Clock,
 ) -> None:
     claim()
-    leases.extend_due(patience)
+    extend(leases, patience)
     clock.turn(LEASE_SECONDS / 3 - 1)
-    leases.extend_due(patience)
+    extend(leases, patience)
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS * 2 / 3 + 1)
     clock.turn(LEASE_SECONDS / 6)
-    leases.extend_due(patience)
+    extend(leases, patience)
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
 
 
@@ -141,15 +150,15 @@ def test_fence_counts_from_before_the_call(
     """The broker may count a lease from any time during a slow call."""
     claim()
     clock.turn(30)
-    extend = broker.extend
+    extend_at_once = broker.extend
 
     def extend_slowly(wanted: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
-        stale = extend(wanted, lease_seconds=lease_seconds)
+        stale = extend_at_once(wanted, lease_seconds=lease_seconds)
         clock.turn(7)
         return stale
 
     monkeypatch.setattr(broker, "extend", extend_slowly)
-    leases.extend_due(patience)
+    extend(leases, patience)
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS - 7)
 
 
@@ -165,11 +174,11 @@ def test_fence_stays_while_the_broker_is_unreachable(
     broker.is_away = True
     for _ in range(50):
         clock.turn(1)
-        assert leases.extend_due(patience) == []
+        assert extend(leases, patience) == []
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS - 50)
     broker.is_away = False
     clock.turn(6)
-    leases.extend_due(patience)
+    extend(leases, patience)
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
 
 
@@ -193,14 +202,14 @@ def test_leases_of_the_store_are_extended_while_the_broker_is_unreachable(
         left_seconds = began + LEASE_SECONDS - clock.now
         assert fence_in(board, clock) <= left_seconds, "it stops the job if the pusher hangs"
         clock.turn(1)
-        lost = leases.extend_due(patience, of_store)
+        lost = extend(leases, patience, of_store)
     assert [flight.delivery for flight in lost] == [at_broker]
     assert [flight.is_unanswered for flight in flights] == [True, False]
     assert LEASE_SECONDS / 3 < clock.now - began < LEASE_SECONDS
     assert fence_in(board, clock) > LEASE_SECONDS / 2
     broker.is_away = False
     clock.turn(LEASE_SECONDS)
-    assert leases.extend_due(patience, of_store) == []
+    assert extend(leases, patience, of_store) == []
     assert not any(flight.is_unanswered for flight in flights), "no other cluster has its job"
 
 
@@ -214,8 +223,37 @@ def test_lost_lease_is_returned(
     delivery = claim()
     clock.turn(LEASE_SECONDS + 1)
     broker.claim_expired(ClaimRequest(10, holder=uuid4(), lease_seconds=60))
-    (lost,) = leases.extend_due(patience)
+    (lost,) = extend(leases, patience)
     assert lost.delivery == delivery
+
+
+def test_fence_moves_after_a_job_whose_lease_is_lost_is_stopped(
+    claim: Callable[[], Delivery],
+    leases: HeldLeases,
+    patience: Patience,
+    flights: Flights,
+    recall: Recall,
+    board: Board,
+    broker: Stand,
+    clock: Clock,
+) -> None:
+    """Until then the worker might start another job whose lease is lost."""
+    claim()
+    flights.send(0, 1)
+    clock.turn(LEASE_SECONDS + 1)
+    broker.claim_expired(ClaimRequest(10, holder=uuid4(), lease_seconds=60))
+    said: list[tuple[object, ...]] = []
+
+    def say(*message: object) -> None:
+        assert fence_in(board, clock) < 0
+        assert board.worker(0, place.RECALLED_THROUGH) == 1
+        said.append(message)
+
+    parts = {"claims": SimpleNamespace(leases=leases), "flights": flights, "recall": recall}
+    pusher = SimpleNamespace(board=board, patience=patience, of_store=patience, _say=say, **parts)
+    Pusher._extend(pusher)  # type: ignore[arg-type] # only this of it is used
+    assert said == [("revoked", 0, 1)]
+    assert board[place.FENCE_NS] == 0
 
 
 def test_lease_of_a_recorded_outcome_is_not_lost(
@@ -232,7 +270,7 @@ def test_lease_of_a_recorded_outcome_is_not_lost(
     flights.report(0, (1, 1.0, 2.0, "worker", ("succeeded", b"")))
     broker.settle([delivery.lease])
     clock.turn(30)
-    assert leases.extend_due(patience) == []
+    assert extend(leases, patience) == []
 
 
 def test_board_has_no_fence_without_leases(
@@ -247,7 +285,7 @@ def test_board_has_no_fence_without_leases(
     flights.waiting.clear()
     flights.remove(1)
     clock.turn(10)
-    leases.extend_due(patience)
+    extend(leases, patience)
     assert board[place.FENCE_NS] == 0
 
 
@@ -268,7 +306,7 @@ def test_locked_lease_does_not_move_the_fence(
     broker.locked = {reported.lease}
     for _ in range(20):
         clock.turn(LEASE_SECONDS / 3)
-        assert leases.extend_due(patience) == []
+        assert extend(leases, patience) == []
         assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)
 
 
@@ -286,7 +324,7 @@ def test_job_whose_lease_stays_locked_is_stopped_before_the_lease_ends(
     flights.send(0, 2)
     broker.locked = {held.lease}
     left_seconds = LEASE_SECONDS
-    while not (lost := leases.extend_due(patience)):
+    while not (lost := extend(leases, patience)):
         clock.turn(1)
         left_seconds -= 1
     assert [one.delivery for one in lost] == [held]
@@ -308,7 +346,7 @@ def test_lease_at_a_broker_with_a_server_that_is_down_is_unanswered(
     in_store = at_broker._replace(job_id=new_job_id(), lease_id=1)
     flights.add([in_store], clock.monotonic())
     broker.locked = {at_broker.lease, in_store.lease}
-    while not (lost := leases.extend_due(patience)):
+    while not (lost := extend(leases, patience)):
         assert not any(flight.is_unanswered for flight in flights)
         clock.turn(1)
     assert [(one.delivery, one.is_unanswered) for one in lost] == [
@@ -327,8 +365,8 @@ def test_unlocked_lease_is_extended_soon(
 ) -> None:
     broker.locked = {claim().lease}
     clock.turn(LEASE_SECONDS / 3)
-    leases.extend_due(patience)
+    extend(leases, patience)
     broker.locked = set()
     clock.turn(LEASE_SECONDS / 20)
-    leases.extend_due(patience)
+    extend(leases, patience)
     assert fence_in(board, clock) == pytest.approx(LEASE_SECONDS)

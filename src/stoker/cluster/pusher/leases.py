@@ -45,6 +45,8 @@ class HeldLeases:
             fence_margin_ns(settings) / 1e9 + 2 * self._lease_seconds / LOCKED_SHARE
         )
         self._check_at = 0.0
+        self._has_extended = False
+        """Whether leases were extended and the fence was not moved since."""
 
     def include(self, asked_at: float) -> None:
         """Note the time of a successful claim."""
@@ -58,7 +60,7 @@ class HeldLeases:
     def extend_due(self, patience: Patience, of_store: Patience | None = None) -> list[Flight]:
         """Extend the leases that need it. Return the flights whose lease is lost, or is about to
         end because another transaction has locked it, or because the store or broker that granted
-        it does not answer.
+        it does not answer. When the caller has stopped them, ``move_fence`` is due.
 
         Args:
             of_store: makes the calls to the store, if a broker outside it has granted some of the
@@ -84,8 +86,15 @@ class HeldLeases:
             else:
                 lost += self._note(flights, answer.value, now)
         self._check_at = now + pause_seconds
-        self._set_fence(self._flights.oldest_lease())
+        self._has_extended = True
         return lost
+
+    def move_fence(self) -> None:
+        """Set the fence to the end of the oldest lease, after leases were extended. Call this once
+        the lost jobs are recalled or being stopped: the fence prevents that they start or run."""
+        if self._has_extended:
+            self._has_extended = False
+            self._set_fence(self._flights.oldest_lease())
 
     def _note(self, old: Sequence[Flight], extension: Extension, now: float) -> list[Flight]:
         """Update the flights with the result of an extension, and return those whose lease is lost.

@@ -174,6 +174,7 @@ class Pusher:
                 self.flights.lose(flight)
             elif flight.worker is None:  # otherwise its worker's death, or its report, ends it
                 self.flights.withdraw(flight)
+        self.claims.leases.move_fence()
 
     def _find_orphans(self) -> None:
         """Load the leases of the previous pusher, and keep them until the workers have reported
