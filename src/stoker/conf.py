@@ -207,9 +207,9 @@ class Settings:
     )  # fmt: skip
     start_seconds: float = option(
         "START_SECONDS", 120.0, seconds(1),
-        "How long a worker process may take to start, with the project's imports and the receivers "
-        "of `post_spawn`, before it is killed and replaced. Raise it if they take minutes, for "
-        "example to load a model.",
+        "How long a process of a cluster may take to start, with the project's imports and the "
+        "receivers of `post_spawn`, before it is killed and replaced. Raise it if they take "
+        "minutes, for example to load a model.",
     )  # fmt: skip
     heartbeat_seconds: float = option(
         "HEARTBEAT_SECONDS", 5.0, seconds(0.1),

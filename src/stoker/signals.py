@@ -25,7 +25,7 @@ the job's package; receivers may add entries, for example a trace id."""
 post_spawn = Signal()
 """Sent in each process of a cluster, after Django was set up. ``role``: pusher, monitor, scheduler
 or worker, or core for the first three with ``--single``; ``number``: of the worker; ``backend``:
-the cluster's alias in ``TASKS``. The sender is the class of the process. A worker that has not
+the cluster's alias in ``TASKS``. The sender is the class of the process. A process that has not
 started within ``START_SECONDS`` (120), receivers included, is killed and replaced."""
 
 pre_exit = Signal()

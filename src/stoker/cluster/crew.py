@@ -7,10 +7,9 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from django.apps import apps
@@ -18,7 +17,7 @@ from django.db import connections
 
 from stoker.brokers.adapters import adapter_class
 from stoker.cluster import board as place
-from stoker.cluster.board import Board, Occupied, board_path, is_fenced, store_mark
+from stoker.cluster.board import Board, Occupied, is_fenced
 from stoker.cluster.channel import socket_pair
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import ENTRANCES, Started, drop_caches, start_method
@@ -87,7 +86,7 @@ class Crew:
             self._board.clear_worker(number)
             self._board.set_worker(number, place.INCARNATION, incarnation)
         for loop in loops_of(role):
-            self._board[LOOPS[loop]] = time.monotonic_ns()
+            self._watch.note_start(loop)
         # Children must not inherit a connection, which an AppConfig.ready() may have opened.
         connections.close_all()
         drop_caches()
@@ -242,7 +241,6 @@ LONGEST_PAUSE_SECONDS = 10.0
 
 Key = tuple[str, int]
 
-
 USED_LATER = ("encodings.ascii", "encodings.idna", "importlib.readers")
 """Modules that Python imports when a process first opens a connection and reads an SQL file."""
 
@@ -300,7 +298,6 @@ LOOPS = {
 }
 """Role -> index in the board of the heartbeat of its loop."""
 
-
 PIDS = {"monitor": place.MONITOR_PID, "scheduler": place.SCHEDULER_PID}
 """Role -> index in the board of the id of its process, which the pusher does not know."""
 
@@ -316,19 +313,6 @@ def loop_ages(board: Board) -> dict[str, float]:
     """Return role -> seconds since the last turn of its loop."""
     now_ns = time.monotonic_ns()
     return {role: round(max(0, now_ns - board[beat]) / 1e9, 3) for role, beat in LOOPS.items()}
-
-
-def local_clusters(settings: Settings) -> Iterator[tuple[Path, Mapping[str, float]]]:
-    """Yield the boards of live clusters of this backend, host and user, with the ages of their
-    loops."""
-    mark = store_mark(settings)
-    folder = board_path(Plan().cluster_id).parent
-    for path in sorted(folder.glob("cluster-*.board")):
-        board = Board.of_the_living(path)
-        if board is not None:
-            if board[place.STORE] == mark:
-                yield path, loop_ages(board)
-            board.close()
 
 
 MOST_CANCELLED = 10_000
@@ -371,6 +355,8 @@ class Watch:
         """Delivery -> when its worker was asked to stop it, in nanoseconds, and why."""
         self.hang_seconds = hang_seconds(settings)
         self.beats = LOOPS
+        self._first_beats: dict[str, int] = {}
+        """Role -> the heartbeat that was written when its process was started."""
 
     def overdue(self) -> Iterator[tuple[int, str, int]]:
         """Yield the workers to kill now: number, reason, delivery."""
@@ -407,19 +393,33 @@ class Watch:
         grace_ns = round(self._settings.timeout_grace_seconds * 1e9)
         return now_ns >= max(told_ns, job.started_ns) + grace_ns
 
+    def note_start(self, role: str) -> None:
+        """Write the first heartbeat of a loop whose process is being started."""
+        self._board[LOOPS[role]] = self._first_beats[role] = time.monotonic_ns()
+
     def all_turn(self) -> bool:
         """Return whether every loop has completed a turn within its time limit."""
         now_ns = time.monotonic_ns()
-        ages_ns = [now_ns - self._board[beat] for beat in self.beats.values()]
-        return max(ages_ns) <= self.hang_seconds * 1e9
+        return all(
+            now_ns - self._board[beat] <= self._longest_seconds(role) * 1e9
+            for role, beat in self.beats.items()
+        )
 
-    def hung(self) -> Iterator[str]:
-        """Yield the roles whose loop has not completed a turn for too long."""
+    def hung(self) -> Iterator[tuple[str, float]]:
+        """Yield the roles whose loop exceeds its time limit, and that limit in seconds."""
         now_ns = time.monotonic_ns()
         for role, beat in self.beats.items():
-            if now_ns - self._board[beat] > self.hang_seconds * 1e9:
+            seconds = self._longest_seconds(role)
+            if now_ns - self._board[beat] > seconds * 1e9:
                 self._board[beat] = now_ns
-                yield role
+                yield role, seconds
+
+    def _longest_seconds(self, role: str) -> float:
+        """Return the time limit for a turn of a loop. Before the first one, receivers of
+        ``post_spawn`` may take as long as in a worker."""
+        if self._board[self.beats[role]] != self._first_beats.get(role):
+            return self.hang_seconds
+        return max(self.hang_seconds, self._settings.start_seconds)
 
     def blame(self, worker: int, incarnation: int, why: str, delivery: int) -> bool:
         """Record why this worker is about to be killed. Return False if a reason was recorded

@@ -158,10 +158,10 @@ class Sentinel:
         for started in self.crew:
             if started.role == "worker" and not started.is_ready and started.started < before:
                 self.crew.kill_worker(started.number, "start", 0)
-        for role in self.watch.hung():
+        for role, seconds in self.watch.hung():
             hung = self.crew.get(role)
             if hung is not None:
-                tell("process_hung", role=role, seconds=self.watch.hang_seconds)
+                tell("process_hung", role=role, seconds=seconds)
                 hung.kill()
         if self.stop_at is not None and time.monotonic() > self.stop_at:
             self._interrupt()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from django.core.management.base import CommandParser
 from django.db import DatabaseError, InterfaceError
 
-from stoker.cluster.crew import hang_seconds, local_clusters
+from stoker.cluster import board as place
+from stoker.cluster.board import Board, board_path, store_mark
+from stoker.cluster.crew import hang_seconds, loop_ages
+from stoker.cluster.plan import Plan
 from stoker.conf import Settings
 from stoker.exceptions import StokerError
 from stoker.inspect.stats import ClusterState, longest_silence
@@ -116,6 +120,19 @@ def look(
         return HealthVerdict(ExitCode.REFUSED, first_line_of(error)), ()
     code = ExitCode.DONE if health.is_good else ExitCode.NO
     return HealthVerdict(code, health.sentence), known
+
+
+def local_clusters(settings: Settings) -> Iterator[tuple[Path, Mapping[str, float]]]:
+    """Yield the boards of live clusters of this backend, host and user, with the ages of their
+    loops."""
+    mark = store_mark(settings)
+    folder = board_path(Plan().cluster_id).parent
+    for path in sorted(folder.glob("cluster-*.board")):
+        board = Board.of_the_living(path)
+        if board is not None:
+            if board[place.STORE] == mark:
+                yield path, loop_ages(board)
+            board.close()
 
 
 def judge_loops(

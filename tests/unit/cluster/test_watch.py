@@ -9,7 +9,7 @@ import pytest
 
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, is_fenced
-from stoker.cluster.crew import Watch, describe_exit
+from stoker.cluster.crew import LOOPS, Watch, describe_exit
 from stoker.cluster.plan import Plan
 from stoker.signals import event
 
@@ -99,7 +99,7 @@ def test_hanging_process_is_reported_once(watch: Watch, board: Board, clock: Clo
     clock.turn(watch.hang_seconds)
     board[place.MONITOR_BEAT_NS] = clock.monotonic_ns()
     clock.turn(1.0)
-    assert sorted(watch.hung()) == ["pusher", "scheduler"]
+    assert sorted(watch.hung()) == [("pusher", 38.0), ("scheduler", 38.0)]
     assert list(watch.hung()) == []
 
 
@@ -171,3 +171,17 @@ def test_reason_recorded_for_a_worker_does_not_apply_to_its_successor(watch: Wat
 )
 def test_describe_exit_names_codes_and_signals(code: int, words: str) -> None:
     assert describe_exit(code) == words
+
+
+def test_loop_may_take_longer_until_its_first_turn(
+    watch: Watch, board: Board, clock: Clock
+) -> None:
+    """Receivers of post_spawn may load a model before it."""
+    for role in LOOPS:
+        watch.note_start(role)
+    clock.turn(119)
+    assert watch.all_turn()
+    assert list(watch.hung()) == []
+    board[place.MONITOR_BEAT_NS] = clock.monotonic_ns()
+    clock.turn(39)
+    assert sorted(watch.hung()) == [("monitor", 38.0), ("pusher", 120.0), ("scheduler", 120.0)]
