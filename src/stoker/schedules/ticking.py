@@ -112,7 +112,7 @@ class Ticks:
         self._settings = settings
         self._beat = beat
         self._listen = listen
-        self._patience = Patience(settings, broker)
+        self._patience = Patience(settings, broker, beat)
         self._firing = Firing(settings)
         self._schedules = Schedule.objects.using(settings.database).of(
             settings.cluster, settings.alias

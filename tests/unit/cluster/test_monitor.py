@@ -15,6 +15,8 @@ from django.db import (
 )
 
 from stoker.brokers.contract import Delivery
+from stoker.cluster import board as place
+from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream
 from stoker.cluster.monitor.monitor import BUSY_BATCH, Monitor
 from stoker.cluster.wire import (
@@ -209,3 +211,19 @@ def test_large_value_fails_only_by_an_error_that_its_size_may_have_caused(
     else:
         assert confirmed(pusher) == [1, 2, 3, 5, 6, 7, 8]
         assert [one.reported for one in monitor.aside] == [batch[3]]
+
+
+def test_heartbeat_precedes_each_call_to_the_store(
+    monitor: Monitor, store: Store, batch: list[Reported], board: Board, clock: Clock
+) -> None:
+    """A slow database answers each call in time. Several calls in a row are no hang."""
+    ages_ns = []
+
+    def answer_slowly(_: Attempted) -> None:
+        ages_ns.append(clock.monotonic_ns() - board[place.MONITOR_BEAT_NS])
+        clock.turn(10)
+
+    store.minds = answer_slowly
+    for one in batch:
+        monitor._finish([one])
+    assert ages_ns == [0] * len(batch)

@@ -121,10 +121,12 @@ class Monitor:
         self.settings = child.plan.settings
         set_deadlines(self.settings, keeps_statements=True)
         self.broker = broker_for(self.settings)
-        self.patience = Patience(self.settings, self.broker)
+        self.patience = Patience(self.settings, self.broker, self._beat)
         """Makes the calls to the store."""
         has_two = self.broker.broker is not None and self.broker.store is not None
-        self.of_broker = Patience(self.settings, self.broker) if has_two else self.patience
+        self.of_broker = (
+            Patience(self.settings, self.broker, self._beat) if has_two else self.patience
+        )
         """Makes the calls to a broker outside the store."""
         self.tallies = Tallies(self.settings)
         self.unsettled = Unsettled(self.broker)

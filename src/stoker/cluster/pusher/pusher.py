@@ -58,10 +58,11 @@ class Pusher:
         self.board = child.board
         set_deadlines(self.settings, keeps_statements=True)
         self.broker = broker_for(self.settings)
-        self.patience = Patience(self.settings, self.broker)
+        make_patience = partial(Patience, self.settings, self.broker, self._note_alive)
+        self.patience = make_patience()
         """Makes the calls to the broker, and through it to the store."""
         has_two = self.broker.broker is not None and self.broker.store is not None
-        self.of_store = Patience(self.settings, self.broker) if has_two else self.patience
+        self.of_store = make_patience() if has_two else self.patience
         """Makes calls to the store alone. They go on while a broker outside it is away."""
         self.flights = Flights(self.board[place.LAST_DELIVERY])
         self.roster = Roster(self.plan, self.flights, self.board)

@@ -333,7 +333,7 @@ class Upkeep:
 
     def _vacuum(self) -> None:
         names = [model._meta.db_table for model in HOT_TABLES]
-        self._dead = engine_of(self._alias).vacuum(names, self._dead)
+        self._dead = engine_of(self._alias).vacuum(names, self._dead, self._beat)
 
     def _now_and_then(self, name: str, function: Callable[[], object]) -> None:
         """Run a step, unless it recently had nothing to do."""

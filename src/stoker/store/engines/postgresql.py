@@ -169,10 +169,12 @@ class PostgreSQL(Engine):
         with suppress(DatabaseError, InterfaceError), self.connection.cursor() as cursor:
             cursor.execute(f"NOTIFY {wake.CHANNEL}")
 
-    def vacuum(self, names: Sequence[str], dead: Mapping[str, int]) -> Mapping[str, int]:
+    def vacuum(
+        self, names: Sequence[str], dead: Mapping[str, int], beat: Callable[[], None]
+    ) -> Mapping[str, int]:
         """Vacuum tables that have changed. A claim reads the left edge of the hot tables, so dead
         rows there must be removed within seconds; autovacuum is too slow."""
-        quote = self.connection.ops.quote_name
+        vacuum = "VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF)"
         failure: DatabaseError | None = None
         with self.connection.cursor() as cursor:
             cursor.execute(
@@ -181,13 +183,10 @@ class PostgreSQL(Engine):
                 [list(names)],
             )
             now: dict[str, int] = dict(cursor.fetchall())
-            for name in names:
-                if now.get(name, 0) == dead.get(name):
-                    continue
+            for name in [one for one in names if now.get(one, 0) != dead.get(one)]:
+                beat()
                 try:
-                    cursor.execute(
-                        f"VACUUM (SKIP_LOCKED, INDEX_CLEANUP ON, TRUNCATE OFF) {quote(name)}"
-                    )
+                    cursor.execute(f"{vacuum} {self.connection.ops.quote_name(name)}")
                 except DatabaseError as error:  # such as a time-out: go on with the next table
                     failure = error
         if failure is not None:

@@ -210,12 +210,15 @@ class Sessions:
     def notify(self) -> None:
         """Wake the sleeping pushers, unless this process has just done so."""
 
-    def vacuum(self, names: Sequence[str], dead: Mapping[str, int]) -> Mapping[str, int]:
+    def vacuum(
+        self, names: Sequence[str], dead: Mapping[str, int], beat: Callable[[], None]
+    ) -> Mapping[str, int]:
         """Remove dead rows from tables, if the database does not do it soon enough itself.
 
         Args:
             names: names of the tables.
             dead: the result of the previous call. Tables without changes since then are skipped.
+            beat: called before each table, because each may take as long as a call may.
 
         Returns:
             Table -> number of rows that have died so far.
@@ -291,11 +294,19 @@ replaced. Only in the processes of a cluster."""
 
 class Patience:
     """Makes calls to the store or a broker. After each failure it waits longer before the next
-    call."""
+    call.
 
-    def __init__(self, settings: Settings, broker: Closable) -> None:
+    Args:
+        beat: called before each call, because several in a row may take longer than a loop of the
+            cluster may without a heartbeat.
+    """
+
+    def __init__(
+        self, settings: Settings, broker: Closable, beat: Callable[[], None] = lambda: None
+    ) -> None:
         self._settings = settings
         self._broker = broker
+        self._beat = beat
         self._pause_seconds = 0.0
         self._down_since: float | None = None
         self._used_at = time.monotonic()
@@ -316,6 +327,7 @@ class Patience:
         """
         if self.is_waiting:
             return None
+        self._beat()
         self.check_old_connection()
         try:
             if close_if_replaced := files_of.get(self._settings.database):
