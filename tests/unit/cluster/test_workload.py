@@ -14,6 +14,8 @@ from stoker.cluster.wire import Job, Report, pack_job
 from stoker.cluster.worker.worker import SerialRunner, Worker
 from stoker.cluster.worker.workload import Workload
 
+from tests.unit.cluster.parts import Clock
+
 pytestmark = pytest.mark.unit
 
 Pusher = Stream
@@ -326,3 +328,44 @@ def test_connection_in_use_is_closed_by_its_reader(
     assert line.fileno() >= 0
     workload.lose(line)
     assert line.fileno() == -1
+
+
+def test_leaving_worker_keeps_its_reports_until_there_is_a_pusher(
+    workload: Workload,
+    new_pusher: Callable[[], Pusher],
+    jobs: list[Job],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first, came = new_pusher(), list[Pusher]()
+    first.send(("jobs", jobs[:1]))
+    take_in(workload)
+    workload.next()
+    first.close()
+    workload.finish(1, report(1))
+    workload.leave()
+    until = clock.now + 60
+
+    def sleep(seconds: float) -> None:
+        clock.turn(seconds)
+        if clock.now >= until and not came:
+            came.append(new_pusher())
+            came[0].send(("recorded", [1]))
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    workload.wait_until_recorded(5.0)
+    (second,) = came
+    hello, _ = frames(second)
+    assert hello == ("hello", [(jobs[0], report(1))])
+    assert not workload.is_unrecorded(1)
+
+
+def test_worker_of_a_cluster_that_ends_does_not_wait_for_a_pusher(
+    workload: Workload, clock: Clock
+) -> None:
+    workload.finish(1, report(1))
+    workload.leave()
+    workload.expects_pusher = False
+    began = clock.now
+    workload.wait_until_recorded(5.0)
+    assert clock.now == pytest.approx(began + 5, abs=0.1)

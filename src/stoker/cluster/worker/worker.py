@@ -237,6 +237,7 @@ class Worker:
                 if self.workload.is_idle:  # otherwise the record of the last job wakes the reader
                     self.workload.stop_reading()
             case ("exit",):
+                self.workload.expects_pusher = False
                 self.workload.leave()
                 self.workload.stop_reading()
 

@@ -34,6 +34,8 @@ class Workload:
         self.on_change: Callable[[], object] = lambda: None
         """Called, in any thread, when there is a new connection or the worker must exit."""
         self.is_leaving = False
+        self.expects_pusher = True
+        """Whether a pusher that has died is replaced. Not if the whole cluster ends."""
         self.logs: Capture | None = None
         """Captures what jobs log and print; None = it is not kept."""
         self._queue: deque[Job] = deque()
@@ -196,14 +198,16 @@ class Workload:
                 self._line.stop_reading()
 
     def wait_until_recorded(self, within_seconds: float) -> None:
-        """Wait up to ``within_seconds`` until every report is recorded. Other processes keep the
-        rest."""
+        """Wait up to ``within_seconds`` until every report is recorded. The pusher keeps the rest.
+        The time begins when there is a pusher, because no other process has the reports."""
         until = time.monotonic() + within_seconds
         self.flush()
         while self._reports and (left := until - time.monotonic()) > 0:
             line = self._line
             if line is None:
                 time.sleep(0.01)
+                if self.expects_pusher:
+                    until = time.monotonic() + within_seconds
                 continue
             try:
                 if line.waits(left):
