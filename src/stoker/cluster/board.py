@@ -217,7 +217,7 @@ class Board:
             OSError: the file cannot be created, or the disk is full.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # a health check may have the lock for a moment
         try:
             _reserve(descriptor, 8 * _length(workers, slots))
         except OSError as error:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import threading
 import time
 from pathlib import Path
 from uuid import uuid4
@@ -67,6 +68,29 @@ def test_board_is_created_where_space_cannot_be_reserved(
     board = Board.create(tmp_path / "new.board", WORKERS, SLOTS)
     assert board.is_whole()
     board.close()
+
+
+def test_board_is_created_though_a_health_check_reads_the_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a moment the check has the lock of the file."""
+    path, lock = tmp_path / "new.board", fcntl.flock
+
+    def lock_after_a_check(descriptor: int, operation: int) -> None:
+        reader = os.open(path, os.O_RDWR)
+        lock(reader, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        ended = threading.Timer(0.05, os.close, [reader])
+        ended.start()
+        try:
+            lock(descriptor, operation)
+        finally:
+            ended.join()
+
+    monkeypatch.setattr(fcntl, "flock", lock_after_a_check)
+    board = Board.create(path, WORKERS, SLOTS)
+    monkeypatch.undo()
+    assert Board.of_the_dead(path) is None, "the lock is held"
+    board.remove()
 
 
 def test_slots_of_all_workers_are_separate(board: Board) -> None:
