@@ -1,5 +1,6 @@
 """Waiting jobs with guards get other arguments, or start at another time."""
 
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -79,6 +80,11 @@ def test_job_that_is_changed_in_its_turn_passes_the_turn_on(
     (changed,) = change(settings_for(), [UUID(jobs[1])], wanted)
     assert changed.refusal == ""
     assert claim() == [jobs[2]]
+
+
+def test_start_time_that_some_database_cannot_store_is_refused(jobs: list[str]) -> None:
+    with pytest.raises(ValueError, match="between the years 1900 and 9000"):
+        change(settings_for(), [UUID(jobs[2])], Change(run_after=datetime.max.replace(tzinfo=UTC)))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta, tzinfo
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -20,7 +21,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker import every, group, schedules
+from stoker import chain, every, group, schedules
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.relays import Relays
 from stoker.compat import (
@@ -166,6 +167,20 @@ class TestOne:
         assert Deferred.objects.get().due_us == pytest.approx(moment.timestamp() * 1e6, abs=1)
         assert result.job.run_after == moment
         assert not Ready.objects.exists()
+
+    @pytest.mark.parametrize("year", [1, 1899, 9001, 9999])
+    def test_start_that_some_database_cannot_store_is_refused(self, year: int) -> None:
+        far = add.using(run_after=datetime(year, 12, 31, 23, 59, tzinfo=UTC))
+        calls = [
+            partial(far.enqueue, 1, 2),
+            partial(far.enqueue_many, [((1, 2), {})]),
+            partial(add.using(on_success=far.s(3)).enqueue, 1, 2),
+            chain(add.s(1, 2), far.s(3)).enqueue,
+        ]
+        for call in calls:
+            with pytest.raises(InvalidTaskOption, match="between the years 1900 and 9000"):
+                call()
+        assert not Job.objects.exists()
 
     def test_run_after_delay_counts_from_enqueue(self) -> None:
         later = add.using(run_after=timedelta(minutes=1))

@@ -4,11 +4,12 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import pytest
-from django.db import DataError, connection, connections, transaction
+from django.db import DataError, OperationalError, connection, connections, transaction
 from django.test import override_settings
 
 from stoker import chain
@@ -28,6 +29,8 @@ from tests.guards.sessions import PATIENCE_SECONDS, session
 from tests.integration.work import another_database, work_off
 
 BACKEND = "stoker.backend.StokerBackend"
+AFTER_THE_LAST_YEAR = 253_402_300_800.0
+"""The first second of the year 10000."""
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -412,3 +415,49 @@ def test_text_that_is_too_long_for_its_column_is_not_cut() -> None:
         pytest.skip("SQLite ignores the length of a column")
     with pytest.raises(DataError):
         insert_with_packages(Outgoing.objects, rows)
+
+
+class TestUnstorable:
+    """A row of an older version has a start time that neither Python nor some databases know."""
+
+    @pytest.fixture
+    def broken(self, nobody_relays: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        def take(messages: Any, **options: Any) -> None:
+            for one in messages:
+                if one.run_after is not None:
+                    datetime.fromtimestamp(one.run_after, UTC)
+            real(messages, **options)
+
+        broker = broker_for(settings_for())
+        real = broker.relay
+        monkeypatch.setattr(broker, "relay", take)
+        with transaction.atomic():
+            add.using(run_after=60).enqueue(1, 2)
+            add.enqueue(1, 2)
+        Outgoing.objects.exclude(run_after=None).update(run_after=AFTER_THE_LAST_YEAR)
+
+    @pytest.mark.usefixtures("broken")
+    def test_jobs_behind_an_unstorable_one_are_relayed(self) -> None:
+        with pytest.raises(RelayRefused, match="year"):
+            relay()
+        assert waiting() == 1
+        assert Outgoing.objects.get().run_after == AFTER_THE_LAST_YEAR
+
+    @pytest.mark.usefixtures("broken")
+    def test_error_of_the_database_ends_the_sweep(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(messages: Any, **options: Any) -> None:
+            raise OperationalError("It is away.")
+
+        monkeypatch.setattr(broker_for(settings_for()), "relay", fail)
+        with pytest.raises(OperationalError):
+            relay()
+        assert Outgoing.objects.count() == 2
+
+    @pytest.mark.sqlite
+    @pytest.mark.usefixtures("broken")
+    def test_job_that_the_store_cannot_hold_delays_no_other(self) -> None:
+        with override_settings(TASKS={"default": {"BACKEND": BACKEND}}):
+            with pytest.raises(RelayRefused, match="year"):
+                relay()
+            assert Job.objects.get().run_after is None
+        assert Outgoing.objects.get().run_after == AFTER_THE_LAST_YEAR

@@ -37,6 +37,7 @@ from stoker.store.written import MICROSECONDS, database_now_us, microseconds
 from stoker.tasks.arguments import changed_call, restored
 from stoker.tasks.registry import task_of
 from stoker.values import codec
+from stoker.values.marks import refuse_far_moment
 
 from .faults import reason_of
 from .package import Package, Sealer, refuse_other_function, sealer_for
@@ -86,6 +87,8 @@ class Change:
 
     def check(self, settings: Settings) -> None:
         """Raise ValueError if these changes can be applied to no job."""
+        if isinstance(self.run_after, datetime):
+            refuse_far_moment(self.run_after)
         if self.priority is not None and not LOWEST <= self.priority <= HIGHEST:
             raise ValueError(f"A priority is between {LOWEST} and {HIGHEST}.")
         if self.queue is not None:

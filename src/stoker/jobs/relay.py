@@ -24,12 +24,18 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, connections
+from django.db import DatabaseError, InterfaceError, OperationalError, connections
 
 from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask
 from stoker.conf import Settings
-from stoker.exceptions import BrokerUnavailable, PackageError, StokerError, UnknownTask
+from stoker.exceptions import (
+    BrokerUnavailable,
+    NotMigrated,
+    PackageError,
+    StokerError,
+    UnknownTask,
+)
 from stoker.guards.keys import UniqueClaim
 from stoker.guards.sweep import look_after
 from stoker.guards.unique import CHANGES, identity_of
@@ -42,6 +48,7 @@ from stoker.store.written import moment
 from stoker.tasks.decorator import absent_task
 from stoker.tasks.registry import task_of
 
+from .faults import reason_of
 from .intake import Newcomers
 from .package import JobOptions, Package, sealer_for
 from .results import Commitment, Result, result_of
@@ -50,6 +57,8 @@ from .states import JobState, Progress
 
 MANY_REFUSALS = 20
 """After this number of refusals in a row, the broker may refuse all jobs of a queue."""
+OF_ALL_JOBS = (NotMigrated, OperationalError, InterfaceError)
+"""Errors of a database, not of a job."""
 
 
 def put(
@@ -117,7 +126,7 @@ def relay_from(settings: Settings, alias: str, beat: Callable[[], None]) -> int:
     if sweep.refusal is not None:
         if not count and sweep.refusals >= MANY_REFUSALS:  # a broker whose memory is full, say
             raise sweep.refusal
-        raise RelayRefused(str(sweep.refusal)) from sweep.refusal
+        raise RelayRefused(reason_of(sweep.refusal)) from sweep.refusal
     return count
 
 
@@ -134,9 +143,9 @@ class _Sweep:
         self._beat = beat
         self._after: UUID | None = None
         self._page: Sequence[Outgoing] = ()
-        self.refusal: BrokerUnavailable | PackageError | None = None
+        self.refusal: Exception | None = None
         self.refusals = 0
-        """Number of rows that were refused one by one, not because of their package."""
+        """Number of rows that the broker refused one by one, not because of their values."""
         self._refused: Counter[str] = Counter()
         """Queue -> number of refused rows since one was accepted."""
 
@@ -146,7 +155,9 @@ class _Sweep:
         while True:
             try:
                 relayed = self._relay.relay(self._lock).jobs
-            except (BrokerUnavailable, PackageError) as error:
+            except OF_ALL_JOBS:
+                raise
+            except Exception as error:  # the values of a job may raise anything
                 if not self._page:
                     raise
                 relayed = self._one_by_one(error)
@@ -161,7 +172,7 @@ class _Sweep:
         self._page = self._outgoing.lock_first(self._backend, at_once, self._after)
         return self._page
 
-    def _one_by_one(self, error: BrokerUnavailable | PackageError) -> int:
+    def _one_by_one(self, error: Exception) -> int:
         """Relay the rows of a page separately. Of a queue of which many rows in a row were refused,
         try only one."""
         count, tried = 0, set[str]()
@@ -173,11 +184,13 @@ class _Sweep:
             try:
                 count += self._relay.relay(partial(self._outgoing.lock_these, [row.pk])).jobs
                 self._refused[row.queue] = 0
-            except PackageError as refused:  # says nothing about other jobs of the queue
-                error = refused
+            except OF_ALL_JOBS:
+                raise
             except BrokerUnavailable:
                 self.refusals += 1
                 self._refused[row.queue] += 1
+            except Exception as refused:  # noqa: BLE001 - says nothing about other jobs
+                error = refused
             self._beat()
         self._broker.ping()  # also for a single row
         self.refusal = self.refusal or error

@@ -17,6 +17,7 @@ from stoker.compat import is_task
 from stoker.conf import Settings
 from stoker.exceptions import InvalidTaskOption
 from stoker.values.durations import is_whole, number_of_seconds
+from stoker.values.marks import refuse_far_moment
 
 from .backoff import Backoff, Seconds, as_backoff
 from .dead_letters import DeadLetters
@@ -132,7 +133,15 @@ def expires_at(task: Any, enqueued_at: float) -> float | None:
 
 
 def as_timestamp(moment: datetime) -> float:
-    """Return a moment in seconds since 1970. A naive moment is in Django's current time zone."""
+    """Return a moment in seconds since 1970. A naive moment is in Django's current time zone.
+
+    Raises:
+        InvalidTaskOption: some database or broker cannot store the moment.
+    """
+    try:
+        refuse_far_moment(moment)
+    except ValueError as error:
+        raise InvalidTaskOption(f"{moment!r}: {error}.") from None
     aware = moment if timezone.is_aware(moment) else timezone.make_aware(moment)
     return aware.timestamp()
 

@@ -175,7 +175,8 @@ class Task(Steps, DjangoTask, Generic[P, R]):  # type: ignore[type-arg] # generi
 
     run_after: datetime | None = None
     """Earliest start of the jobs. Set by ``using()``: a datetime, or seconds or a timedelta after
-    the enqueue. A delay of 0 or less means now, as does a datetime in the past."""
+    the enqueue. A delay of 0 or less means now, as does a datetime in the past. The year of a
+    datetime is between 1900 and 9000."""
 
     takes_context: bool = False
     """Whether the function receives a TaskContext as its first argument."""

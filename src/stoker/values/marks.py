@@ -81,13 +81,18 @@ def project_moment(value: datetime) -> datetime:
     Raises:
         ValueError: The moment is too early or too late for some database.
     """
-    if not FIRST_YEAR <= value.year <= LAST_YEAR:
-        raise ValueError(f"write a moment between the years {FIRST_YEAR} and {LAST_YEAR}")
+    refuse_far_moment(value)
     if settings.USE_TZ and timezone.is_naive(value):
         return timezone.make_aware(value)
     if not settings.USE_TZ and timezone.is_aware(value):
         return timezone.make_naive(value)
     return value
+
+
+def refuse_far_moment(value: datetime) -> None:
+    """Raise ValueError if the moment is too early or too late for some database or broker."""
+    if not FIRST_YEAR <= value.year <= LAST_YEAR:
+        raise ValueError(f"write a moment between the years {FIRST_YEAR} and {LAST_YEAR}")
 
 
 def moment_from(text: str, *, is_past: bool = False) -> datetime:
