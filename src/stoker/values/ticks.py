@@ -14,6 +14,9 @@ MOST_COUNTED = 1000
 """Maximum count of missed ticks."""
 MOST_AT_ONCE = 25
 """Maximum number of ticks of one schedule that fire in one transaction."""
+PROMPT_US = 5_000_000
+"""With jitter, a tick that is late by no more than this has been delayed by its jitter, not by an
+outage."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -71,6 +74,16 @@ class Course:
         chance = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         return moment_us + chance % (self.jitter_us + 1)
 
+    def turn(self, moment_us: int) -> int:
+        """Return when the tick of this moment fires if nothing fails: when it is due, but not
+        before an earlier tick."""
+        latest = self.due(moment_us)
+        earlier = self.after(moment_us - self.jitter_us - 1)
+        while earlier is not None and earlier < moment_us:
+            latest = max(latest, self.due(earlier))
+            earlier = self.after(earlier)
+        return latest
+
     def _bounded(self, moment_us: int) -> int | None:
         return None if self.end_us is not None and moment_us > self.end_us else moment_us
 
@@ -114,7 +127,13 @@ def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> TickP
     following = course.after(moment_us)
     is_alone = following is None or course.due(following) > now_us
     newest = moment_us if is_alone else course.newest(moment_us, now_us)
-    if misfire.policy == "skip" and now_us - course.due(newest) > misfire.grace_us:
+    is_skipped = misfire.policy == "skip"
+    if course.jitter_us and not is_alone:
+        prompt_us = min(PROMPT_US, misfire.grace_us) if is_skipped else PROMPT_US
+        if now_us - course.turn(moment_us) <= prompt_us:
+            now = tuple(_from(course, MOST_AT_ONCE, moment_us, newest))
+            return TickPlan(now, course.after(now[-1]))
+    if is_skipped and now_us - course.turn(newest) > misfire.grace_us:
         count = min(_count(course, moment_us, newest) + 1, MOST_COUNTED)
         missed = Missed(moment_us, count)
         return TickPlan((), following if is_alone else course.after(newest), missed)

@@ -1,5 +1,7 @@
 """Which due ticks are fired, compared with a model that visits all of them."""
 
+import random
+from itertools import pairwise
 from uuid import UUID
 
 import pytest
@@ -7,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.values.cron import CronRule, IntervalRule, Rule
-from stoker.values.ticks import MOST_AT_ONCE, MOST_COUNTED, Course, Misfire, plan
+from stoker.values.ticks import MOST_AT_ONCE, MOST_COUNTED, PROMPT_US, Course, Misfire, plan
 
 from tests.examples import examples
 
@@ -52,14 +54,27 @@ def test_ticks_are_fired_or_missed_as_the_policy_says(
     number = next((n for n, one in enumerate(moments) if course.due(one) > now), len(moments))
     due, later = moments[:number], moments[number:]
 
+    def lateness(moment: int) -> int:
+        """Return the delay after the moment at which this tick and all before it were due."""
+        at = course.after(moment - jitter * SECOND - 1)
+        dues = [course.due(moment)]
+        while at is not None and at < moment:
+            dues.append(course.due(at))
+            at = course.after(at)
+        return now - max(dues)
+
     decided = plan(course, Misfire(policy, cap, grace * SECOND), first, now)
 
-    if policy == "all":
+    prompt = min(PROMPT_US, grace * SECOND) if policy == "skip" else PROMPT_US
+    if jitter and len(due) > 1 and lateness(first) <= prompt:
+        kept, wanted = due, due[:MOST_AT_ONCE]
+        assert decided.next_us == [*due, *later, None][len(wanted)]
+    elif policy == "all":
         kept = due[-cap:]
         wanted = kept[:MOST_AT_ONCE]
         assert decided.next_us == [*kept, *later, None][len(wanted)]
     else:
-        is_late = policy == "skip" and now - course.due(due[-1]) > grace * SECOND
+        is_late = policy == "skip" and lateness(due[-1]) > grace * SECOND
         kept = wanted = [] if is_late else due[-1:]
         assert decided.next_us == [*later, None][0]
     assert list(decided.fire_us) == wanted
@@ -70,6 +85,46 @@ def test_ticks_are_fired_or_missed_as_the_policy_says(
         assert decided.missed is not None
         assert decided.missed.first_us == first
         assert decided.missed.count == min(missed, MOST_COUNTED)
+
+
+@pytest.mark.parametrize("policy", ["once", "skip", "all"])
+@pytest.mark.parametrize(("period", "jitter"), [(60, 600), (60, 45), (1, 30), (3600, 600)])
+def test_healthy_clusters_fire_every_tick_of_a_schedule_with_jitter(
+    policy: str, period: int, jitter: int, seed: int
+) -> None:
+    chance = random.Random(seed)
+    course = Course(
+        UUID(int=chance.getrandbits(128)),
+        IntervalRule(period, "seconds"),
+        jitter_us=jitter * SECOND,
+    )
+    misfire, now = Misfire(policy, 1, 2 * SECOND), NEW_YEAR
+    moment = course.after(now)
+    fired = []
+    while len(fired) < 300:
+        assert moment is not None
+        now = max(now, course.due(moment)) + chance.randrange(SECOND)
+        decided = plan(course, misfire, moment, now)
+        assert decided.missed is None
+        fired += decided.fire_us
+        moment = decided.next_us
+    assert [after - before for before, after in pairwise(fired)] == [period * SECOND] * (
+        len(fired) - 1
+    )
+
+
+@pytest.mark.parametrize(("policy", "jobs"), [("once", 1), ("skip", 1), ("all", 2)])
+def test_outage_longer_than_the_jitter_makes_the_jobs_of_the_policy(
+    policy: str, jobs: int, seed: int
+) -> None:
+    schedule_id = UUID(int=random.Random(seed).getrandbits(128))
+    course = Course(schedule_id, IntervalRule(60, "seconds"), jitter_us=90 * SECOND)
+    first = course.after(NEW_YEAR)
+    assert first is not None
+    decided = plan(course, Misfire(policy, 2, 600 * SECOND), first, NEW_YEAR + 3600 * SECOND)
+    assert len(decided.fire_us) == jobs
+    assert decided.missed is not None
+    assert decided.missed.count >= 55
 
 
 RULES: list[Rule] = [
