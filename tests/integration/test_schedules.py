@@ -262,8 +262,39 @@ def test_overlap_queue_holds_the_newest_tick_until_the_job_ends() -> None:
     assert len(enqueued()) == 1
 
 
-def overlapping(policy: str) -> list[str]:
-    schedules.create("overlaps", nothing, every(hours=1, overlap=policy))
+@pytest.mark.parametrize("repeats", [-1, 2])
+def test_newer_tick_takes_the_place_of_a_held_one_whose_turn_has_come(
+    repeats: int, told: list[Fired]
+) -> None:
+    assert overlapping("queue", repeats) == ["fired", "held"]
+    drain()
+    third = due("overlaps")
+    fire("overlaps", third)
+    drain()
+    assert Firing(settings_for("default")).release(schedules.get("overlaps").pk) is None
+    assert [outcome for outcome, _ in ticks("overlaps")] == ["fired", "skipped", "fired"]
+    assert [(one.outcome, one.moment_us) for one in told[2:]] == [
+        ("skipped", third - HOUR),
+        ("fired", third),
+    ]
+    row = schedules.get("overlaps")
+    assert (row.fired_count, row.held_us, row.is_over) == (2, None, repeats == 2)
+
+
+def test_held_tick_is_skipped_if_no_repeats_are_left() -> None:
+    overlapping("queue")
+    drain()
+    Schedule.objects.update(repeats_left=0)
+    released = Firing(settings_for("default")).release(schedules.get("overlaps").pk)
+    assert released is not None
+    assert released.outcome == "skipped"
+    assert [outcome for outcome, _ in ticks("overlaps")] == ["fired", "skipped"]
+    assert enqueued() == []
+    assert _released() == []
+
+
+def overlapping(policy: str, repeats: int = -1) -> list[str]:
+    schedules.create("overlaps", nothing, every(hours=1, overlap=policy, repeats=repeats))
     for _ in range(2):
         fire("overlaps", due("overlaps"))
     return [outcome for outcome, _ in ticks("overlaps")]

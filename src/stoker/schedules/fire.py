@@ -272,7 +272,9 @@ class Firing:
                     return None
                 moment_us = row.held_us
                 progress = _Progress(row, row.moment_us)
-                job_id, outcome = self._enqueue(row, moment_us)
+                job_id, outcome = None, str(Tick.Outcome.SKIPPED)
+                if row.repeats_left != 0:
+                    job_id, outcome = self._enqueue(row, moment_us)
                 self._ticks.filter(schedule_id=row.pk, moment_us=moment_us).update(
                     outcome=outcome, job_id=job_id, fired_us=DatabaseNow()
                 )
@@ -340,21 +342,27 @@ class Firing:
         """Enqueue the job. If the previous job has not ended, hold or skip the tick instead."""
         if not self._overlaps(row):
             job_id, outcome = self._enqueue(row, moment_us)
-            progress.record(moment_us, outcome, job_id=job_id)
             if job_id is not None:
+                self._replace_held(row, progress, None)
                 progress.note_job(moment_us, job_id)
+            progress.record(moment_us, outcome, job_id=job_id)
             return
         if row.overlap == Schedule.Overlap.SKIP:
             progress.record(moment_us, Tick.Outcome.SKIPPED)
             return
+        self._replace_held(row, progress, moment_us)
+        progress.record(moment_us, Tick.Outcome.HELD)
+
+    def _replace_held(self, row: Schedule, progress: _Progress, moment_us: int | None) -> None:
+        """Hold this tick, or none, and skip the earlier one that was held."""
         held_us = progress.changes.get("held_us", row.held_us)
-        if held_us is not None:  # the new tick replaces the one that was held back
+        if held_us is not None:
             self._ticks.filter(schedule_id=row.pk, moment_us=held_us).update(
                 outcome=Tick.Outcome.SKIPPED
             )
             progress.skip(held_us)
-        progress.record(moment_us, Tick.Outcome.HELD)
-        progress.changes["held_us"] = moment_us
+        if held_us != moment_us:
+            progress.changes["held_us"] = moment_us
 
     def _enqueue(self, row: Schedule, moment_us: int) -> tuple[UUID | None, str]:
         try:
