@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db.models import F
 from django.utils import timezone
 
 from stoker import Cron, every, queues, schedules
@@ -211,6 +212,18 @@ def test_schedule_is_run_paused_resumed_and_deleted(anna: Visitor) -> None:
     assert "is deleted" in anna.post("schedule/a/b/delete/")
     assert not Schedule.objects.exists()
     anna.get("schedule/a/b/change/", status=404)
+
+
+def test_schedules_are_shown_if_this_host_does_not_know_the_zone_of_one(anna: Visitor) -> None:
+    for name in ("earth", "mars"):
+        schedules.create(name, tasks.nothing, Cron("0 3 * * *"))
+    Schedule.objects.filter(name="mars").update(
+        zone="Mars/Olympus", last_moment_us=F("moment_us") - 86_400_000_000
+    )
+    page = anna.get("schedule/")
+    assert "earth" in page
+    assert "03:00" in page
+    anna.get("schedule/mars/change/")
 
 
 def test_declared_schedule_can_be_run_but_not_changed(anna: Visitor) -> None:

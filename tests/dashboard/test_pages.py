@@ -19,7 +19,7 @@ from django.utils import timezone
 from stoker import Lock, chain, dead_letters, every, group, queues, schedules
 from stoker.conf import settings_for
 from stoker.inspect import stats
-from stoker.models import Attempt, DeadLetter, Job, Tally, Wait
+from stoker.models import Attempt, DeadLetter, Job, Schedule, Tally, Wait
 from stoker.operations import wording as words
 from stoker.testing import drain
 from stoker.why import why
@@ -425,6 +425,18 @@ def test_schedules_are_found_by_name_and_by_task(anna: Client) -> None:
         assert f"<b>{other}</b>" not in page, text
     page = anna.get(f"{PREFIX}schedules/?q=none").content.decode()
     assert "There is no such schedule" in page
+
+
+def test_schedules_are_shown_if_this_host_does_not_know_the_zone_of_one(anna: Client) -> None:
+    schedules.create("earth", tasks.nothing, every(hours=1))
+    mars = schedules.create("mars", tasks.nothing, every(hours=1))
+    Schedule.objects.filter(pk=mars.pk).update(
+        zone="Mars/Olympus", last_moment_us=F("moment_us") - 3_600_000_000
+    )
+    page = anna.get(f"{PREFIX}schedules/").content.decode()
+    assert "<b>earth</b>" in page
+    assert "<b>mars</b>" in page
+    assert anna.get(f"{PREFIX}schedules/{mars.pk}/").status_code == 200
 
 
 def test_arguments_of_a_schedule_need_the_permission_to_see_jobs(

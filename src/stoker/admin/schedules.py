@@ -68,7 +68,7 @@ class ScheduleAdmin(StoreAdmin):
             "moments": [] if row.is_paused else _next(row),
             "ticks": [
                 {
-                    "moment": operations.when_of(tick.moment_us, row).strftime(MOMENT),
+                    "moment": row.in_zone(tick.moment_us).strftime(MOMENT),
                     "text": operations.tick_text(tick),
                     "url": visit.at("job_change", tick.job_id) if tick.job_id else "",
                 }

@@ -82,7 +82,7 @@ def tick_line(row: Schedule, tick: Tick) -> str:
     if tick.outcome == Tick.Outcome.FIRED:
         late = f", {(tick.fired_us - tick.moment_us) / 1e6:.3f} s late"
     job = f", job {tick.job_id}" if tick.job_id else ""
-    moment = operations.when_of(tick.moment_us, row).strftime(MOMENT)
+    moment = row.in_zone(tick.moment_us).strftime(MOMENT)
     return f"{moment}  {operations.tick_text(tick)}{late}{job}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import cache
 from typing import Any, NamedTuple
@@ -269,13 +270,16 @@ class Schedule(models.Model):
 
     @property
     def next_moment(self) -> datetime | None:
-        return self._shown(self.moment_us)
+        return None if self.moment_us is None else self.in_zone(self.moment_us)
 
     @property
     def last_moment(self) -> datetime | None:
-        return self._shown(self.last_moment_us)
+        return None if self.last_moment_us is None else self.in_zone(self.last_moment_us)
 
-    def _shown(self, instant_us: int | None) -> datetime | None:
-        if instant_us is None:
-            return None
-        return as_moment(instant_us).astimezone(zone_named(self.zone))
+    def in_zone(self, moment_us: int) -> datetime:
+        """Return a moment in the schedule's time zone, or in UTC if this host does not know the
+        zone."""
+        moment = as_moment(moment_us)
+        with suppress(ValueError):
+            moment = moment.astimezone(zone_named(self.zone))
+        return moment

@@ -16,7 +16,6 @@ from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import ShownCall, shown_arguments
 from stoker.tasks.registry import find_task
 from stoker.tasks.schedules import Scheduled
-from stoker.values.cron import zone_named
 from stoker.values.text import plural
 from stoker.values.ticks import as_moment
 
@@ -67,15 +66,6 @@ def next_ticks_of(schedule: Schedule | Scheduled, count: int = 5) -> list[dateti
         return schedules.next_ticks(schedule, count)
     except ValueError:
         return []
-
-
-def when_of(moment_us: int, row: Schedule) -> datetime:
-    """Return a moment in the schedule's time zone, or in UTC if this host does not know the
-    zone."""
-    try:
-        return as_moment(moment_us).astimezone(zone_named(row.zone))
-    except ValueError:
-        return as_moment(moment_us)
 
 
 def call_of_schedule(
