@@ -22,6 +22,7 @@ from stoker.exceptions import (
     UnreadablePackage,
 )
 from stoker.models import Schedule, Tick
+from stoker.schedules import service
 from stoker.schedules.fire import Fired, Firing
 from stoker.signals import post_tick
 from stoker.store.written import database_now_us
@@ -307,6 +308,44 @@ def test_held_tick_is_released_after_a_pause() -> None:
     assert _released() == []
     row = schedules.resume("overlaps")
     assert _released() == [row.pk]
+
+
+def test_schedule_that_is_resumed_while_it_is_changed_falls_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    schedules.create("ping", nothing, every(hours=1))
+    schedules.pause("ping")
+    after_the_first_query(monkeypatch, lambda: schedules.resume("ping"))
+    schedules.upsert("ping", nothing, every(minutes=5))
+    row = schedules.get("ping")
+    assert (row.is_paused, row.moment_us) == (False, row.due_us)
+    assert row.due_us is not None
+
+
+def test_schedule_that_is_changed_while_it_is_resumed_has_moments_of_the_new_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = datetime.now(UTC) + timedelta(days=90)
+    schedules.create("ping", nothing, every(hours=1))
+    schedules.pause("ping")
+    after_the_first_query(
+        monkeypatch, lambda: schedules.upsert("ping", nothing, every(hours=1, start=later))
+    )
+    schedules.resume("ping")
+    assert due("ping") >= later.timestamp() * 1_000_000
+
+
+def after_the_first_query(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Let another session act after ``schedules`` has read a row for the first time."""
+    real = schedules.get
+
+    def get(name: str, **options: Any) -> Schedule:
+        monkeypatch.setattr(service, "get", real)
+        found = real(name, **options)
+        act()
+        return found
+
+    monkeypatch.setattr(service, "get", get)
 
 
 def test_schedule_fires_with_a_broker_outside_the_database() -> None:

@@ -130,7 +130,9 @@ class Declaring:
             state = resumed_state(row, database_now_us(self._settings.database))
         except ValueError:  # its rule cannot be read
             return
-        paused = self._schedules.filter(pk=row.pk, is_paused=True, paused_by=ITSELF)
+        paused = self._schedules.filter(
+            pk=row.pk, definition=row.definition, is_paused=True, paused_by=ITSELF
+        )
         if paused.filter(paused_us=row.paused_us).update(**state):
             tell("schedule_resumed", name=row.name)
 
@@ -173,7 +175,7 @@ class Declaring:
         if is_past:
             state |= ENDED
         unchanged = self._schedules.filter(
-            pk=row.pk, definition=row.definition, package=row.package
+            pk=row.pk, definition=row.definition, package=row.package, is_paused=row.is_paused
         )
         if unchanged.update(source=one.source, **values, **state):
             tell("schedule_declared", name=one.name, words=Schedule(pk=row.pk, **values).words)

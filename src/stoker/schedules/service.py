@@ -29,6 +29,7 @@ from stoker.jobs.results import Result
 from stoker.models import Schedule, Tick
 from stoker.models.schedule import ScheduleQuerySet
 from stoker.store.engines.sessions import explained
+from stoker.store.statements import deciding, lock_by_key
 from stoker.store.written import database_now_us
 from stoker.tasks.registry import task_of
 from stoker.tasks.schedules import Scheduled
@@ -157,12 +158,14 @@ def resume(name: str, *, backend: str = "default") -> Schedule:
     Raises ScheduleNotFound; InvalidSchedule if the rule cannot be read.
     """
     settings = settings_for(backend)
-    row = get(name, backend=backend)
-    try:
-        state = resumed_state(row, database_now_us(settings.database))
-    except ValueError as error:
-        raise _unreadable(row, error) from None
-    find(backend=backend).filter(pk=row.pk, is_paused=True).update(**state)
+    pk = get(name, backend=backend).pk
+    with deciding(settings.database):
+        for row in lock_by_key(find(backend=backend), [pk]):
+            try:
+                state = resumed_state(row, database_now_us(settings.database))
+            except ValueError as error:
+                raise _unreadable(row, error) from None
+            find(backend=backend).filter(pk=pk, is_paused=True).update(**state)
     return get(name, backend=backend)
 
 
@@ -243,8 +246,10 @@ def _change(settings: Settings, row: Schedule, task: Any, when: Scheduled) -> Sc
     _refuse_declared(row)
     values = values_of(settings, row.pk, row.name, task, when)
     if values["definition"] != row.definition:
-        state = changed_state(row, values, database_now_us(settings.database))
-        find(backend=row.backend).filter(pk=row.pk).update(**values, **state)
+        with deciding(settings.database):
+            for locked in lock_by_key(find(backend=row.backend), [row.pk]):
+                state = changed_state(locked, values, database_now_us(settings.database))
+                find(backend=row.backend).filter(pk=row.pk).update(**values, **state)
     return get(row.name, backend=row.backend)
 
 
