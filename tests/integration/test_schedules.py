@@ -348,6 +348,28 @@ def after_the_first_query(monkeypatch: pytest.MonkeyPatch, act: Callable[[], obj
     monkeypatch.setattr(service, "get", get)
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_kept"),
+    [
+        ({"end": datetime.now(UTC) + timedelta(days=900)}, True),
+        ({"repeats": 9}, True),
+        ({"jitter": 5}, True),
+        ({"start": datetime.now(UTC) + timedelta(days=1)}, False),
+        ({"anchor": datetime(2026, 1, 1, 0, 0, 7)}, False),  # noqa: DTZ001 - in the zone
+    ],
+)
+def test_due_tick_still_fires_after_a_change_if_the_new_rule_has_it(
+    changes: dict[str, Any], is_kept: bool
+) -> None:
+    schedules.create("ping", nothing, every(minutes=1, jitter=0))
+    moment = due("ping") - 2 * MINUTE
+    Schedule.objects.update(moment_us=moment, due_us=moment)
+    row = schedules.upsert("ping", nothing, every(minutes=1, **changes))
+    assert (row.moment_us == moment) is is_kept
+    fire("ping", moment + 10_000_000)
+    assert len(enqueued()) == is_kept
+
+
 def test_schedule_fires_with_a_broker_outside_the_database() -> None:
     """The job is sent when the tick's transaction has committed."""
     with override_settings(TASKS=outside_the_database()):

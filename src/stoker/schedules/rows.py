@@ -159,7 +159,8 @@ def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[st
     """Return the state columns of a changed schedule.
 
     It keeps its position unless its timing or repeats changed or a pause by Stoker ends, and its
-    remaining repeats unless their number changed. A user's pause stays.
+    remaining repeats unless their number changed. A user's pause stays. A tick that has come and
+    has not fired yet stays, too, if the new timing has it.
     """
     state: dict[str, Any] = {"problem": ""}
     after = Schedule(pk=row.pk, **values)
@@ -173,10 +174,21 @@ def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[st
         return state
     after.moment_us = row.moment_us
     after.repeats_left = state.get("repeats_left", row.repeats_left)
+    if _has_due_tick(row, after, now_us):
+        now_us = row.moment_us - 1  # type: ignore[operator] # asked
     state |= later_state(after, now_us) if is_same_timing else fresh_state(after, now_us)
     if row.is_paused and not was_stopped_by_itself:
         state["due_us"] = None
     return state
+
+
+def _has_due_tick(row: Schedule, after: Schedule, now_us: int) -> bool:
+    """Return whether a tick of the schedule has come, has not fired yet, for example because of its
+    jitter, and is also a tick of the changed schedule."""
+    moment_us = row.moment_us
+    if row.is_paused or moment_us is None or moment_us > now_us:
+        return False
+    return after.course.first(moment_us - 1) == moment_us
 
 
 def opened(settings: Settings, row: Schedule) -> Package:
