@@ -589,6 +589,7 @@ class TestBodies:
             {"enqueued_at": float("inf")},
             {"enqueued_at": -1.0},
             {"run_after": 1e12},
+            {"run_after": 253_402_300_000.0},
             {"run_after": float("nan")},
         ],
     )
@@ -598,6 +599,10 @@ class TestBodies:
         body = as_body(replace(message(), **changes))
         found = as_message(body, "mail")
         assert (found.queue, found.priority, found.package) == ("mail", 0, body)
+
+    def test_body_of_a_job_that_was_due_before_1970_is_read(self) -> None:
+        job = message(run_after=-315_619_200.0)
+        assert as_message(as_body(job), "mail") == job
 
     def test_unreadable_body_does_not_stop_other_jobs(
         self, stand: ArrivalsStand, transport: MemoryTransport

@@ -15,12 +15,14 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from uuid import UUID
 
 from stoker.models.job import Message
 from stoker.setting_values import is_queue_name
 from stoker.values.ids import derived_job_id
+from stoker.values.marks import FIRST_YEAR, LAST_YEAR
 
 from .contract import Capabilities
 
@@ -32,8 +34,9 @@ HEAD_BYTES = 2000
 """Upper limit for the line of JSON before the package, in bytes."""
 LONGEST_TASK = 255
 """Limits of the store's columns, in characters."""
-LAST_SECOND = 253_402_300_799.0
-"""The last second of the year 9999."""
+FIRST_SECOND = datetime(FIRST_YEAR - 1, 12, 31, tzinfo=UTC).timestamp()
+LAST_SECOND = datetime(LAST_YEAR + 1, 1, 2, tzinfo=UTC).timestamp()
+"""The start times that an enqueue accepts, in every time zone."""
 
 
 class Parcel(NamedTuple):
@@ -177,16 +180,17 @@ def _can_be_stored(message: Message) -> bool:
         ValueError: a name contains unpaired surrogates, which no database stores.
     """
     (message.queue + message.task).encode()
-    moments = [message.enqueued_at]
-    if message.run_after is not None:
-        moments.append(message.run_after)
+    enqueued_at, run_after = message.enqueued_at, message.run_after
+    moments = [enqueued_at] if run_after is None else [enqueued_at, run_after]
     return (
         is_queue_name(message.queue)
         and len(message.task) <= LONGEST_TASK
         and "\0" not in message.task
         and type(message.priority) is int
         and -(2**15) < message.priority < 2**15
-        and all(type(one) in (int, float) and 0 <= one < LAST_SECOND for one in moments)
+        and all(type(one) in (int, float) for one in moments)
+        and enqueued_at >= 0
+        and all(FIRST_SECOND <= one < LAST_SECOND for one in moments)
     )
 
 
