@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, TypedDict, Unpack
 
 from stoker.exceptions import InvalidSchedule
 from stoker.values.cron import (
-    ANCHOR,
     UNITS,
     CronRule,
     IntervalRule,
@@ -183,11 +182,12 @@ class Every(Scheduled):
     clock."""
 
     def rule(self, default_zone: str) -> Rule:
-        zone = self.zone(default_zone)
-        anchor = ANCHOR if self.anchor is None else self.anchor
-        if anchor.tzinfo is not None:
-            anchor = anchor.astimezone(zone_named(zone)).replace(tzinfo=None, fold=0)
-        return IntervalRule(self.count, self.unit, zone, anchor)
+        rule = IntervalRule(self.count, self.unit, self.zone(default_zone))
+        if self.anchor is None:
+            return rule
+        if self.anchor.tzinfo is not None:
+            return rule.anchored_at(self.anchor)
+        return replace(rule, anchor=self.anchor)
 
 
 @dataclass(frozen=True, slots=True)

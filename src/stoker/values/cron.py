@@ -6,7 +6,7 @@ import calendar
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
@@ -225,6 +225,14 @@ class IntervalRule(Rule):
                 f"{self.unit}={self.count!r} must be a whole number from 1 to {LONGEST_COUNT:,}"
             )
 
+    def anchored_at(self, instant: datetime) -> IntervalRule:
+        """Return the rule with this instant as its anchor."""
+        zone = zone_named(self.zone)
+        # The second one of two equal local times cannot be an anchor.
+        while self.unit in ELAPSED_SECONDS and instant.astimezone(zone).fold:
+            instant += self._period
+        return replace(self, anchor=wall_of(instant, zone))
+
     def next_after(self, moment: datetime) -> datetime | None:
         try:
             if self.unit in ELAPSED_SECONDS:
@@ -233,10 +241,13 @@ class IntervalRule(Rule):
         except (OverflowError, ValueError):  # the calendar ends with the year 9999
             return None
 
+    @property
+    def _period(self) -> timedelta:
+        return timedelta(seconds=self.count * ELAPSED_SECONDS[self.unit])
+
     def _next_elapsed(self, moment: datetime) -> datetime:
-        period = timedelta(seconds=self.count * ELAPSED_SECONDS[self.unit])
         anchor = _instant_of_anchor(self.anchor, self.zone)
-        return anchor + ((moment - anchor) // period + 1) * period
+        return anchor + ((moment - anchor) // self._period + 1) * self._period
 
     def _next_on_calendar(self, moment: datetime) -> datetime:
         zone = zone_named(self.zone)

@@ -5,6 +5,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
+from stoker.tasks.schedules import every
 from stoker.values.cron import CronRule, IntervalRule, OnceRule, Rule, change_between
 
 pytestmark = pytest.mark.unit
@@ -157,6 +158,22 @@ def test_interval_accepts_an_anchor_in_other_years(unit: str, expected: str) -> 
         found = rule.next_after(AUTUMN)
         assert found is not None
         assert f"{found:%Y-%m-%d}" == expected
+
+
+@pytest.mark.parametrize(
+    ("unit", "count", "expected"),
+    [
+        ("hours", 6, ["25 02:30+0100", "25 08:30+0100", "25 14:30+0100"]),
+        ("minutes", 20, ["25 02:30+0100", "25 02:50+0100", "25 03:10+0100"]),
+        ("days", 1, ["26 02:30+0100", "27 02:30+0100", "28 02:30+0100"]),
+    ],
+)
+def test_interval_accepts_an_instant_in_the_repeated_hour_as_anchor(
+    unit: str, count: int, expected: list[str]
+) -> None:
+    anchor = datetime(2026, 10, 25, 1, 30, tzinfo=UTC)
+    rule = every(**{unit: count}, anchor=anchor, tz=BERLIN).rule("UTC")  # type: ignore[arg-type]
+    assert shown(rule, anchor - timedelta(seconds=1), 3) == expected
 
 
 def test_newest_until_skips_millions_of_ticks() -> None:
