@@ -7,6 +7,8 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
+from django.db import OperationalError
+from django.db.models.signals import post_init
 from django.test import override_settings
 
 from stoker import Cron, every, once, schedules, task
@@ -14,7 +16,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidSchedule, InvalidTaskOption, PackageError, ScheduleExists
 from stoker.jobs.envelope import WRONG_KEY
-from stoker.models import Edition, Schedule
+from stoker.models import Edition, Schedule, Tick
 from stoker.schedules.declare import Declared, Declaring, find_declared, problems
 from stoker.schedules.fire import Firing
 from stoker.schedules.ticking import Ticks
@@ -70,6 +72,39 @@ def test_schedule_dropped_from_code_is_removed_and_created_ones_are_kept() -> No
     let_die(old)
     new.sync()
     assert names() == {"hourly", "row"}
+
+
+def test_schedule_is_not_removed_if_its_ticks_cannot_be_removed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    old = edition(hourly=HOURLY)
+    old.sync()
+    let_die(old)
+
+    def fail(rows: Any) -> None:
+        raise OperationalError("The connection is lost.")
+
+    monkeypatch.setattr(type(Tick.objects.all()), "delete", fail)
+    with pytest.raises(OperationalError):
+        edition().sync()
+    assert names() == {"hourly"}
+
+
+def test_created_schedules_are_not_read_to_declare_others() -> None:
+    for name in ("created", "same name"):
+        schedules.create(name, nothing, HOURLY)
+    edition(hourly=HOURLY).sync()
+    one, read = edition(hourly=HOURLY, **{"same name": HOURLY}), []
+
+    def note(sender: Any, instance: Schedule, **_: Any) -> None:
+        read.append(instance.name)
+
+    post_init.connect(note, sender=Schedule)
+    try:
+        one.sync()
+    finally:
+        post_init.disconnect(note, sender=Schedule)
+    assert sorted(read) == ["hourly", "same name"]
 
 
 def test_old_edition_does_not_undo_changes_during_rolling_deploy() -> None:

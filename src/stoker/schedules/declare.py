@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db import transaction
+from django.db.models import Q
+
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, StokerError, UnknownTask
 from stoker.models import Edition, Schedule, Tick
@@ -104,11 +107,14 @@ class Declaring:
         alive = self._editions.alive(*self._whose, self._alive_seconds)
         if alive[:1] != [self._digest]:
             return
-        rows = {row.name: row for row in self._schedules}
+        created = Q(source=Schedule.Source.ROW)
+        found = self._schedules.exclude(created & ~Q(name__in=list(self._declared)))
+        rows = {row.name: row for row in found}
         for name, one in self._declared.items():
             self._within_bounds(one, rows.get(name))
         if alive == [self._digest]:
-            self._remove([row for row in rows.values() if row.name not in self._declared])
+            dropped = [row for row in rows.values() if row.name not in self._declared]
+            self._remove([row for row in dropped if row.is_declared])
             self._editions.forget(FORGOTTEN_SECONDS)
 
     def reseal(self) -> None:
@@ -192,9 +198,13 @@ class Declaring:
         return True
 
     def _remove(self, rows: Sequence[Schedule]) -> None:
+        alias = self._settings.database
         for row in rows:
-            if row.is_declared and self._schedules.filter(pk=row.pk, source=row.source).delete()[0]:
-                Tick.objects.using(self._settings.database).filter(schedule_id=row.pk).delete()
+            with transaction.atomic(using=alias):
+                is_gone = self._schedules.filter(pk=row.pk, source=row.source).delete()[0]
+                if is_gone:
+                    Tick.objects.using(alias).filter(schedule_id=row.pk).delete()
+            if is_gone:
                 tell("schedule_dropped", name=row.name)
 
     def _tell_once(self, name: str, because: str) -> None:
