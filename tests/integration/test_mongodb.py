@@ -269,6 +269,18 @@ def test_foreign_documents_do_not_stop_a_claim(stand: MongodbStand) -> None:
     assert job_id in {one.job_id for one in broker.held_by(stand.holder)}
 
 
+def test_claim_makes_a_page_of_due_jobs_ready(
+    stand: MongodbStand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.brokers.mongodb.broker.AT_ONCE", 2)
+    now = stand.now()
+    jobs = [*stand.put(run_after=now - 1), *stand.put(run_after=now - 3)]
+    jobs += stand.put(run_after=now - 2)
+    stand.put(run_after=now + 600)
+    claimed = [[one.job_id for one in stand.claim(9)] for _ in range(3)]
+    assert [set(some) for some in claimed] == [{jobs[1], jobs[2]}, {jobs[0]}, set()]
+
+
 def test_damaged_documents_do_not_stop_a_pusher(stand: MongodbStand) -> None:
     """A field of the wrong type counts as missing."""
     (job_id,) = stand.put()

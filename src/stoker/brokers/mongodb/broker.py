@@ -110,8 +110,7 @@ class MongodbBroker(Broker):
         found: list[Any] = []
         with self._asked() as jobs:
             if limit > 0:
-                due = {"state": "deferred", "due": {"$lte": self._now()}}
-                jobs.update_many(due, {"$set": {"state": "ready"}, "$unset": {"due": ""}})
+                self._make_due_ready(jobs)
             is_full = False
             while len(found) < limit and not is_full:
                 room = limit - len(found)
@@ -126,6 +125,15 @@ class MongodbBroker(Broker):
                 is_full = len(ids) < len(there)
                 found += self._lease(ids, {"state": "ready"}, request)
         return as_deliveries(found)
+
+    def _make_due_ready(self, jobs: Any) -> None:
+        """Make some deferred jobs ready, those first that have been due for longest. The next claim
+        sees the others, so that a large backlog does not keep a claim past its deadline."""
+        due = {"state": "deferred", "due": {"$lte": self._now()}}
+        first = jobs.find(due, {"_id": 1}).sort("due", 1).limit(AT_ONCE)
+        if ids := sorted((one["_id"] for one in first), key=str):
+            change = {"$set": {"state": "ready"}, "$unset": {"due": ""}}
+            jobs.update_many({"_id": {"$in": ids}, **due}, change)
 
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         if request.limit <= 0:
