@@ -116,6 +116,23 @@ def test_on_error_receives_the_result_of_the_failed_job() -> None:
     assert DONE == ["a", "b", ("oh", "FAILED", None)]
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_on_error_that_begins_with_an_empty_group_continues(is_nested: bool) -> None:
+    FAILING.add("a")
+    failing = chain(note.si("a"), on_error=chord([], tell.si("told")))
+    run(chain(failing, note.si("never")) if is_nested else failing)
+    assert DONE == ["a", "told"]
+    assert not Step.objects.filter(state="STARTED").exists()
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_on_error_of_a_step_that_begins_with_an_empty_group_continues(is_nested: bool) -> None:
+    FAILING.add("a")
+    failing = note.si("a").on_error(chord([], tell.si("told")))
+    run(group(failing, note.si("b")) if is_nested else chain(failing))
+    assert sorted(DONE) == (["a", "b", "told"] if is_nested else ["a", "told"])
+
+
 def test_cancelled_step_fails_its_chain() -> None:
     assert run(chain(give_up.si("no"), note.si("b"))).status == "FAILED"
     assert DONE == []

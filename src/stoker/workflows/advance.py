@@ -118,7 +118,7 @@ class Advance:
         while wave:
             wave = self._climb(wave)
             # Now, because their parents may end in this call, too, and are not checked again.
-            self._call_back(wave)
+            wave += self._call_back(wave)
         self._starter.deliver()
         return self._stopper.ask()
 
@@ -223,7 +223,7 @@ class Advance:
                 stopped.append(parent)
                 continue
             (groups if parent.kind in GROUPS else chains).append((parent, held[parent.pk]))
-            self._call_back(held[parent.pk])
+            above += self._call_back(held[parent.pk])
         # An optional step that was requeued may end together with a later step.
         above += self._in_chains(
             [(chain, max(overs, key=lambda one: one.step.position)) for chain, overs in chains]
@@ -365,13 +365,17 @@ class Advance:
             parent_id=last, role=Role.UNDO, state=State.PENDING
         ).first() or self._next_undo(chain, self._steps.get(pk=last).position)
 
-    def _call_back(self, overs: Sequence[Over]) -> None:
-        """Start ``on_error`` steps of failed or cancelled steps. The workflow does not wait."""
+    def _call_back(self, overs: Sequence[Over]) -> list[Over]:
+        """Start ``on_error`` steps of failed or cancelled steps. The workflow does not wait.
+
+        Return the empty groups, which end at once.
+        """
         failed = [
             one.step.pk
             for one in overs
             if one.step.has_error and one.state in (State.FAILED, State.CANCELLED)
         ]
-        if failed:
-            called = self._steps.filter(parent_id__in=failed, role=Role.ERROR)
-            self._starter.start(list(called.filter(state=State.PENDING)))
+        if not failed:
+            return []
+        called = self._steps.filter(parent_id__in=failed, role=Role.ERROR)
+        return self._start(called.filter(state=State.PENDING))

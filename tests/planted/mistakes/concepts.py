@@ -100,7 +100,7 @@ MISTAKES = (
     ),
     Mistake(
         "on_error is not called for a step that ends together with its parent",
-        [Change("workflows.advance:Advance.go_on", drop("self._call_back(wave)"))],
+        [Change("workflows.advance:Advance.go_on", drop("wave += self._call_back(wave)"))],
         "tests/workflows/test_batches.py",
         "on_error",
     ),
