@@ -8,7 +8,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from stoker import WorkflowResult, chain, get_workflow, group
+from stoker import WorkflowResult, chain, dead_letters, get_workflow, group
 from stoker.models import Step
 from stoker.tasks.signatures import Node
 
@@ -77,6 +77,37 @@ def test_chain_that_is_being_undone_goes_on_when_its_group_stops() -> None:
     hand.end("bad")
     hand.run_all()
     assert DONE[-3:] == ["release 1", "close", ("told", "FAILED", None)]
+    assert state(workflow) == "FAILED"
+
+
+@pytest.mark.parametrize("first", [[], ["z"]])
+@pytest.mark.parametrize("is_last", [True, False])
+def test_chain_waits_for_all_undos_under_way_after_one_was_requeued(
+    first: list[str], is_last: bool
+) -> None:
+    FAILING.update(["c", "undo b"])
+    undoable = [note.si(name).undo(note.si(f"undo {name}")) for name in [*first, "a", "b"]]
+    workflow = chain(*undoable, note.si("c"), on_error=tell_result.s("told")).enqueue()
+    hand = StepByStep()
+    for name in (*first, "a", "b", "c", "undo b"):
+        hand.claim()
+        hand.end(name)
+    assert hand.claim() == ["undo a"]
+    FAILING.remove("undo b")
+    undo_b = Step.objects.get(role="undo", state="FAILED").job_id
+    assert undo_b is not None
+    dead_letters.requeue(undo_b)
+    assert hand.claim() == ["undo b"]
+    names = ["undo a", "undo b"] if is_last else ["undo b", "undo a"]
+    hand.end(names[0])
+    assert not hand.claim(), "the other undo is still running"
+    assert state(workflow) == "RUNNING"
+    hand.run_all()
+    assert DONE[-3 - len(first) :] == [
+        *names,
+        *[f"undo {name}" for name in first],
+        ("told", "FAILED", None),
+    ]
     assert state(workflow) == "FAILED"
 
 

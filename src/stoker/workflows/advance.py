@@ -346,13 +346,20 @@ class Advance:
         succeeded."""
         undone = self._steps.in_bulk([over.step.parent_id])[over.step.parent_id]
         chain = self._steps.filter(pk__in=[undone.parent_id], state=State.UNDOING).first()
-        if chain is None:
+        if chain is None or self._has_undo_under_way(chain):
             return []
         undo = self._next_undo(chain, undone.position)
         if undo is not None:
             return self._start([undo])
         self._steps.become([chain.pk], State.FAILED)
         return [Over(chain, State.FAILED, chain.cause)]
+
+    def _has_undo_under_way(self, chain: Step) -> bool:
+        """Return whether an undo of a chain runs. After an undo was requeued, there may be two: the
+        one that ends last continues the chain."""
+        members = self._steps.below([chain.pk]).filter(has_undo=True)
+        undos = self._steps.filter(parent_id__in=members.values("pk"), role=Role.UNDO)
+        return undos.filter(state__in=UNDER_WAY).exists()
 
     def _next_undo(self, chain: Step, before: int | None) -> Step | None:
         done = self._steps.below([chain.pk]).filter(has_undo=True, state=State.SUCCESSFUL)
