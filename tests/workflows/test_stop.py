@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,11 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from stoker import WorkflowResult, chain, dead_letters, get_workflow, group
-from stoker.models import Step
+from stoker.jobs.outcomes import Cancelled
+from stoker.jobs.record import finish
+from stoker.models import Cancellation, Step
 from stoker.tasks.signatures import Node
+from stoker.workflows.advance import REASON
 
 from tests.workflows.runner import StepByStep
 from tests.workflows.tasks import DONE, FAILING, note, tell_result
@@ -179,3 +183,56 @@ def test_failure_of_a_group_does_not_look_for_undos_in_each_member() -> None:
         counts.append(len(captured))
     assert counts[0] == counts[1]
     assert "undo" not in DONE
+
+
+def stopped(hand: StepByStep, name: str) -> None:
+    """Record that a claimed job was stopped because its group has failed."""
+    attempt = hand.executor.run(hand.running.pop(name))
+    outcome = Cancelled(REASON)
+    assert not finish(hand.settings, hand.broker, [replace(attempt, outcome=outcome)])
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_retried_group_is_not_stopped_again_by_a_member_that_was_still_being_stopped(
+    is_nested: bool,
+) -> None:
+    FAILING.add("a")
+    slow = [note.si("b"), note.si("c")]
+    member = group(slow) if is_nested else slow[0]
+    workflow = group(note.si("a"), member, on_failure="stop").enqueue()
+    hand = StepByStep()
+    hand.claim()
+    hand.end("a")
+    assert state(workflow) == "FAILED"
+    if is_nested:
+        stopped(hand, "c")
+    FAILING.clear()
+    workflow.refresh()
+    assert workflow.retry() == (2 if is_nested else 1)
+    assert hand.claim() == (["a", "c"] if is_nested else ["a"])
+    stopped(hand, "b")
+    if is_nested:
+        hand.end("c")
+    running = [one.lease.job_id for one in hand.running.values()]
+    assert not Cancellation.objects.filter(job_id__in=running).exists()
+    assert state(workflow) == "RUNNING"
+    hand.end("a")
+    assert state(workflow) == "FAILED"
+    assert workflow.retry() == 1
+    hand.run_all()
+    assert DONE.count("b") == 2, "once before its end was recorded"
+    assert state(workflow) == "SUCCESSFUL"
+
+
+def test_retried_group_is_stopped_by_a_new_failure() -> None:
+    FAILING.add("a")
+    workflow = group(note.si("a"), note.si("b"), note.si("c"), on_failure="stop").enqueue()
+    hand = StepByStep()
+    hand.claim()
+    hand.end("a")
+    workflow.refresh()
+    assert workflow.retry() == 1
+    hand.claim()
+    stopped(hand, "b")
+    hand.end("a")
+    assert state(workflow) == "FAILED"

@@ -97,6 +97,8 @@ class Advance:
         self._stopper = Stopper(settings)
         self._late: list[Over] = []
         """Empty groups that a job has added."""
+        self._stopped: set[UUID] = set()
+        """Jobs that have ended because a group of theirs had failed."""
 
     def record(self, ended: Mapping[UUID, Ended]) -> list[UUID]:
         """Record that these jobs have ended. Return the ids of jobs that must be cancelled because
@@ -156,6 +158,8 @@ class Advance:
             assert step.job_id is not None
             one = ended[step.job_id]
             state = STATES[Job.Status(one.status)]
+            if state == State.CANCELLED and one.message == REASON:
+                self._stopped.add(step.job_id)
             value = one.value if step.is_wanted and one.has_succeeded else None
             cause = None if one.has_succeeded else step.job_id
             if step.has_added and one.has_succeeded:
@@ -257,14 +261,9 @@ class Advance:
         )
 
     def _in_groups(self, ended: Sequence[tuple[Step, list[Over]]]) -> list[Over]:
-        above, waiting, turns, stopping = [], [], [], []
-        going_on = []
-        for group, overs in ended:
-            failed = next((one for one in overs if not one.lets_go_on), None)
-            if failed is not None and group.fails_fast:
-                stopping.append((group, failed.cause))
-            else:
-                going_on.append(group)
+        above, waiting, turns = [], [], []
+        stopping = self._new_failures([one for one in ended if one[0].fails_fast])
+        going_on = [group for group, _ in ended if group.pk not in stopping]
         rooms = self._starter.rooms({one.pk: one.at_once for one in going_on if one.has_more})
         for group in going_on:
             room = rooms.get(group.pk, 0)
@@ -274,9 +273,28 @@ class Advance:
                 waiting.append(group)
         above += self._complete(waiting)
         above += self._start(turns)
-        for group, cause in stopping:  # last, because the other groups may be below
-            above += self._stop(group, cause)
+        for group, _ in ended:  # last, because the other groups may be below
+            if group.pk in stopping:
+                above += self._stop(group, stopping[group.pk])
         return above
+
+    def _new_failures(self, ended: Sequence[tuple[Step, list[Over]]]) -> dict[UUID, UUID | None]:
+        """Return group -> cause, for the groups whose members have failed by themselves.
+
+        A group may have been retried before all members had ended that it had stopped. These do not
+        stop it again.
+        """
+        causes = {
+            group.pk: [one.cause for one in overs if not one.lets_go_on] for group, overs in ended
+        }
+        stopped = self._stopped
+        unknown = {one for some in causes.values() for one in some if one is not None} - stopped
+        if unknown:
+            jobs = Job.objects.using(self._alias).filter(pk__in=unknown, reason=REASON)
+            cancelled = jobs.filter(status=Job.Status.CANCELLED)
+            stopped = stopped.union(cancelled.values_list("pk", flat=True))
+        new = {pk: [one for one in some if one not in stopped] for pk, some in causes.items()}
+        return {pk: some[0] for pk, some in new.items() if some}
 
     def _stop(self, group: Step, cause: UUID | None) -> list[Over]:
         """End a group at its first failure, or after the undos of its members."""
