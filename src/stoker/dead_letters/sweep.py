@@ -19,7 +19,9 @@ from stoker.models import DeadLetter, Job
 from stoker.models.dead_letter import CLOSED
 from stoker.setting_values import LetterRetention
 from stoker.signals import tell
+from stoker.store.locked_jobs import locked_letters
 from stoker.store.prepared import any_of
+from stoker.store.transactions import is_locked_out, skipping_locked
 
 from .closing import purge_past
 from .policy import policy_of
@@ -79,13 +81,23 @@ class DeadLetterSweep:
         return purged
 
     def _requeue(self) -> int:
-        """Process each due dead letter once. Those that are not requeued are not due any more."""
-        requeued = looked_at = 0
-        while looked_at < MOST and (due := list(self._letters.due()[:AT_ONCE])):
+        """Process each due dead letter once. Those that are not requeued are not due any more,
+        unless another transaction holds a row that the requeue needs."""
+        requeued = 0
+        locked: set[UUID] = set()
+        for _ in range(MOST // AT_ONCE):
+            due = list(self._letters.due().exclude(pk__in=locked)[:AT_ONCE])
             for letter in due:
-                requeued += self._requeue_one(letter)
+                try:
+                    requeued += self._requeue_one(letter)
+                except (BrokerUnavailable, OperationalError) as error:
+                    if not is_locked_out(error):
+                        raise
+                    locked |= {letter.pk} | locked_letters(self._alias, due)
+                    break  # wait for one lock in each page at most
                 self._beat()
-            looked_at += len(due)
+            if not due:
+                break
         if requeued:
             tell("dead_letters_requeued", count=requeued)
         return requeued
@@ -124,7 +136,8 @@ class DeadLetterSweep:
             alive = Job.objects.using(self._alias).unended(successors)
             for letter in page:
                 if letter.successor_id not in alive:
-                    self._letters.reopen(letter)
+                    with skipping_locked():
+                        self._letters.reopen(letter)
             self._beat()
             if len(page) < AT_ONCE:
                 return

@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from uuid import UUID
 
-from django.db import transaction
+from django.db import OperationalError, transaction
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for, brokers_beside
@@ -24,8 +25,14 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, RowsLocked
 from stoker.models import Cancellation, Job, Outgoing, Step
 from stoker.store.engines.sessions import explained
+from stoker.store.locked_jobs import locked_waiting_jobs
 from stoker.store.statements import delete_by_key, insert_with_packages, lock_by_key
-from stoker.store.transactions import after_commit, is_in_transaction, repeat_if_aborted
+from stoker.store.transactions import (
+    after_commit,
+    is_in_transaction,
+    is_locked_out,
+    repeat_if_aborted,
+)
 from stoker.values.text import stored_text
 from stoker.workflows.follow import end_waiting, record_cancelled, transaction_for
 
@@ -201,7 +208,7 @@ def sweep_requests(settings: Settings, beat: Callable[[], None] = lambda: None) 
     while page:
         for one, reasons in _by_backend(settings, page):
             try:
-                count += _sweep(one, reasons)
+                count += _sweep_unlocked(one, reasons, beat)
             except (BrokerUnavailable, ConfigurationError):
                 if one == settings:
                     raise
@@ -224,6 +231,28 @@ def _by_backend(
     for job_id, reason in reasons.items():
         found.setdefault(owners.get(job_id, settings), {})[job_id] = reason
     return list(found.items())
+
+
+def _sweep_unlocked(
+    settings: Settings, reasons: Mapping[UUID, str], beat: Callable[[], None]
+) -> int:
+    """Finish these requests, except those for jobs that another transaction has locked. They are
+    finished later. See ``sweep_requests``."""
+    try:
+        return _sweep(settings, reasons)
+    except (BrokerUnavailable, OperationalError) as error:
+        if not is_locked_out(error):
+            raise
+    beat()
+    locked = locked_waiting_jobs(settings.database, reasons)
+    free = {one: reason for one, reason in reasons.items() if one not in locked}
+    if len(free) < len(reasons):
+        return _sweep_unlocked(settings, free, beat) if free else 0
+    if len(free) == 1:
+        return 0
+    first = dict(islice(free.items(), len(free) // 2))  # another row is locked: find its job
+    rest = {one: reason for one, reason in free.items() if one not in first}
+    return _sweep_unlocked(settings, first, beat) + _sweep_unlocked(settings, rest, beat)
 
 
 def _sweep(settings: Settings, reasons: Mapping[UUID, str]) -> int:

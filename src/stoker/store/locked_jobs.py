@@ -16,6 +16,7 @@ from django.db import models, transaction
 from stoker.models.claimed import Claimed
 from stoker.models.dead_letter import DeadLetter
 from stoker.models.guard_key import GuardKey
+from stoker.models.job import Job
 from stoker.models.need import Need
 from stoker.models.requeue import Requeue
 from stoker.models.step import Step
@@ -39,14 +40,43 @@ def locked_jobs(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
         guards = dict(claims.filter(guards__gt=0).values_list("job_id", "guards"))
         needs = Need.objects.using(alias).of_jobs(guards)
         keyed = [(need.job_id, need.key_id) for needed in needs.values() for need in needed]
-        steps = Step.objects.using(alias).of_jobs(job_ids)
-        in_workflows = list(steps.values_list("job_id", "workflow_id"))
         found = _locked(Claimed, alias, job_ids) | _with_locked_letters(alias, job_ids)
-        for model, pairs in ((GuardKey, keyed), (Workflow, in_workflows)):
-            locked = _locked(model, alias, {key for _, key in pairs})
-            found |= {job_id for job_id, key in pairs if key in locked}
+        locked_keys = _locked(GuardKey, alias, {key for _, key in keyed})
+        found |= {job_id for job_id, key in keyed if key in locked_keys}
+        found |= _in_locked_workflows(alias, job_ids)
         transaction.set_rollback(True, using=alias)
     return found
+
+
+def locked_waiting_jobs(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
+    """Find waiting jobs whose row or workflow is locked by another transaction. See
+    ``locked_jobs``."""
+    if engine_of(alias).has_one_writer:
+        return set()
+    with deciding(alias):
+        found = _locked(Job, alias, job_ids) | _in_locked_workflows(alias, job_ids)
+        transaction.set_rollback(True, using=alias)
+    return found
+
+
+def locked_letters(alias: str, letters: Collection[DeadLetter]) -> set[UUID]:
+    """Find dead letters whose row or workflow is locked by another transaction. See
+    ``locked_jobs``."""
+    if engine_of(alias).has_one_writer:
+        return set()
+    with deciding(alias):
+        found = _locked(DeadLetter, alias, {one.pk for one in letters})
+        stopped = _in_locked_workflows(alias, {one.job_id for one in letters})
+        transaction.set_rollback(True, using=alias)
+    return found | {one.pk for one in letters if one.job_id in stopped}
+
+
+def _in_locked_workflows(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
+    """Return the jobs whose workflow another transaction has locked."""
+    steps = Step.objects.using(alias).of_jobs(job_ids)
+    workflow_ids = dict(steps.values_list("job_id", "workflow_id"))
+    locked = _locked(Workflow, alias, set(workflow_ids.values()))
+    return {one for one, workflow_id in workflow_ids.items() if one and workflow_id in locked}
 
 
 def _locked(model: type[models.Model], alias: str, keys: Collection[Any]) -> set[Any]:

@@ -89,6 +89,16 @@ def is_locked_out(error: BaseException | None) -> bool:
     return _has_code(error, POSTGRES_LOCKED, MYSQL_LOCKED)
 
 
+@contextmanager
+def skipping_locked() -> Iterator[None]:
+    """Leave the block if another transaction holds a row that it needs."""
+    try:
+        yield
+    except (BrokerUnavailable, OperationalError) as error:
+        if not is_locked_out(error):
+            raise
+
+
 def is_session_unusable(error: BaseException | None) -> bool:
     """Return whether the error, or one of its causes, says that the server ended the session
     because its transaction took too long, or that the server is read-only."""

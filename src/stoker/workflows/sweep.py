@@ -11,6 +11,7 @@ from contextlib import suppress
 from datetime import timedelta
 from uuid import UUID
 
+from django.db import OperationalError
 from django.db.models import Exists, OuterRef, Q
 from django.utils import timezone
 
@@ -24,6 +25,7 @@ from stoker.setting_values import Retention
 from stoker.signals import tell
 from stoker.store.prepared import any_of
 from stoker.store.statements import deciding, delete_by_key, update_by_key
+from stoker.store.transactions import is_locked_out, skipping_locked
 
 from .deliver import Ended
 from .follow import follow
@@ -156,7 +158,8 @@ class WorkflowSweep:
                 update_by_key(self._steps, ids, value=None)
                 count += len(ids)
                 self._beat()
-            self._workflows.filter(pk=workflow_id).update(has_values=False)
+            with skipping_locked():
+                self._workflows.filter(pk=workflow_id).update(has_values=False)
         return count
 
     def prune(self) -> int:
@@ -183,8 +186,17 @@ class WorkflowSweep:
             limit = timezone.now() - timedelta(seconds=max(seconds, SHORTEST_SECONDS))
             running = self._enqueued.filter(workflow_id=OuterRef("pk"), kind=Step.Kind.TASK)
             old = workflows.filter(~Exists(running), state=state, finished_at__lt=limit)
-            while ids := list(old.order_by("finished_at").values_list("pk", flat=True)[:AT_ONCE]):
-                removed += sum(self._remove(workflow_id, old) for workflow_id in ids)
+            in_order = old.order_by("finished_at").values_list("pk", flat=True)
+            locked: set[UUID] = set()
+            while ids := list(in_order.exclude(pk__in=locked)[:AT_ONCE]):
+                for workflow_id in ids:
+                    try:
+                        removed += self._remove(workflow_id, old)
+                    except OperationalError as error:
+                        if not is_locked_out(error):
+                            raise
+                        locked.add(workflow_id)
+                        self._beat()
         return removed
 
     def _remove(self, workflow_id: UUID, old: WorkflowQuerySet) -> bool:
