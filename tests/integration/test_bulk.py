@@ -491,6 +491,36 @@ def test_undo_of_a_requeue_leaves_what_has_started(alice: Operator) -> None:
 # -- dead letters with other arguments ------------------------------------------------------------
 
 
+def test_dead_letters_chosen_by_their_jobs_are_requeued_once_and_the_undo_finds_them(
+    alice: Operator,
+) -> None:
+    letters = [dead(frail.charge, f"order {number}") for number in range(3)]
+    dead_letters.requeue(letters[0].pk)
+    work_off()
+    letters[0].refresh_from_db()
+    assert letters[0].job_id != letters[0].pk
+    ids = [str(one.job_id) for one in letters] + [str(letters[0].pk), str(letters[1].pk)]
+    row = whole(alice, REQUEUE, {"ids": ids})
+    assert (row.state, row.done, row.refused) == ("done", 3, 0)
+    row = undone(alice, row)
+    assert (row.state, row.done, row.refused) == ("done", 3, 0)
+    assert set(DeadLetter.objects.values_list("state", flat=True)) == {"open"}
+    assert Job.objects.filter(status="CANCELLED").count() == 3
+
+
+def test_arguments_of_dead_letters_chosen_by_their_jobs_are_changed(alice: Operator) -> None:
+    letter = dead(frail.charge, "order 1")
+    dead_letters.requeue(letter.pk)
+    work_off()
+    letter.refresh_from_db()
+    filters, options = {"ids": [str(letter.job_id)]}, {"arguments": {"order": "order 2"}}
+    row = bulk.preview(alice, REQUEUE, filters, options)
+    (sample,) = bulk_walk.samples_of(alice.settings, row, 5, reveal=True)
+    assert "order 2" in sample.after
+    row = whole(alice, REQUEUE, filters, options)
+    assert (row.done, row.refused) == (1, 0)
+
+
 def test_requeue_changes_arguments_by_a_template(alice: Operator) -> None:
     for number in range(3):
         dead(frail.charge, f"order {number}", note="first")

@@ -167,9 +167,12 @@ def _new(
     if operation is steps.RETRY or "workflow" in filters:
         given = _of_workflow(operator, operation, filters)
     elif ids is not None:
-        if not 0 < len(ids) <= MOST_IDS or not all(parse_job_id(one) for one in ids):
+        chosen = [one for one in map(parse_job_id, ids) if one is not None]
+        if not 0 < len(ids) == len(chosen) <= MOST_IDS:
             raise ValueError(f"Choose between 1 and {MOST_IDS:,} targets.")
-        given = {"ids": [str(parse_job_id(one)) for one in ids]}
+        if operation.target == "letter":
+            chosen = dead_letters.letter_ids(operator.settings, chosen)
+        given = {"ids": [str(one) for one in dict.fromkeys(chosen)]}
     else:
         given = _checked(operation, {name: str(value) for name, value in filters.items() if value})
     arguments = template_of(options.get("arguments"))

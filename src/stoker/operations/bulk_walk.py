@@ -381,12 +381,7 @@ def _act(settings: Settings, row: BulkOperation, batch: Sequence[Target]) -> lis
 
 
 def _requeue(operator: Operator, ids: Sequence[UUID]) -> list[TargetOutcome]:
-    # A chosen id may be that of the job that failed last, as in ``dead_letters.requeue``.
-    letters = DeadLetter.objects.using(operator.settings.database).filter(job_id__in=ids)
-    letter_of = dict(letters.values_list("job_id", "pk"))
-    wish = Wish(operator.by, operator.because)
-    wanted = [letter_of.get(one, one) for one in ids]
-    answers = requeue_together(operator.settings, wanted, wish)
+    answers = requeue_together(operator.settings, ids, Wish(operator.by, operator.because))
     return [_outcome_of(dead_letters.answered(one)) for one in answers]
 
 

@@ -160,6 +160,15 @@ def _discard(operator: Operator, letter_id: str | UUID) -> Done:
     return answered(Answer(letter.pk, Fate.CLOSED, None, f"it is {letter.state}"))
 
 
+def letter_ids(settings: Settings, ids: Sequence[UUID]) -> list[UUID]:
+    """Replace the ids of jobs that failed last by those of their dead letters. The API takes both.
+    Leave other ids as they are."""
+    with explained(settings.database):
+        letters = DeadLetter.objects.using(settings.database).filter(job_id__in=ids)
+        letter_of = dict(letters.values_list("job_id", "pk"))
+    return [letter_of.get(one, one) for one in ids]
+
+
 def undo_together(operator: Operator, jobs: Mapping[UUID, UUID]) -> dict[UUID, str]:
     """Undo requeues in one transaction, except those whose jobs have begun.
 
