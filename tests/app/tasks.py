@@ -62,6 +62,12 @@ async def write_ledger_async(context, seconds: float = 0.0, note: str = "") -> i
     return await sync_to_async(end)(line)
 
 
+@task(takes_context=True, at_most_once=True)
+def note_once(context) -> int:  # type: ignore[no-untyped-def] # as above
+    """Do the same with `at_most_once`."""
+    return end(begin(context, ""))
+
+
 def begin(context, note: str) -> Ledger:  # type: ignore[no-untyped-def] # as above
     result = context.task_result
     return Ledger.objects.create(

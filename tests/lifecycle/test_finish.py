@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from django.db import DatabaseError
+from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
@@ -29,14 +30,14 @@ from stoker.jobs.outcomes import (
 )
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.record import finish
-from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Deferred, Job, Ready
+from stoker.models import Attempt, Begun, Cancellation, Claimed, DeadLetter, Deferred, Job, Ready
 from stoker.models.job import Message
 from stoker.signals import dead_lettered
 from stoker.store.engines import engine_of
 from stoker.tasks.registry import find_task
 from stoker.values.ids import LINKED, derived_job_id
 
-from tests.app import tasks
+from tests.app import chaos, tasks
 
 pytestmark = pytest.mark.django_db
 
@@ -122,6 +123,41 @@ def test_module_is_imported_only_if_its_worker_outlived_the_import(
 
     assert ("lethal_one" in sys.modules) == is_imported
     assert (DeadLetter.objects.get().requeue_due_us is not None) == is_imported
+
+
+@pytest.mark.parametrize("option", ["max_attempts=1", "at_most_once=True"])
+def test_module_is_not_imported_for_the_last_attempt_of_a_job_whose_cluster_is_gone(
+    option: str,
+    settings: Settings,
+    broker: Broker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The job may have been the one that imported the module."""
+    code = f"from stoker import task\n@task({option})\ndef work(): ...\n"
+    (tmp_path / "lethal_two.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    find_task("lethal_two.work").enqueue()
+    monkeypatch.delitem(sys.modules, "lethal_two")
+    (delivery,) = broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
+
+    finish(settings, broker, [replace(attempted(delivery, CLUSTER_GONE), task="lethal_two.work")])
+
+    assert "lethal_two" not in sys.modules
+    assert DeadLetter.objects.get().reason == "crash"
+
+
+@pytest.mark.parametrize("has_begun", [False, True])
+def test_at_most_once_job_whose_cluster_is_gone_runs_only_if_it_had_not_begun(
+    has_begun: bool, settings: Settings, broker: Broker
+) -> None:
+    chaos.run_once_until.enqueue("never")
+    (delivery,) = broker.claim(ClaimRequest(1, holder=uuid4(), lease_seconds=60))
+    if has_begun:
+        Begun.objects.create(job_id=delivery.job_id, worker_id="1", begun_at=timezone.now())
+    finish(settings, broker, [attempted(delivery, CLUSTER_GONE)])
+    assert Ready.objects.exists() != has_begun
+    assert DeadLetter.objects.exists() == has_begun
 
 
 def left_of(delivery: Delivery) -> Left:

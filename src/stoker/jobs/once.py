@@ -19,10 +19,10 @@ from django.db import DatabaseError, IntegrityError, InterfaceError, connections
 from django.utils import timezone
 
 from stoker.conf import Settings
-from stoker.exceptions import AlreadyBegun, UnknownTask
+from stoker.exceptions import AlreadyBegun
 from stoker.models import Begun
 from stoker.store.transactions import autocommit, may_pass
-from stoker.tasks.registry import find_task
+from stoker.tasks.registry import imported_task
 
 from .package import Package
 
@@ -66,12 +66,12 @@ def _is_stored(alias: str, row: Begun) -> bool:
 
 
 def has_not_begun(settings: Settings, package: Package | None) -> bool:
-    """Return whether the job's task has ``at_most_once`` and the job has not started."""
-    try:
-        task = find_task(package.task) if package is not None else None
-    except UnknownTask:
-        return False
-    if package is None or not is_once(task):
+    """Return whether the job's task has ``at_most_once`` and the job has not started.
+
+    False if the task is not imported here. Nothing is known then about the start of the job, and
+    the import may be what ended its cluster.
+    """
+    if package is None or not is_once(imported_task(package.task)):
         return False
     return not Begun.objects.using(settings.database).filter(pk=package.job_id).exists()
 

@@ -63,6 +63,7 @@ from stoker.store.engines import engine_of
 from stoker.store.prepared import any_of
 from stoker.store.statements import set_deadlines
 from stoker.store.written import moment
+from stoker.tasks.registry import import_tasks
 from stoker.workflows.sweep import WorkflowSweep
 
 from .rescue import Rescue
@@ -110,6 +111,8 @@ class Scheduler:
 
     def run(self) -> None:
         call_project_with(self.callbacks.put)
+        if self.settings.scheduler:
+            import_tasks()  # as ticks do: the rescue asks for options of imported tasks
         thread = threading.Thread(target=self._do_upkeep, name="upkeep", daemon=True)
         thread.start()
         self.relays.start()
