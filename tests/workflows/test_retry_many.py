@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from datetime import timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -16,7 +17,7 @@ from stoker.dead_letters import requeueing
 from stoker.dead_letters.requeueing import Wish
 from stoker.dead_letters.undoing import take_back_together
 from stoker.exceptions import WorkflowNotFound
-from stoker.models import BulkOperation, DeadLetter, Ready, Requeue, Step
+from stoker.models import BulkOperation, DeadLetter, Job, Ready, Requeue, Step
 from stoker.operations import bulk, bulk_walk, steps
 from stoker.operations.operation import Operation, Operator
 from stoker.operations.waiting_jobs import HOLD
@@ -161,6 +162,21 @@ def test_step_that_fails_again_during_a_retry_is_not_retried_again() -> None:
     assert step.pk not in dict(found)
     later, _ = control.steps_to_retry("default", UUID(workflow.id), "", timezone.now())
     assert len(later) == 3
+
+
+@pytest.mark.parametrize("is_in_background", [False, True])
+def test_steps_that_failed_on_a_host_with_a_fast_clock_are_retried(is_in_background: bool) -> None:
+    workflow = failed_group(3)
+    Job.objects.update(finished_at=timezone.now() + timedelta(hours=1))
+    if is_in_background:
+        row = bulk.start(Operator(settings_for(), "alice"), steps.RETRY, {"workflow": workflow.id})
+        assert row.matched == 3
+        bulk_walk.go_on(settings_for(), LONG)
+    else:
+        assert workflow.retry() == 3
+    drain()
+    workflow.refresh()
+    assert workflow.status == "SUCCESSFUL"
 
 
 # -- as a bulk operation --------------------------------------------------------------------------

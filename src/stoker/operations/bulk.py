@@ -22,7 +22,7 @@ from stoker.inspect.scan import ScannedPage, scan
 from stoker.models import BulkItem, BulkOperation
 from stoker.store.counting import Number
 from stoker.store.engines.sessions import explained
-from stoker.store.written import MomentNow
+from stoker.store.written import MomentNow, database_moment
 from stoker.values.ids import new_job_id, parse_job_id
 from stoker.values.text import first_line_of, plural
 from stoker.workflows.control import why_not
@@ -187,7 +187,7 @@ def _new(
         options={name: value for name, value in options.items() if value},
         by=operator.by,
         because=operator.because,
-        started_at=timezone.now(),
+        started_at=database_moment(operator.settings.database),
     )
     if hidden := hidden_names(operator.settings, row):  # they would be stored and shown
         raise ValueError(

@@ -231,6 +231,11 @@ def moment(seconds: float) -> datetime:
     return aware if settings.USE_TZ else timezone.make_naive(aware)
 
 
+def database_moment(alias: str) -> datetime:
+    """Return the server's time now as a value for a DateTimeField, see ``moment``."""
+    return moment(database_now_us(alias) / MICROSECONDS)
+
+
 def array_literal(values: Sequence[Any]) -> str:
     """Return the values as the text of a PostgreSQL array, for a parameter with a cast:
     ``%(ids)s::uuid[]``.

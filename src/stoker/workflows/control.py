@@ -10,7 +10,6 @@ from typing import NamedTuple
 from uuid import UUID
 
 from django.db.models import Exists, OuterRef, Q
-from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask
@@ -21,12 +20,13 @@ from stoker.jobs.cancel import cancel as cancel_job
 from stoker.jobs.cancel import unstored_step
 from stoker.jobs.package import sealer_for
 from stoker.jobs.sealing import needs_of_step
-from stoker.models import Cancellation, DeadLetter, Job, Step, Workflow
+from stoker.models import Cancellation, DeadLetter, Job, Requeue, Step, Workflow
 from stoker.models.job import Message
 from stoker.models.step import UNDER_WAY, StepQuerySet
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
 from stoker.store.transactions import repeat_if_aborted
+from stoker.store.written import database_moment
 from stoker.tasks.registry import task_of
 from stoker.values.ids import following_job_id
 from stoker.values.text import first_line_of
@@ -88,7 +88,7 @@ def retry(settings: Settings, workflow_id: UUID, wish: Wish) -> int:
     refusal = why_not(alias, workflow_id)
     if refusal:
         return 0
-    begun_at, count = timezone.now(), 0
+    begun_at, count = database_moment(alias), 0
     cursor: str | None = ""
     while cursor is not None:
         found, cursor = steps_to_retry(alias, workflow_id, cursor, begun_at)
@@ -188,7 +188,8 @@ def steps_to_retry(
 
     Args:
         after: the cursor; "" = the first page.
-        begun_at: when the retry began. Tasks that failed later are left out.
+        begun_at: when the retry began, by the database's clock. Tasks that were requeued later are
+            left out. The end of a job is measured by another clock.
     """
     part, _, last = after.partition(" ")
     if part != STOPPED:
@@ -215,9 +216,11 @@ def _blocking(
     later = ended.filter(pk__gt=UUID(last)) if last else ended
     names = ("parent_id", "job_id", "has_added", "has_undo")
     read = list(later.only(*names).order_by("pk")[:ON_A_PAGE])
-    jobs = Job.objects.using(alias).filter(finished_at__gt=begun_at)
+    later_requeues = Requeue.objects.using(alias).filter(requeued_at__gt=begun_at)
     job_ids = [step.job_id for step in read if step.job_id is not None]
-    newer = set(with_keys(jobs, job_ids).values_list("pk", flat=True)) if job_ids else set()
+    newer: set[UUID] = set()
+    if job_ids:
+        newer.update(with_keys(later_requeues, job_ids).values_list("pk", flat=True))
     others = _with_added(alias, read)
     found = [
         step.pk
