@@ -150,6 +150,27 @@ def test_jobs_of_the_store_and_heartbeats_go_on_while_redis_is_down(
     assert Ledger.objects.filter(job_id=of_redis.id).count() == 2
 
 
+def test_jobs_that_wait_in_the_store_are_claimed_while_redis_is_down(
+    durable_redis: PrivateRedis, tmp_path: Path
+) -> None:
+    """For a job in its last attempt, the cluster first notes in the store that it is handed out."""
+    with broker_at(durable_redis.url), running_cluster(tmp_path) as cluster:
+        cluster.wait_for_crew()
+        durable_redis.stop("immediate")
+        wait_for(lambda: "Trying again" in cluster.text(), cluster.tail)
+        time.sleep(AWAY_SECONDS)  # so that the pauses between the calls to Redis are long
+        job_ids = [
+            write_ledger.using(lock=Lock(str(number)), max_attempts=1 + number % 2).enqueue().id
+            for number in range(20)
+        ]
+        ended = Job.objects.filter(pk__in=job_ids, status="SUCCESSFUL")
+        wait_for(lambda: ended.count() == len(job_ids), cluster.tail, 10)
+        durable_redis.start()
+        wait_for(is_over, cluster.tail)
+        assert cluster.stop() == 0
+        _assert_well(job_ids)
+
+
 def test_outcomes_of_the_store_are_recorded_while_redis_cannot_record_others(
     durable_redis: PrivateRedis, tmp_path: Path
 ) -> None:

@@ -276,6 +276,12 @@ class Broker(ABC):
         this process, so that its jobs are missing. A claim may have leased some of them."""
         return False
 
+    @property
+    def leaves_doubt(self) -> bool:
+        """Return whether the last claim may have leased more jobs than it returned, because an
+        answer was lost."""
+        return self.is_partial
+
     @abstractmethod
     def extend(self, leases: Sequence[Lease], *, lease_seconds: float) -> set[Lease]:
         """Let each lease end ``lease_seconds`` from now. Return the stale leases."""

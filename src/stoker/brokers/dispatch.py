@@ -91,6 +91,8 @@ class Dispatch:
         self._look_pause_seconds = LOOK_SECONDS
         self._is_stores_turn = False
         """Whether the next claim starts with the store, because the last one skipped it."""
+        self._lost: Broker | None = None
+        """The broker, if it did not answer the last claim, in which the store leased jobs."""
 
     def joins(self, message: Message) -> bool:
         """Return whether this job waits in the store, so that it is enqueued in the caller's
@@ -226,12 +228,14 @@ class Dispatch:
         """Lease due jobs.
 
         The store goes first in one claim and the broker in the next, so that neither delays the
-        other. If the broker fills the claim, the next claim starts with the store.
+        other. If the broker fills the claim, the next claim starts with the store. While the
+        broker does not answer, ``Claims`` asks the store alone.
         """
         if self.arrivals is not None:
             return self.arrivals.claim(request)
         if len(self.lessors) == 1:
             return self.lessors[0].claim(request)
+        self._lost = None
         found: list[Delivery] = []
         if is_stores_turn := self._is_stores_turn:
             found = self._from_store(request)
@@ -266,6 +270,7 @@ class Dispatch:
         except BrokerUnavailable:
             if is_first:
                 raise
+            self._lost = self.broker
             return []
         repeated = [one for one in found if one.attempt > 1]
         done = self._done(repeated) if repeated else set()
@@ -297,10 +302,9 @@ class Dispatch:
                 raise
         return found
 
-    @property
-    def leaves_doubt(self) -> bool:
-        """Return whether a lost answer may have leased more jobs than the last claim returned."""
-        return self.is_partial or (self.store is not None and self.store.leaves_doubt)
+    def in_doubt(self) -> list[Broker]:
+        """Return those that may have leased more jobs than the last claim returned."""
+        return [one for one in self.lessors if one.leaves_doubt or one is self._lost]
 
     @property
     def is_partial(self) -> bool:

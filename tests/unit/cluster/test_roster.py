@@ -1,7 +1,7 @@
 """How many jobs a worker gets, recalls, and the jobs of workers that died."""
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -404,12 +404,12 @@ def test_last_tries_go_to_free_slots_only_and_are_noted_first(
     let_jobs_take(0.002, TASK, roster, flights)
     unnoted, *claimed = last_tries(3)
     flights.add([unnoted, *claimed], 1.0)
-    roster.note_handed_out = lambda _: False
+    roster.note_handed_out = list
     roster.hand_out()
     assert not flights.with_worker(0)
     assert [one.delivery for one in flights.to_release()] == [unnoted]
-    noted: list[Sequence[Lease]] = []
-    roster.note_handed_out = lambda leases: noted.append(leases) is None
+    noted: list[list[Lease]] = []
+    roster.note_handed_out = lambda some: noted.append([one.delivery.lease for one in some]) or ()
     roster.hand_out()
     assert [one.delivery for one in flights.with_worker(0).values()] == claimed[:1]
     assert noted == [[claimed[0].lease]]
@@ -428,8 +428,8 @@ def test_last_tries_of_very_short_jobs_are_noted_together(
     roster.times.mean_seconds = 0.00001
     claimed = last_tries(50)
     flights.add(claimed, 1.0)
-    noted: list[Sequence[Lease]] = []
-    roster.note_handed_out = lambda leases: noted.append(leases) is None
+    noted: list[list[Lease]] = []
+    roster.note_handed_out = lambda some: noted.append([one.delivery.lease for one in some]) or ()
     roster.hand_out()
     held = [one for worker in (0, 1) for one in flights.with_worker(worker).values()]
     assert len(held) == 22, "one for each slot, and PREFETCH"

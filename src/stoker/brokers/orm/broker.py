@@ -226,8 +226,6 @@ class OrmBroker(Broker):
 
     @property
     def leaves_doubt(self) -> bool:
-        """Return whether the last claim may have leased more jobs than it returned, because the
-        answer to a statement was lost."""
         return self._leaves_doubt
 
     def _promote_due(self, rated_limit: int) -> int:

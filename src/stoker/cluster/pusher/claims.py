@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from operator import attrgetter
@@ -13,6 +14,7 @@ from django.db import Error
 
 from stoker.brokers.contract import (
     CLAIM_BYTES,
+    Broker,
     ClaimRequest,
     Delivery,
     Lease,
@@ -27,7 +29,7 @@ from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.pusher.leases import HeldLeases, by_lessor
 from stoker.cluster.pusher.requests import Requests
 from stoker.exceptions import BrokerError
-from stoker.store.engines.sessions import Patience
+from stoker.store.engines.sessions import CallResult, Patience
 from stoker.store.locked_jobs import locked_jobs
 
 CLAIM_AT_ONCE = 500
@@ -60,19 +62,20 @@ class Claims:
         self._queues = plan.served_queues
         self._broker = broker
         self._patience = self.of_store = patience
-        """Make the calls to the broker, and to the store alone: see ``Pusher``."""
+        """Make the calls to the broker, and to the store alone: see ``Pusher``. They are the same
+        if there is only one of both."""
         self._flights = flights
         self._board = board
         self._requests = requests
         self.leases = HeldLeases(self._settings, broker, flights, board)
         self.tempo = Tempo(self._settings.poll_seconds)
         requests.pauses.on_resume = self.tempo.hurry
-        self._most = CLAIM_AT_ONCE
+        self._most = defaultdict[Patience, int](lambda: CLAIM_AT_ONCE)
         """Maximum number of jobs in the next claim. It is lower if packages are long, because
         the broker would lease and release the jobs that do not fit, and after a failed claim."""
-        self._are_in_doubt = False
-        """Whether the broker may have carried out a claim that failed here."""
-        self._look_at_held = 0.0
+        self._doubts: dict[Broker, float] = {}
+        """Store or broker that may have carried out a claim that failed here -> when to compare
+        its leases with those known here, in monotonic seconds."""
         self._rated_until = 0.0
         """Rate limits count as being in use until this time on the lease clock."""
         self._locked: frozenset[UUID] = frozenset()
@@ -82,7 +85,7 @@ class Claims:
         self._had_no_slot = False
         """Whether the last claim had no slots for jobs with a rate limit, although such jobs may
         wait."""
-        self._look_ahead: Callable[[], float | None] | None = None
+        self._look_ahead: Callable[[], CallResult[float | None] | None] | None = None
         self.found_nothing = False
         """Whether the last claim, made while nothing was in flight, found nothing on any server,
         and a message server outside the store has no messages either."""
@@ -100,26 +103,33 @@ class Claims:
         if self._had_no_slot and prompt_room() > 0:
             self._had_no_slot = False
             self.tempo.hurry()
-        if room <= 0 or self._patience.is_waiting or not self.tempo.is_due(is_hungry):
+        if room <= 0 or not self.tempo.is_due(is_hungry):
             return
-        if not self._broker.sees_pauses and not self._requests.allow_claims(self._patience):
+        if time.monotonic() < self._paused_until():
             return
-        limit, rated_limit = min(room, self._most), max(0, prompt_room())
+        if not self._broker.sees_pauses and not self._requests.allow_claims(self.of_store):
+            return
+        source: Dispatch | Broker = self._broker
+        calls, asked = self._patience, self._broker.lessors
+        if self._is_broker_away():
+            source, calls, asked = asked[0], self.of_store, asked[:1]
+        limit, rated_limit = min(room, self._most[calls]), max(0, prompt_room())
         asked_at = lease_clock()
         request = self._request(limit, rated_limit, turns)
-        answer = self._patience.call(lambda: self._broker.claim(request))
+        answer = calls.call(lambda: source.claim(request))
         if answer is None:
-            if self._patience.has_met_a_lock:  # nothing was leased; other rows may be unlocked soon
+            if calls.has_met_a_lock:  # nothing was leased; other rows may be unlocked soon
                 self.tempo.note(0, limit)
             else:  # a slow database may answer a smaller claim in time
-                self._are_in_doubt, self._most = True, max(1, limit // 2)
+                self._most[calls] = max(1, limit // 2)
+                self._doubt(asked)
             return
-        self._are_in_doubt = self._are_in_doubt or self._broker.leaves_doubt
+        self._doubt(self._broker.in_doubt())
         self._requests.note_claim()
         deliveries = answer.value
         arrivals = self._broker.arrivals
         is_all = arrivals is None or arrivals.is_server_empty
-        is_all = is_all and not self._broker.is_partial
+        is_all = is_all and source is self._broker and not self._broker.is_partial
         self.found_nothing = is_all and not deliveries and not len(self._flights)
         if deliveries:
             self._flights.add(deliveries, asked_at)
@@ -129,11 +139,33 @@ class Claims:
         uses_rates = asked_at < self._rated_until
         self._had_no_slot = uses_rates and not rated_limit
         is_much = sum(map(len, map(attrgetter("package"), deliveries))) > MUCH_BYTES
-        more = self._most + self._most // 4 + 1
-        self._most = len(deliveries) if is_much else min(more, CLAIM_AT_ONCE)
+        more = self._most[calls] + self._most[calls] // 4 + 1
+        self._most[calls] = len(deliveries) if is_much else min(more, CLAIM_AT_ONCE)
         self.tempo.note(limit if is_much else len(deliveries), limit)
         if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
-            self._look_ahead = partial(self._broker.next_due_seconds, rated=rated_limit > 0)
+            next_due_seconds = partial(source.next_due_seconds, rated=rated_limit > 0)
+            self._look_ahead = partial(calls.call, next_due_seconds)
+
+    @property
+    def next_claim(self) -> float:
+        """Time of the next claim, in monotonic seconds. Infinity: claim when workers need jobs."""
+        return max(self.tempo.next_claim, self._paused_until())
+
+    def _paused_until(self) -> float:
+        """Return the end of the pause after a failed call, in monotonic seconds."""
+        if self._is_broker_away():
+            return self.of_store.try_at
+        return max(self.of_store.try_at, self._patience.try_at)
+
+    def _is_broker_away(self) -> bool:
+        """Return whether to claim from the store alone, because the broker outside it has not
+        answered since a failed call. A lock that a call has met is in the store."""
+        if self.of_store is self._patience:
+            return False
+        if self._patience.is_waiting:
+            return not self._patience.has_met_a_lock
+        compare_at = self._doubts.get(self._broker.lessors[-1], float("inf"))
+        return compare_at <= time.monotonic()
 
     def _request(self, limit: int, rated_limit: int, turns: int) -> ClaimRequest:
         return ClaimRequest(
@@ -152,7 +184,7 @@ class Claims:
         """Ask the broker when the next job is due. Done only after claimed jobs have been sent
         out, because their permits run out."""
         if self._look_ahead is not None:
-            due = self._patience.call(self._look_ahead)
+            due = self._look_ahead()
             self._look_ahead = None
             self.tempo.wake_in(due.value if due else None)
 
@@ -209,9 +241,15 @@ class Claims:
             self._locked |= set(job_ids)
             self._look_at_locked = time.monotonic() + LOCKED_SECONDS
 
-    def note_handed_out(self, leases: Sequence[Lease]) -> bool:
-        """Record that these jobs are being sent to workers. Return whether that succeeded."""
-        return self._patience.call(lambda: self._broker.note_handed_out(leases)) is not None
+    def note_handed_out(self, flights: Sequence[Flight]) -> list[Flight]:
+        """Record that these jobs are being sent to workers. Return those that could not be
+        recorded, because the store or broker that leased them is away."""
+        left: list[Flight] = []
+        for some, calls in by_lessor(flights, self._patience, self.of_store):
+            leases = [flight.delivery.lease for flight in some]
+            if calls.call(partial(self._broker.note_handed_out, leases)) is None:
+                left += some
+        return left
 
     def _announce(self) -> None:
         """Wake the other clusters for the jobs that no worker here can start."""
@@ -222,19 +260,27 @@ class Claims:
     def doubt(self) -> None:
         """Request a comparison of the broker's leases with this pusher's. A claim whose answer was
         lost may reach the store after an earlier comparison."""
-        self._are_in_doubt = True
+        self._doubt(self._broker.lessors)
+
+    def _doubt(self, lessors: Iterable[Broker]) -> None:
+        for lessor in lessors:
+            self._doubts.setdefault(lessor, 0.0)
 
     def clear_up_doubts(self) -> None:
         """Release leases that this pusher does not know. Otherwise each would block its job until
         it expires, and count as an attempt. Leases of jobs that a worker has started are kept."""
-        if not self._are_in_doubt or time.monotonic() < self._look_at_held:
-            return
+        for lessor, compare_at in list(self._doubts.items()):
+            if time.monotonic() >= compare_at:
+                self._compare(lessor)
+
+    def _compare(self, lessor: Broker) -> None:
         asked_at = lease_clock()
-        held = self._patience.call(partial(self._held, packages=False))
+        calls = self.of_store if lessor is self._broker.store else self._patience
+        held = calls.call(lambda: lessor.held_by(self._plan.cluster_id, packages=False))
         if held is not None:
-            self._are_in_doubt = self._broker.is_partial
-            if self._are_in_doubt:
-                self._look_at_held = time.monotonic() + PARTLY_HELD_SECONDS
+            del self._doubts[lessor]
+            if lessor.is_partial:
+                self._doubts[lessor] = time.monotonic() + PARTLY_HELD_SECONDS
             unknown = self._flights.unknown(held.value)
             begun = self._board.begun() if unknown else set()
             if unbegun := [one for one in unknown if job_lease(one) not in begun]:
@@ -250,8 +296,8 @@ class Claims:
         next pusher does not use it again."""
         self._board[place.LAST_DELIVERY] = self._flights.last_number
 
-    def _held(self, *, packages: bool = True) -> list[Delivery]:
-        return self._broker.held_by(self._plan.cluster_id, packages=packages)
+    def _held(self) -> list[Delivery]:
+        return self._broker.held_by(self._plan.cluster_id)
 
 
 SHORTEST_PAUSE_SECONDS = 0.002

@@ -327,12 +327,12 @@ class Pusher:
         until = [self.flights.permits_end_at(), self.flights.keep_until()]
         if self._may_claim():
             until.append(self.flights.turns.moving_until)  # there may be more room then
-            if self._room() > 0:
-                until.append(self.claims.tempo.next_claim)
         if self.patience.is_waiting:
             until = [self.patience.try_at]
         if self.of_store.is_waiting:
             of_store = [self.of_store.try_at]
+        if self._may_claim() and self._room() > 0:
+            until.append(self.claims.next_claim)
         until += [self.recall.next_look(time.monotonic()), self.adoption.closes_at]
         return min(*until, *of_store)
 

@@ -17,7 +17,6 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from stoker.brokers.contract import Lease
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.channel import Stream
@@ -68,9 +67,9 @@ class Roster:
         self._board = board
         self.times = RunTimes(sealer_for(plan.settings))
         self.links: dict[int, WorkerLink] = {}
-        self.note_handed_out: Callable[[Sequence[Lease]], bool] = lambda _: True
-        """Called before jobs are sent to workers for their last attempt. If it returns False, they
-        are not sent."""
+        self.note_handed_out: Callable[[Sequence[Flight]], Sequence[Flight]] = lambda _: ()
+        """Called before jobs are sent to workers for their last attempt. Those that it returns are
+        not sent."""
 
     def welcome(self, worker: int, incarnation: int, stream: Stream) -> WorkerLink:
         """Connect to a worker, and tell it which jobs of the previous worker with its number are
@@ -161,11 +160,11 @@ class Roster:
         """Tell the broker which jobs in their last attempt are being sent. If it is unreachable,
         release these jobs, so that they do not delay others."""
         unnoted = [one for one in flights if one.is_last_try and not one.is_noted]
-        is_noted = not unnoted or self.note_handed_out([one.delivery.lease for one in unnoted])
+        left = self.note_handed_out(unnoted) if unnoted else ()
         for flight in unnoted:
-            flight.is_noted = is_noted
-            if not is_noted:
-                self._flights.release(flight)
+            flight.is_noted = flight not in left
+        for flight in left:
+            self._flights.release(flight)
 
     def _is_low(self, worker: int) -> bool:
         """Return whether a worker will soon be idle."""
