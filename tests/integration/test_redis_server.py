@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -25,6 +26,46 @@ def stand() -> Iterator[RedisStand]:
     made = RedisStand()
     yield made
     made.clear()
+
+
+class TestManyQueues:
+    def test_priority_and_age_decide_among_all_queues(self, stand: RedisStand, seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(5):
+            names = [f"queue-{number}" for number in range(chance.randint(1, 30))]
+            shares = [chance.random() ** 6 for _ in names]
+            messages = [
+                message(queue=queue, priority=chance.choice([0, 0, 0, -1, 2]))
+                for queue in chance.choices(names, shares, k=chance.randint(1, 300))
+            ]
+            stand.broker.enqueue(messages)
+            expected = sorted(messages, key=lambda one: (-one.priority, one.job_id))
+            while expected:
+                limit = chance.choice([1, 7, 20, 100])
+                claimed = stand.claim(limit, *chance.sample(names, len(names)))
+                some, expected = expected[:limit], expected[limit:]
+                assert [one.job_id for one in claimed] == [one.job_id for one in some]
+                assert [one.queue for one in claimed] == [one.queue for one in some]
+            assert stand.claim(1, *names) == []
+
+    @pytest.mark.parametrize("is_one_far_ahead", [False, True])
+    def test_claim_reads_few_more_jobs_than_it_returns(
+        self, stand: RedisStand, is_one_far_ahead: bool
+    ) -> None:
+        queues, limit = 40, 100
+        names = [f"queue-{number}" for number in range(queues)]
+        first = names[:1] * limit if is_one_far_ahead else names
+        stand.broker.enqueue([message(queue=queue) for queue in first + names * limit])
+        end = f"ECHO {stand.broker.prefix}"
+        read = 0
+        with Redis.from_url(stand.broker.settings.broker).monitor() as monitor:
+            assert len(stand.claim(limit, *names)) == limit
+            stand.broker.client.echo(stand.broker.prefix)
+            while (command := monitor.next_command()["command"]) != end:
+                if command.startswith(f"ZRANGE {stand.broker.prefix}:ready:"):
+                    start, stop = command.split(" ")[2:4]
+                    read += int(stop) - int(start) + 1
+        assert limit <= read <= 4 * limit + queues
 
 
 class TestLoads:
