@@ -137,6 +137,21 @@ def test_jobs_are_found_and_relayed_once_after_the_number_of_slots_changes(
     after.close()
 
 
+def test_relay_is_repeated_without_a_copy_by_a_process_that_knows_fewer_slots(
+    masters: list[PrivateRedis],
+) -> None:
+    """It has read the number of slots just before another process raised it."""
+    old = _slotted(masters, "repeated", 1)
+    assert len(old.slots) == 1
+    new = _slotted(masters, "repeated", 8)
+    put = [message(queue=queue) for queue in QUEUES]
+    new.relay(put, until=new.relay_until())
+    old.relay(put, until=old.relay_until())
+    assert sum(size["ready"] for size in new.sizes().values()) == len(put)
+    old.close()
+    new.close()
+
+
 def test_running_process_serves_slots_that_another_process_adds(
     masters: list[PrivateRedis], monkeypatch: pytest.MonkeyPatch
 ) -> None:

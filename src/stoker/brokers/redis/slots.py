@@ -181,6 +181,7 @@ class SlottedRedisBroker(Broker):
 
     def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
         """Relay the messages. If a slot cannot be reached, those of the others have been added."""
+        self._known_until = 0.0  # another process may just have relayed them to a slot of its own
         _ = self.slots
         if self._guessed is not None:  # the jobs may have been relayed to a slot unknown here
             raise BrokerUnavailable(str(self._guessed)) from self._guessed
