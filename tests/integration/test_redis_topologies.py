@@ -21,6 +21,7 @@ from tests.cluster.clusters import wait_for
 from tests.conformance.stands import message
 from tests.integration.redis_brokers import does, private
 from tests.servers.private import free_port
+from tests.servers.proxy import Proxy
 from tests.servers.redis import PrivateRedis
 
 pytestmark = [pytest.mark.redis, pytest.mark.sqlite]
@@ -237,6 +238,27 @@ def test_slots_of_other_nodes_are_served_while_the_first_slots_node_is_stopped(
         assert "slots_unreachable" in [name for name, _ in events]
         before.close()
         fresh.close()
+
+
+def test_cluster_whose_nodes_all_have_new_addresses_is_found_again() -> None:
+    """The host in the URL leads to one of the new nodes."""
+    with ExitStack() as stack:
+        before, after = (stack.enter_context(private(in_cluster=True)) for _ in range(2))
+        for node in (before, after):
+            with Redis(port=node.port) as client:
+                client.execute_command("CLUSTER ADDSLOTS", *range(SLOTS))
+                wait_for(lambda client=client: client.cluster("info")["cluster_state"] == "ok")
+        line = stack.enter_context(Proxy("127.0.0.1", before.port))
+        broker = SlottedRedisBroker(
+            Settings(broker=f"redis+cluster://127.0.0.1:{line.port}?slots=4")
+        )
+        stack.callback(broker.close)
+        broker.relay([message(queue=queue) for queue in QUEUES], until=broker.relay_until())
+        before.kill()
+        line.lead_to("127.0.0.1", after.port)
+        wait_for(lambda: does(broker.ping), lambda: "it still asks the old node", 15)
+        broker.enqueue([message(queue=queue) for queue in QUEUES])
+        assert set(broker.sizes()) == set(QUEUES)
 
 
 def test_jobs_survive_the_migration_of_their_slot(masters: list[PrivateRedis]) -> None:

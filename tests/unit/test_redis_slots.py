@@ -34,7 +34,7 @@ def test_threads_that_find_the_slots_at_once_agree_on_their_numbers(
     begun: list[int] = []
 
     class Slot:
-        client = None
+        known_client = None
 
         def __init__(self, settings: Settings, first: Any = None, slot: int = 0) -> None:
             self.slot = slot
@@ -53,7 +53,7 @@ def test_threads_that_find_the_slots_at_once_agree_on_their_numbers(
 class Slot:
     """Replaces a slot on a node of its own."""
 
-    client = None
+    known_client = None
     down: set[int]
     """Numbers of the slots whose node is down."""
 

@@ -103,14 +103,23 @@ class RedisBroker(Broker):
         self._unread: set[str] = set()
         """Queues of which a claim has told that it could not read them."""
 
-    @cached_property
+    @property
     def client(self) -> Any:
         """Return the client of this process.
 
         Raises:
             BrokerUnavailable: no node of a Redis cluster answers.
         """
-        return self._first_slot.client if self._first_slot else connect(self.settings)
+        return self._first_slot.client if self._first_slot else self._own_client
+
+    @cached_property
+    def _own_client(self) -> Any:
+        return connect(self.settings)
+
+    @property
+    def known_client(self) -> Any:
+        """Return the client, or None if it has yet to be connected."""
+        return vars(self._first_slot or self).get("_own_client")
 
     # -- in ---------------------------------------------------------------------------------------
 
@@ -391,14 +400,17 @@ class RedisBroker(Broker):
         self._run("ping", [])
 
     def close(self) -> None:
-        if self._first_slot:
-            self._first_slot.close()
-        elif "client" in vars(self):
-            disconnect(self.client)
+        if (client := self.known_client) is not None:
+            disconnect(client)
 
     def close_idle(self) -> None:
-        if "client" in vars(self):
-            disconnect_idle(self.client)
+        if (client := self.known_client) is not None:
+            disconnect_idle(client)
+
+    def _forget_nodes(self) -> None:
+        """Let the next call look for the nodes of a Redis cluster at the hosts of the URL."""
+        self.close_idle()
+        vars(self._first_slot or self).pop("_own_client", None)
 
     # -- the server -------------------------------------------------------------------------------
 
@@ -444,7 +456,7 @@ class RedisBroker(Broker):
         return packages
 
     def _explained(self) -> AbstractContextManager[None]:
-        return explained(self.settings, self.close)
+        return explained(self.settings, self.close, self._forget_nodes)
 
 
 @cache

@@ -18,6 +18,7 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisClusterException,
     RedisError,
+    SlotNotCoveredError,
 )
 from redis.retry import Retry
 from redis.sentinel import Sentinel
@@ -77,15 +78,27 @@ def connect(settings: Settings) -> Any:
 
 
 @contextmanager
-def explained(settings: Settings, reconnect: Callable[[], object] | None = None) -> Iterator[None]:
-    """Turn the driver's errors into BrokerUnavailable. Call ``reconnect`` if the server has become
-    a replica: it may leave its connections open, and new ones are led to the new master."""
+def explained(
+    settings: Settings,
+    reconnect: Callable[[], object] | None = None,
+    forget_nodes: Callable[[], object] | None = None,
+) -> Iterator[None]:
+    """Turn the driver's errors into BrokerUnavailable.
+
+    Args:
+        reconnect: called if the server has become a replica: it may leave its connections open, and
+            new ones are led to the new master.
+        forget_nodes: called if no node of a Redis cluster answers. The driver asks only nodes that
+            it has found before, and all of them may have other addresses now.
+    """
     try:
         yield
     except FAILURES as error:
         is_replica = isinstance(error, ReadOnlyError) or "READONLY" in str(error)
         if is_replica and reconnect is not None:
             reconnect()
+        if forget_nodes is not None and _knows_no_node(error):
+            forget_nodes()
         where = settings.shown_broker
         what = "cannot be reached" if _is_away(error) else "could not process the request"
         raise BrokerUnavailable(f"{where} {what}: {error}{_advice(error)}") from error
@@ -221,6 +234,12 @@ def _is_away(error: Exception) -> bool:
         return "connecting" in str(error)
     refusals = (redis.AuthenticationError, AuthorizationError, redis.BusyLoadingError)
     return isinstance(error, redis.ConnectionError | OSError) and not isinstance(error, refusals)
+
+
+def _knows_no_node(error: Exception) -> bool:
+    """Return whether no node of a Redis cluster answers, as opposed to those that have one slot."""
+    is_of_cluster = isinstance(error, RedisClusterException)
+    return is_of_cluster and not isinstance(error, SlotNotCoveredError)
 
 
 def _advice(error: Exception) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
@@ -445,12 +446,12 @@ class SlotPause:
 
 
 def node_of(slot: RedisBroker) -> str:
-    """Return the name of the node that has a slot, as the client knows it; "" if it does not."""
-    try:
-        if isinstance(slot.client, RedisCluster):
-            return str(slot.client.get_node_from_key(f"{slot.prefix}:job").name)  # type: ignore[no-untyped-call] # it has no types
-    except (BrokerUnavailable, *FAILURES):
-        pass
+    """Return the name of the node that has a slot, as the client knows it; "" if it does not. Do
+    not connect: that may take long, and is done by a call that has a pause after it."""
+    client = slot.known_client
+    with suppress(*FAILURES):
+        if isinstance(client, RedisCluster):
+            return str(client.get_node_from_key(f"{slot.prefix}:job").name)  # type: ignore[no-untyped-call] # it has no types
     return ""
 
 
