@@ -60,6 +60,7 @@ class Slot:
     def __init__(self, settings: Settings, first: Any = None, slot: int = 0) -> None:
         self.slot = slot
         self.calls: list[tuple[str, Any]] = []
+        self.tries = 0
 
     def _note(self, name: str, told: Any) -> None:
         if self.slot in self.down:
@@ -78,6 +79,10 @@ class Slot:
 
     def relay(self, messages: Sequence[Message], *, until: float = 0.0) -> None:
         self._note("relay", len(messages))
+
+    def forget_later(self, job_ids: Sequence[uuid.UUID]) -> None:
+        self.tries += 1
+        self._note("forget_later", list(job_ids))
 
     def claim(self, request: ClaimRequest) -> list[Delivery]:
         self._note("claim", None)
@@ -133,6 +138,20 @@ def test_settlement_names_the_leases_of_a_slot_that_is_down(broker: Any) -> None
 def test_successes_of_other_slots_are_recorded_while_one_is_down(broker: Any) -> None:
     stale, _, left, error = broker.finish(Columns(), Leases.of(LEASES))
     assert (stale, left, str(error)) == ({LEASES[0], LEASES[2]}, [LEASES[1]], "It is down.")
+
+
+def test_node_that_is_down_is_asked_once_to_forget_relayed_jobs(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slots 1 and 2 are on that node, and each call would wait for an answer."""
+    monkeypatch.setattr(slots, "node_of", lambda slot: str(min(slot.slot, 1)))
+    Slot.down = {1, 2}
+    job_ids = [uuid.uuid4()]
+    for _ in range(2):
+        broker.relayed_for_good(job_ids)
+    first, *others = broker.slots
+    assert first.calls == [("forget_later", job_ids)] * 2
+    assert [one.tries for one in others] == [1, 0]
 
 
 def test_slot_that_is_down_does_not_count_as_having_handed_out_its_jobs(broker: Any) -> None:

@@ -146,7 +146,12 @@ class RedisBroker(Broker):
         return found
 
     def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
-        with suppress(BrokerUnavailable, *FAILURES):
+        with suppress(BrokerUnavailable):
+            self.forget_later(job_ids)
+
+    def forget_later(self, job_ids: Sequence[UUID]) -> None:
+        """Set when to forget the ids of relayed jobs whose outbox rows are gone."""
+        with self._explained():
             for some in batches([job_id.hex for job_id in job_ids]):
                 forget_us = microseconds(self._clock.now() + LATE_SECONDS)
                 self.client.zadd(self._keys[5], dict.fromkeys(some, forget_us), xx=True)
@@ -400,12 +405,10 @@ class RedisBroker(Broker):
         self._run("ping", [])
 
     def close(self) -> None:
-        if (client := self.known_client) is not None:
-            disconnect(client)
+        disconnect(self.known_client)
 
     def close_idle(self) -> None:
-        if (client := self.known_client) is not None:
-            disconnect_idle(client)
+        disconnect_idle(self.known_client)
 
     def _forget_nodes(self) -> None:
         """Let the next call look for the nodes of a Redis cluster at the hosts of the URL."""

@@ -145,16 +145,16 @@ def _appendfsync(client: Any) -> str:
 
 
 def disconnect(client: Any) -> None:
-    """Close the client's connections. The next call opens new ones."""
+    """Close the connections of a client, if there is one. The next call opens new ones."""
     with suppress(*FAILURES):
         if isinstance(client, RedisCluster):
             client.disconnect_connection_pools()  # type: ignore[no-untyped-call] # it has no types
-        else:
+        elif client is not None:
             client.connection_pool.disconnect()
 
 
 def disconnect_idle(client: Any) -> None:
-    """Close the connections that no call uses now."""
+    """Close the connections of a client, if there is one, that no call uses now."""
     with suppress(*FAILURES):
         nodes: Any = [client]
         if isinstance(client, RedisCluster):

@@ -220,8 +220,7 @@ class SlottedRedisBroker(Broker):
         return self.first.relay_until()
 
     def relayed_for_good(self, job_ids: Sequence[UUID]) -> None:
-        for one in self.slots:
-            one.relayed_for_good(job_ids)
+        self._ask_all(self._each(partial(RedisBroker.forget_later, job_ids=job_ids)))
 
     # -- out --------------------------------------------------------------------------------------
 
