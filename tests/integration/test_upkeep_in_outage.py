@@ -20,6 +20,7 @@ from stoker.cluster.scheduler.scheduler import Upkeep
 from stoker.exceptions import BrokerUnavailable
 from stoker.models import Attempt, Claimed, Cluster, Ready
 from stoker.models.lock import LockQuerySet
+from stoker.store.written import DatabaseNow
 
 from tests.app.tasks import add
 from tests.integration.fronted import fronted_broker, outside
@@ -121,6 +122,44 @@ def test_lease_that_ended_in_an_outage_is_rescued_after_a_while(broker: Dispatch
         outages.note(place)  # a further outage does not prolong the time
     outages._over_at = dict.fromkeys(broker.lessors, time.monotonic())
     assert upkeep.rescuing.rescue() == 1
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_start_beside_a_living_cluster_leaves_it_time_for_its_leases(
+    broker: Dispatch, is_alive: bool
+) -> None:
+    """The new cluster cannot know whether the broker was away until just now."""
+    add.enqueue(1, 2)
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    row = Cluster.objects.create(
+        id=uuid4(), name="other", host="elsewhere", pid=7, started_at=timezone.now(),
+        heartbeat_us=DatabaseNow() if is_alive else 0,
+    )  # fmt: skip
+    claim(broker, row.pk, 2)
+    broker.expire_holder(row.pk)
+    upkeep.clean_up_at_start()
+    assert Attempt.objects.count() == (0 if is_alive else 2)
+    upkeep.rescuing._outages._over_at.clear()
+    assert upkeep.rescuing.rescue() == (2 if is_alive else 0)
+
+
+def test_start_after_a_crash_beside_a_living_cluster_rescues_at_once(
+    broker: Dispatch, tmp_path: Path
+) -> None:
+    add.enqueue(1, 2)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    row, board = dead_cluster(upkeep, tmp_path / "cluster.board")
+    (delivery,) = claim(broker, row.pk, 1)
+    mark = lease_mark(delivery.lease_id)
+    board.slot(0, 0).occupy(1, delivery.job_id.bytes, 1, 1, 0, mark)
+    board.close()
+    Cluster.objects.create(
+        id=uuid4(), name="other", host="elsewhere", pid=7, started_at=timezone.now(),
+        heartbeat_us=DatabaseNow(),
+    )  # fmt: skip
+    upkeep.clean_up_at_start()
+    assert Attempt.objects.count() == 1
 
 
 def test_lease_that_ended_while_the_store_was_away_is_left_to_its_holder_for_a_while(

@@ -178,6 +178,13 @@ class Rescue:
         """Record that the store did not answer."""
         self._outages.note(self._broker.lessors[0])
 
+    def give_living_clusters_time(self) -> None:
+        """Treat the start of this cluster as the end of an outage if other clusters live: it cannot
+        know whether they could extend their leases until now."""
+        if self._others.alive_within(self._settings.lease_seconds).exists():
+            for place in self._broker.lessors:
+                self._outages.note(place)
+
     def bury_clusters_of_this_host(self) -> int:
         """Remove clusters on this host that have no process left, as their board shows."""
         here = self._others.filter(host=self._plan.host)

@@ -219,8 +219,10 @@ class Upkeep:
         self._steps_of_apps = steps_of_apps()
 
     def clean_up_at_start(self) -> None:
-        """Release jobs and delete files of dead clusters of this host, without the upkeep lease."""
-        self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host)
+        """Release jobs and delete files of dead clusters of this host, without the upkeep lease. If
+        one of them had leases, they have ended, and the jobs are rescued at once."""
+        if not self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host):
+            self._step("other clusters", self.rescuing.give_living_clusters_time)
         self._step("rescue", self.rescuing.rescue)
         self._step("guards", self._guards.sweep)
         self._step("boards", self.rescuing.remove_old_boards)
