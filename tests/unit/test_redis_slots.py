@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -170,6 +171,20 @@ def test_answers_without_a_slot_that_is_down_are_partial(broker: Any) -> None:
         for pause in broker._pauses.values():
             pause.end()
         assert (ask(), broker.is_partial) == ([], False)
+
+
+def test_answer_is_partial_only_for_the_thread_that_asked(broker: Any) -> None:
+    """With --single, the upkeep asks for the leases of dead clusters in a thread beside the
+    pusher's."""
+    request = ClaimRequest(1, holder=uuid.uuid4(), lease_seconds=60)
+    broker.claim(request)
+    Slot.down = set()
+    for pause in broker._pauses.values():
+        pause.end()
+    upkeep = Thread(target=lambda: broker.held_by(uuid.uuid4()))
+    upkeep.start()
+    upkeep.join()
+    assert broker.is_partial
 
 
 def test_relay_to_one_slot_does_not_pause_the_node_of_another(broker: Any) -> None:

@@ -273,7 +273,7 @@ class Broker(ABC):
     @property
     def is_partial(self) -> bool:
         """Return whether one of several servers did not answer the last ``claim`` or ``held_by`` of
-        this process, so that its jobs are missing. A claim may have leased some of them."""
+        this thread, so that its jobs are missing. A claim may have leased some of them."""
         return False
 
     @property

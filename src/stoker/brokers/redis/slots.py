@@ -7,6 +7,7 @@ the URL changes, the old slots are still served: the first slot keeps all number
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -77,7 +78,7 @@ class SlottedRedisBroker(Broker):
         self._pauses: dict[str, SlotPause] = defaultdict(SlotPause)
         """Node -> pause before it is asked again."""
         self._next = 0
-        self._is_partial = False
+        self._answer = Answer()
 
     @property
     def slots(self) -> list[RedisBroker]:
@@ -229,14 +230,14 @@ class SlottedRedisBroker(Broker):
         age decide within a queue, but only roughly among queues. A node that does not answer does
         not keep jobs of the others from being claimed, and is no error if another one answers."""
         found, failure, has_answer = self._collect(request, RedisBroker.claim)
-        self._is_partial = failure is not None
+        self._answer.is_partial = failure is not None
         if failure and not has_answer:
             raise failure
         return found
 
     @property
     def is_partial(self) -> bool:
-        return self._is_partial
+        return self._answer.is_partial
 
     def claim_expired(self, request: ClaimRequest) -> list[Delivery]:
         found, failure, _ = self._collect(request, RedisBroker.claim_expired)
@@ -353,7 +354,7 @@ class SlottedRedisBroker(Broker):
         parts, failure = self._ask_reachable(
             self._each(lambda slot: slot.held_by(holder, packages=packages))
         )
-        self._is_partial = failure is not None
+        self._answer.is_partial = failure is not None
         return [held for part in parts.values() for held in part]
 
     # -- looking ----------------------------------------------------------------------------------
@@ -419,6 +420,12 @@ class SlottedRedisBroker(Broker):
 
     def close_idle(self) -> None:
         self.first.close_idle()
+
+
+class Answer(threading.local):
+    """Says for each thread whether jobs were missing in its last answer from the slots."""
+
+    is_partial = False
 
 
 class SlotPause:
