@@ -440,6 +440,13 @@ MISTAKES = (
         needs_redis=True,
     ),
     Mistake(
+        "a claim from Redis does not read on in a long line whose jobs come first",
+        [Text("brokers/redis/lua/claim.lua", "until #lines_ahead == 0", "until true")],
+        "tests/integration/test_redis_server.py",
+        "priority_and_age_decide_among_all_queues",
+        needs_redis=True,
+    ),
+    Mistake(
         "a slot of Redis that is down stops the extension of all leases",
         [
             Change(

@@ -272,10 +272,31 @@ MISTAKES = (
         [
             Change(
                 "cluster.pusher.roster:Roster._note",
-                replace("not is_noted", "False"),
+                replace("self.note_handed_out(unnoted)", "()"),
             )
         ],
         "tests/unit/cluster/test_roster.py",
+    ),
+    Mistake(
+        "nothing is claimed from the store while the broker is away",
+        [
+            Change(
+                "cluster.pusher.claims:Claims._is_broker_away",
+                replace("not self._patience.has_met_a_lock", "False"),
+            )
+        ],
+        "tests/unit/cluster/test_claims_in_outage.py",
+    ),
+    Mistake(
+        "a claim whose answer from the broker was lost leaves no doubt if the store leased jobs",
+        [
+            Change(
+                "brokers.dispatch:Dispatch.in_doubt",
+                drop_operand("one.leaves_doubt or one is self._lost", "one is self._lost"),
+            )
+        ],
+        "tests/unit/cluster/test_claims_in_outage.py",
+        "answer_was_lost",
     ),
     Mistake(
         "a worker does not look whether a job was recalled",
