@@ -48,6 +48,7 @@ SLICES = {
     "inspect/why/waiting.py": "a part of the answers: with look.py 730 lines",
     "locks/holding.py": "the renewal of leases: with the public object 620 lines",
     "reporters/prometheus.py": "a reporter, loaded only if it is configured",
+    "workflows/start.py": "the start of steps: with their advance 540 lines",
 }
 """Modules with one importer in their own folder, each with the reason for which it is not a part of
 that importer."""

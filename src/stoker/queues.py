@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
+from django.db import transaction
 from django.db.models import Model
 
 from stoker.brokers.adapters import broker_for
@@ -200,7 +201,7 @@ def _purge(settings: Settings, arrivals: Arrivals, queue: str) -> int:
     if not is_in_transaction(settings.database):
         return arrivals.purge(queue)
     count = arrivals.size(queue)
-    after_commit(settings.database, partial(arrivals.purge, queue))
+    transaction.on_commit(partial(arrivals.purge, queue), using=settings.database, robust=True)
     return count
 
 

@@ -26,6 +26,7 @@ from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import CLUSTER_GONE, Attempted, Crashed, Succeeded
 from stoker.jobs.package import NONE
 from stoker.jobs.record import finish
+from stoker.jobs.relay import relay_from
 from stoker.jobs.states import JobState
 from stoker.models import Attempt, Cancellation, Claimed, DeadLetter, Job, Outgoing, Ready
 from stoker.signals import post_execute
@@ -484,3 +485,51 @@ def _client(broker: Dispatch) -> Any:
 
 def _prefix(broker: Dispatch) -> str:
     return str(broker.broker.prefix)  # type: ignore[attr-defined] # of Redis
+
+
+@pytest.mark.postgres  # the driver of SQLite begins no transaction for a statement with WITH
+class TestCommitsByHand:
+    """Autocommit is off: nothing happens at the broker before the caller commits."""
+
+    @pytest.fixture(autouse=True)
+    def _without_autocommit(self, broker: Dispatch) -> Iterator[None]:
+        self.waiting = add.enqueue(3, 4)
+        transaction.set_autocommit(False)
+        yield
+        transaction.rollback()
+        transaction.set_autocommit(True)
+
+    def test_job_of_a_transaction_that_rolls_back_does_not_exist(self, broker: Dispatch) -> None:
+        add.enqueue(1, 2)
+        add.enqueue_many([((1, 2), {})] * 60)
+        assert (outside(broker), Outgoing.objects.count()) == (1, 61)
+        transaction.rollback()
+        assert (outside(broker), Outgoing.objects.count()) == (1, 0)
+
+    def test_job_of_a_committed_transaction_is_relayed(self, broker: Dispatch) -> None:
+        add.enqueue(1, 2)
+        transaction.commit()
+        transaction.set_autocommit(True)
+        assert relay_from(settings_for(), "default", lambda: None) == 1
+        assert outside(broker) == 2
+
+    def test_cancel_that_rolls_back_cancels_nothing(self, broker: Dispatch) -> None:
+        assert self.waiting.cancel("no")
+        assert outside(broker) == 1
+        transaction.rollback()
+        assert sweep_requests(settings_for()) == 0
+        assert outside(broker) == 1
+
+    def test_upkeep_carries_out_a_committed_cancel(self, broker: Dispatch) -> None:
+        assert self.waiting.cancel("no")
+        transaction.commit()
+        transaction.set_autocommit(True)
+        assert sweep_requests(settings_for()) == 1
+        self.waiting.refresh()
+        assert (outside(broker), self.waiting.state) == (0, JobState.CANCELLED)
+
+    def test_running_job_can_be_cancelled(self, broker: Dispatch) -> None:
+        (delivery,) = claim()
+        assert self.waiting.cancel("no")
+        transaction.commit()
+        assert Cancellation.objects.get().job_id == delivery.job_id

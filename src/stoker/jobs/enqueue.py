@@ -28,7 +28,12 @@ from stoker.signals import pre_enqueue
 from stoker.store.copy import InCommon, copy_jobs
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explained
-from stoker.store.transactions import after_commit, is_conflict, repeat_if_aborted
+from stoker.store.transactions import (
+    after_commit,
+    commits_by_hand,
+    is_conflict,
+    repeat_if_aborted,
+)
 from stoker.tasks.options import is_guarded
 from stoker.values import codec
 from stoker.values.codec import copied
@@ -467,8 +472,14 @@ def _become(given: Result[Any], result: Result[Any]) -> None:
 
 def open_transaction(store: str) -> str | None:
     """Return the alias of the open transaction that decides whether the job will exist, or None.
-    The store's own transaction has precedence, then one of a database with an outbox."""
-    opened = [one.alias for one in connections.all(initialized_only=True) if one.in_atomic_block]
+    The store's own transaction has precedence, then one of a database with an outbox. A transaction
+    that is committed by hand counts if its database has an outbox."""
+    opened = [
+        one.alias
+        for one in connections.all(initialized_only=True)
+        if one.in_atomic_block
+        or (not one.autocommit and commits_by_hand(one) and has_outbox(one.alias, store))
+    ]
     if store in opened:
         return store
     if len(opened) < 2:

@@ -44,6 +44,7 @@ from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.store.engines.sessions import explained
 from stoker.store.prepared import Compiled, any_of
 from stoker.store.statements import deciding, insert_with_packages
+from stoker.store.transactions import commits_by_hand
 from stoker.store.written import moment
 from stoker.tasks.decorator import absent_task
 from stoker.tasks.registry import task_of
@@ -86,7 +87,7 @@ def relay_these(settings: Settings, alias: str, job_ids: Sequence[UUID]) -> dict
         Job id -> result, for jobs with a unique key.
     """
     broker, asked_at = broker_for(settings), time.monotonic()
-    if not broker.relay_pause.is_over:
+    if not broker.relay_pause.is_over or commits_by_hand(connections[settings.database]):
         return {}
     relay, at_once = Relay(settings, alias), broker.relay_batch
     told: dict[UUID, Result[Any]] = {}

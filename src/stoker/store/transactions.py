@@ -138,8 +138,19 @@ def _has_code(
 def is_in_transaction(alias: str) -> bool:
     """Return whether a transaction is open that will commit. The transaction of a TestCase will
     not."""
-    blocks = connections[alias].atomic_blocks
-    return any(not getattr(block, "_from_testcase", False) for block in blocks)
+    connection = connections[alias]
+    blocks = connection.atomic_blocks
+    outside_tests = any(not getattr(block, "_from_testcase", False) for block in blocks)
+    return outside_tests or commits_by_hand(connection)
+
+
+def commits_by_hand(connection: Any) -> bool:
+    """Return whether the caller commits what is written on this connection now: autocommit is off,
+    and no block of ``transaction.atomic()`` is open. Such a commit cannot be observed."""
+    if connection.in_atomic_block:
+        return False
+    has_autocommit = connection.settings_dict["AUTOCOMMIT"]
+    return not (has_autocommit if connection.connection is None else connection.autocommit)
 
 
 def without_request_transaction(view: View) -> View:
@@ -154,9 +165,14 @@ def after_commit(alias: str, call: Callable[[], object]) -> None:
     """Call a function after the open transaction commits, or now if none is open. Errors of the
     function are logged and not raised, because the commit is already made.
 
+    If the caller commits by hand, the function is not called: upkeep or the next poll does the
+    work.
+
     The lambda is needed because Django logs the function's ``__qualname__``, and
     ``functools.partial`` has none.
     """
+    if commits_by_hand(connections[alias]):
+        return
     transaction.on_commit(lambda: call(), using=alias, robust=True)  # noqa: PLW0108 - see above
 
 

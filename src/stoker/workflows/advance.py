@@ -279,10 +279,10 @@ class Advance:
         return above
 
     def _new_failures(self, ended: Sequence[tuple[Step, list[Over]]]) -> dict[UUID, UUID | None]:
-        """Return group -> cause, for the groups whose members have failed by themselves.
+        """Return group -> cause, for the groups with a member that was not stopped, but failed.
 
-        A group may have been retried before all members had ended that it had stopped. These do not
-        stop it again.
+        A group may be retried before all the members that it stopped have ended. When they end,
+        they do not stop it again.
         """
         causes = {
             group.pk: [one.cause for one in overs if not one.lets_go_on] for group, overs in ended

@@ -144,7 +144,7 @@ def test_broker_is_claimed_from_again_once_it_answers(pusher: Pusher, clock: Clo
 def test_jobs_leased_by_a_claim_whose_answer_was_lost_are_released(
     pusher: Pusher, clock: Clock, stores_jobs: int
 ) -> None:
-    """Also if the store leased jobs in the same claim, which therefore did not fail."""
+    """If the store leased jobs in the same claim, that claim does not fail."""
     pusher.broker.add(1)
     pusher.work()  # the store is asked first next time
     pusher.broker.add(5)

@@ -78,7 +78,7 @@ class SlottedRedisBroker(Broker):
         self._pauses: dict[str, SlotPause] = defaultdict(SlotPause)
         """Node -> pause before it is asked again."""
         self._next = 0
-        self._answer = Answer()
+        self._answer = LastAnswer()
 
     @property
     def slots(self) -> list[RedisBroker]:
@@ -422,8 +422,8 @@ class SlottedRedisBroker(Broker):
         self.first.close_idle()
 
 
-class Answer(threading.local):
-    """Says for each thread whether jobs were missing in its last answer from the slots."""
+class LastAnswer(threading.local):
+    """Whether jobs were missing in this thread's last answer from the slots."""
 
     is_partial = False
 
