@@ -32,7 +32,7 @@ from stoker.models.wait import NewWait
 from stoker.store.transactions import may_pass
 from stoker.store.written import MICROSECONDS, microseconds
 from stoker.tasks.backoff import exponential
-from stoker.tasks.options import TaskOptions, error_classes
+from stoker.tasks.options import LONGEST_DELAY_SECONDS, TaskOptions, error_classes
 from stoker.tasks.registry import find_task
 from stoker.values.text import stored_text
 
@@ -72,7 +72,8 @@ def decide(
     if isinstance(error, Cancel):
         return outcomes.Cancelled(stored_text(error.reason, MESSAGE_LIMIT))
     if isinstance(error, Snooze):
-        return outcomes.Snoozed(error.delay_seconds, stored_text(error.reason, MESSAGE_LIMIT))
+        snoozed_seconds = min(error.delay_seconds, LONGEST_DELAY_SECONDS)
+        return outcomes.Snoozed(snoozed_seconds, stored_text(error.reason, MESSAGE_LIMIT))
     fault = fault_of(error)
     reason = "timeout" if isinstance(error, TaskTimeout) else "error"
     if is_out_of_attempts(options, attempt) or not _is_retryable(error, options):
@@ -80,7 +81,7 @@ def decide(
     delay_seconds = _delay(error, options, result)
     if delay_seconds is None:
         return outcomes.Failed(fault, reason)
-    return outcomes.Retried(fault, delay_seconds, reason)
+    return outcomes.Retried(fault, min(delay_seconds, LONGEST_DELAY_SECONDS), reason)
 
 
 def is_out_of_attempts(

@@ -142,6 +142,18 @@ def test_reason_with_invalid_text_is_escaped(said: Any, kept: str) -> None:
     assert decide(Snooze(5, said), options(), 1, None) == outcomes.Snoozed(5.0, kept)
 
 
+@pytest.mark.parametrize("seconds", [1e12, float("inf")])
+def test_delay_is_at_most_a_hundred_years(seconds: float) -> None:
+    """No database and no screen has a later date than the year 9999."""
+    hundred_years = 100 * 365 * 86400
+    snoozed = decide(Snooze(seconds), options(), 1, None)
+    retried = decide(Retry(seconds), options(), 1, None)
+    backed_off = decide(ValueError(), options(backoff=lambda *_: seconds), 1, None)
+    for outcome in (snoozed, retried, backed_off):
+        assert isinstance(outcome, outcomes.Snoozed | outcomes.Retried)
+        assert outcome.delay_seconds == hundred_years
+
+
 def test_failing_backoff_is_replaced_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     def broken(_error: BaseException, _result: Any) -> float:
         raise ZeroDivisionError
