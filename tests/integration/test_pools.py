@@ -8,7 +8,7 @@ import pytest
 from django.db import connection, transaction
 from django.test import override_settings
 
-from stoker.cluster.worker.aftercare import WorkerAftercare
+from stoker.cluster.worker.clean_up import WorkerAftercare
 from stoker.exceptions import TaskTimeout
 from stoker.locks.stores.contract import LockClaim
 from stoker.locks.stores.database import DatabaseLocks

@@ -18,7 +18,7 @@ from stoker.brokers.contract import ClaimRequest, Return
 from stoker.brokers.redis.broker import RedisBroker
 from stoker.brokers.redis.connection import weaknesses
 from stoker.brokers.redis.slots import SlottedRedisBroker
-from stoker.cluster.worker.aftercare import WorkerAftercare
+from stoker.cluster.worker.clean_up import WorkerAftercare
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, TaskTimeout
 from stoker.jobs.outcomes import Attempted, Batch, Succeeded

@@ -13,7 +13,7 @@ from django.db import connection, connections, transaction
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
-from stoker.cluster.worker.aftercare import WorkerAftercare
+from stoker.cluster.worker.clean_up import WorkerAftercare
 from stoker.conf import settings_for
 from stoker.exceptions import TransactionLeftOpen
 from stoker.jobs.execute import Executor

@@ -303,7 +303,7 @@ class Dispatch:
         return found
 
     def in_doubt(self) -> list[Broker]:
-        """Return those that may have leased more jobs than the last claim returned."""
+        """Return the lessors that may have leased more jobs than the last claim returned."""
         return [one for one in self.lessors if one.leaves_doubt or one is self._lost]
 
     @property

@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from stoker.cluster.worker.aftercare import tidy_connections
+from stoker.cluster.worker.clean_up import tidy_connections
 from stoker.signals import tell
 
 LIMIT_SECONDS = 30.0

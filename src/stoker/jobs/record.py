@@ -353,8 +353,8 @@ class Recorder:
         that recorded this attempt and died before it acked the lease. Result: as ``_known``.
 
         The outcome of an attempt that is recorded as failed counts only if it ends the job and the
-        broker confirms its lease. So it is with a rescued job that may not run again, and with a
-        job that the broker has restored from a backup.
+        broker confirms its lease. This happens if a rescued job may not run again, or if the broker
+        has restored the job from a backup.
         """
         needed = {job_id for job_id in batch.job_ids if job_id not in rowless}
         needed.update(batch.job_ids[place] for place in batch.marked)

@@ -24,7 +24,7 @@ from itertools import zip_longest
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from django.db import DatabaseError, InterfaceError, OperationalError, connections
+from django.db import DatabaseError, DataError, InterfaceError, OperationalError, connections
 
 from stoker.brokers.adapters import broker_for
 from stoker.compat import InvalidTask
@@ -58,8 +58,8 @@ from .states import JobState, Progress
 
 MANY_REFUSALS = 20
 """After this number of refusals in a row, the broker may refuse all jobs of a queue."""
-OF_ALL_JOBS = (NotMigrated, OperationalError, InterfaceError)
-"""Errors of a database, not of a job."""
+STORE_FAILURES = (NotMigrated, OperationalError, InterfaceError)
+"""Errors of the store or of the database with the outbox, which say nothing about a job."""
 
 
 def put(
@@ -156,7 +156,7 @@ class _Sweep:
         while True:
             try:
                 relayed = self._relay.relay(self._lock).jobs
-            except OF_ALL_JOBS:
+            except STORE_FAILURES:
                 raise
             except Exception as error:  # the values of a job may raise anything
                 if not self._page:
@@ -185,13 +185,15 @@ class _Sweep:
             try:
                 count += self._relay.relay(partial(self._outgoing.lock_these, [row.pk])).jobs
                 self._refused[row.queue] = 0
-            except OF_ALL_JOBS:
+            except STORE_FAILURES:
                 raise
-            except BrokerUnavailable:
-                self.refusals += 1
-                self._refused[row.queue] += 1
-            except Exception as refused:  # noqa: BLE001 - says nothing about other jobs
+            except Exception as refused:  # noqa: BLE001 - the values of a job may raise anything
                 error = refused
+                if isinstance(refused, BrokerUnavailable | DatabaseError) and not isinstance(
+                    refused, DataError
+                ):  # other jobs may be refused, too
+                    self.refusals += 1
+                    self._refused[row.queue] += 1
             self._beat()
         self._broker.ping()  # also for a single row
         self.refusal = self.refusal or error

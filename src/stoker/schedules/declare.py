@@ -181,7 +181,11 @@ class Declaring:
         if is_past:
             state |= ENDED
         unchanged = self._schedules.filter(
-            pk=row.pk, definition=row.definition, package=row.package, is_paused=row.is_paused
+            pk=row.pk,
+            definition=row.definition,
+            package=row.package,
+            is_paused=row.is_paused,
+            moment_us=row.moment_us,
         )
         if unchanged.update(source=one.source, **values, **state):
             tell("schedule_declared", name=one.name, words=Schedule(pk=row.pk, **values).words)

@@ -174,21 +174,21 @@ def changed_state(row: Schedule, values: dict[str, Any], now_us: int) -> dict[st
         return state
     after.moment_us = row.moment_us
     after.repeats_left = state.get("repeats_left", row.repeats_left)
-    if _has_due_tick(row, after, now_us):
-        now_us = row.moment_us - 1  # type: ignore[operator] # asked
+    if (due_us := _due_moment(row, after, now_us)) is not None:
+        now_us = due_us - 1
     state |= later_state(after, now_us) if is_same_timing else fresh_state(after, now_us)
     if row.is_paused and not was_stopped_by_itself:
         state["due_us"] = None
     return state
 
 
-def _has_due_tick(row: Schedule, after: Schedule, now_us: int) -> bool:
-    """Return whether a tick of the schedule has come, has not fired yet, for example because of its
-    jitter, and is also a tick of the changed schedule."""
+def _due_moment(row: Schedule, after: Schedule, now_us: int) -> int | None:
+    """Return the moment of a tick that has come and has not fired yet, for example because of its
+    jitter, if the changed schedule has this tick, too."""
     moment_us = row.moment_us
     if row.is_paused or moment_us is None or moment_us > now_us:
-        return False
-    return after.course.first(moment_us - 1) == moment_us
+        return None
+    return moment_us if after.course.first(moment_us - 1) == moment_us else None
 
 
 def opened(settings: Settings, row: Schedule) -> Package:

@@ -17,6 +17,9 @@ MOST_AT_ONCE = 25
 PROMPT_US = 5_000_000
 """With jitter, a tick that is late by no more than this has been delayed by its jitter, not by an
 outage."""
+MOST_EARLIER = 300
+"""Maximum number of earlier ticks that may have delayed one. The jitter may be thousands of
+intervals long."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -74,15 +77,18 @@ class Course:
         chance = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
         return moment_us + chance % (self.jitter_us + 1)
 
-    def turn(self, moment_us: int) -> int:
-        """Return when the tick of this moment fires if nothing fails: when it is due, but not
-        before an earlier tick."""
-        latest = self.due(moment_us)
-        earlier = self.after(moment_us - self.jitter_us - 1)
-        while earlier is not None and earlier < moment_us:
-            latest = max(latest, self.due(earlier))
-            earlier = self.after(earlier)
-        return latest
+    def fires_since(self, moment_us: int, since_us: int) -> bool:
+        """Return whether the tick of this moment fires at ``since_us`` or later if nothing fails:
+        when it is due, but not before an earlier tick, of which ``MOST_EARLIER`` are checked."""
+        first_us = max(moment_us - self.jitter_us, self.start_us or moment_us - self.jitter_us)
+        for _ in range(MOST_EARLIER):
+            if self.due(moment_us) >= since_us:
+                return True
+            earlier = self.rule.newest_until(as_moment(moment_us - 1))
+            if earlier is None or as_us(earlier) < first_us:
+                return False
+            moment_us = as_us(earlier)
+        return False
 
     def _bounded(self, moment_us: int) -> int | None:
         return None if self.end_us is not None and moment_us > self.end_us else moment_us
@@ -130,10 +136,10 @@ def plan(course: Course, misfire: Misfire, moment_us: int, now_us: int) -> TickP
     is_skipped = misfire.policy == "skip"
     if course.jitter_us and not is_alone:
         prompt_us = min(PROMPT_US, misfire.grace_us) if is_skipped else PROMPT_US
-        if now_us - course.turn(moment_us) <= prompt_us:
+        if course.fires_since(moment_us, now_us - prompt_us):
             now = tuple(_from(course, MOST_AT_ONCE, moment_us, newest))
             return TickPlan(now, course.after(now[-1]))
-    if is_skipped and now_us - course.turn(newest) > misfire.grace_us:
+    if is_skipped and not course.fires_since(newest, now_us - misfire.grace_us):
         count = min(_count(course, moment_us, newest) + 1, MOST_COUNTED)
         missed = Missed(moment_us, count)
         return TickPlan((), following if is_alone else course.after(newest), missed)

@@ -210,7 +210,8 @@ def _blocking(
     alias: str, workflow_id: UUID, last: str, begun_at: datetime
 ) -> tuple[list[UUID], UUID | None]:
     """Return failed and cancelled tasks that the workflow waits for, and the last one that was read
-    if there may be more."""
+    if there may be more. Tasks that were requeued since ``begun_at``, by the database's clock, are
+    left out; one that failed for the first time since then is not."""
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id, kind=Step.Kind.TASK)
     ended = steps.filter(role=Step.Role.STEP, state__in=ENDED_BADLY, is_optional=False)
     later = ended.filter(pk__gt=UUID(last)) if last else ended

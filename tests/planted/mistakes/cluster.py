@@ -378,7 +378,7 @@ MISTAKES = (
         "a transaction left open goes on into the next job",
         [
             Change(
-                "cluster.worker.aftercare:_connections_in_transaction",
+                "cluster.worker.clean_up:_connections_in_transaction",
                 replace(
                     "connection.in_atomic_block or is_in_transaction(connection)", "not connection"
                 ),

@@ -237,7 +237,7 @@ def _is_away(error: Exception) -> bool:
 
 
 def _knows_no_node(error: Exception) -> bool:
-    """Return whether no node of a Redis cluster answers, as opposed to those that have one slot."""
+    """Return whether no node of a Redis cluster answers, not only the node of one slot."""
     is_of_cluster = isinstance(error, RedisClusterException)
     return is_of_cluster and not isinstance(error, SlotNotCoveredError)
 

@@ -102,7 +102,7 @@ class Pusher:
 
     def _work(self) -> None:
         """Do everything that may be due, most important first. A failing call delays those after
-        it: together they must not take longer than a heartbeat may."""
+        it."""
         if self.wake.is_due():
             self._hurry()
             if not len(self.flights):  # no claimed job needs attention first

@@ -27,7 +27,7 @@ from stoker.cluster.board import is_fenced, lease_mark
 from stoker.cluster.channel import Closed, Stream, is_readable, take_stream
 from stoker.cluster.process import ORPHANED, Child, leave, resident_bytes
 from stoker.cluster.wire import Job, attempt_of, is_over, lease_id_of, open_job, pack_report
-from stoker.cluster.worker.aftercare import (
+from stoker.cluster.worker.clean_up import (
     WorkerAftercare,
     create_caches,
     tidy_broken_connections,
@@ -410,7 +410,7 @@ class ConcurrentRunner:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
-        # After an error of Stoker the slot still shows the job, so that its attempt counts.
+        # After an error of Stoker, the board still shows the job, so that its attempt counts.
         if error is not None:
             sys.excepthook(type(error), error, error.__traceback__)
             leave(1)

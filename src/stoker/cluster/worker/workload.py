@@ -23,6 +23,9 @@ from stoker.cluster.wire import Job, Report
 from stoker.logs.capture import Capture
 
 FLUSH_SECONDS = 0.002
+NEW_PUSHER_SECONDS = 180.0
+"""How long a worker that is leaving waits for a new pusher. It is more than a pusher takes to be
+replaced and to start."""
 
 _number_of = itemgetter(0)
 
@@ -200,13 +203,14 @@ class Workload:
     def wait_until_recorded(self, within_seconds: float) -> None:
         """Wait up to ``within_seconds`` until every report is recorded. The pusher keeps the rest.
         The time begins when there is a pusher, because no other process has the reports."""
-        until = time.monotonic() + within_seconds
+        began_at = time.monotonic()
+        until = began_at + within_seconds
         self.flush()
         while self._reports and (left := until - time.monotonic()) > 0:
             line = self._line
             if line is None:
                 time.sleep(0.01)
-                if self.expects_pusher:
+                if self.expects_pusher and time.monotonic() < began_at + NEW_PUSHER_SECONDS:
                     until = time.monotonic() + within_seconds
                 continue
             try:

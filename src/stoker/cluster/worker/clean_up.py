@@ -61,7 +61,7 @@ def _note(connection: Any, **_: Any) -> None:
     engine_for(connection).watch_transactions(connection)
 
 
-connection_created.connect(_note, dispatch_uid="stoker.cluster.worker.aftercare")
+connection_created.connect(_note, dispatch_uid="stoker.cluster.worker.clean_up")
 
 
 def create_caches() -> None:
