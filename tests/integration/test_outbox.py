@@ -9,7 +9,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from django.db import DataError, OperationalError, connection, connections, transaction
+from django.db import (
+    DataError,
+    OperationalError,
+    ProgrammingError,
+    connection,
+    connections,
+    transaction,
+)
 from django.test import override_settings
 
 from stoker import chain
@@ -339,6 +346,19 @@ class TestRefusals:
             relay()
         assert not isinstance(raised.value, RelayRefused)
         assert (given, Outgoing.objects.count()) == ([3, 1, 1, 1, 3, 1, 3, 1, 1], 10)
+
+    def test_error_about_all_jobs_is_not_met_for_each_of_them(
+        self, given: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(messages: Any, **options: Any) -> None:
+            given.append(len(messages))
+            raise ProgrammingError("permission denied for table stoker_job")
+
+        monkeypatch.setattr(outbox, "MANY_REFUSALS", 4)
+        monkeypatch.setattr(broker_for(settings_for()), "relay", refuse)
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            relay()
+        assert given == [3, 1, 1, 1, 3, 1, 3, 1, 1]
 
     def test_queue_whose_jobs_are_all_refused_delays_no_other_queue(
         self, given: list[int], monkeypatch: pytest.MonkeyPatch

@@ -9,7 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.values.cron import CronRule, IntervalRule, Rule
-from stoker.values.ticks import MOST_AT_ONCE, MOST_COUNTED, PROMPT_US, Course, Misfire, plan
+from stoker.values.ticks import (
+    MOST_AT_ONCE,
+    MOST_COUNTED,
+    MOST_EARLIER,
+    PROMPT_US,
+    Course,
+    Misfire,
+    plan,
+)
 
 from tests.examples import examples
 
@@ -111,6 +119,21 @@ def test_healthy_clusters_fire_every_tick_of_a_schedule_with_jitter(
     assert [after - before for before, after in pairwise(fired)] == [period * SECOND] * (
         len(fired) - 1
     )
+
+
+def test_plan_looks_at_few_ticks_though_the_jitter_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+    due = Course.due
+
+    def note(course: Course, moment_us: int) -> int:
+        looks.append(moment_us)
+        return due(course, moment_us)
+
+    monkeypatch.setattr(Course, "due", note)
+    course = Course(UUID(int=1), IntervalRule(1, "seconds"), jitter_us=86_400 * SECOND)
+    for policy in ("once", "skip"):
+        plan(course, Misfire(policy, 10, 60 * SECOND), NEW_YEAR, NEW_YEAR + 30 * SECOND)
+    assert len(looks) < 5 * MOST_EARLIER
 
 
 @pytest.mark.parametrize(("policy", "jobs"), [("once", 1), ("skip", 1), ("all", 2)])

@@ -118,19 +118,13 @@ class Claims:
         request = self._request(limit, rated_limit, turns)
         answer = calls.call(lambda: source.claim(request))
         if answer is None:
-            if calls.has_met_a_lock:  # nothing was leased; other rows may be unlocked soon
-                self.tempo.note(0, limit)
-            else:  # a slow database may answer a smaller claim in time
-                self._most[calls] = max(1, limit // 2)
-                self._doubt(asked)
+            self._note_failure(calls, asked, limit)
             return
         self._doubt(self._broker.in_doubt())
         self._requests.note_claim()
         deliveries = answer.value
-        arrivals = self._broker.arrivals
-        is_all = arrivals is None or arrivals.is_server_empty
-        is_all = is_all and source is self._broker and not self._broker.is_partial
-        self.found_nothing = is_all and not deliveries and not len(self._flights)
+        is_idle = not deliveries and not len(self._flights)
+        self.found_nothing = is_idle and self._has_asked_all(source)
         if deliveries:
             self._flights.add(deliveries, asked_at)
             self.leases.include(asked_at)
@@ -145,6 +139,20 @@ class Claims:
         if self.tempo.is_going_to_sleep or (uses_rates and self.tempo.is_pausing):
             next_due_seconds = partial(source.next_due_seconds, rated=rated_limit > 0)
             self._look_ahead = partial(calls.call, next_due_seconds)
+
+    def _note_failure(self, calls: Patience, asked: Sequence[Broker], limit: int) -> None:
+        if calls.has_met_a_lock:  # nothing was leased; other rows may be unlocked soon
+            self.tempo.note(0, limit)
+        else:  # a slow database may answer a smaller claim in time
+            self._most[calls] = max(1, limit // 2)
+            self._doubt(asked)
+
+    def _has_asked_all(self, source: Dispatch | Broker) -> bool:
+        """Return whether a claim from this source has asked every server, and a message server
+        outside the store has no messages."""
+        arrivals = self._broker.arrivals
+        is_empty = arrivals is None or arrivals.is_server_empty
+        return is_empty and source is self._broker and not self._broker.is_partial
 
     @property
     def next_claim(self) -> float:
