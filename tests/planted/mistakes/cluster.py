@@ -101,7 +101,11 @@ MISTAKES = (
     ),
     Mistake(
         "a claim that failed is made again for as many jobs",
-        [Change("cluster.pusher.claims:Claims.claim", replace("max(1, limit // 2)", "limit"))],
+        [
+            Change(
+                "cluster.pusher.claims:Claims._note_failure", replace("max(1, limit // 2)", "limit")
+            )
+        ],
         "tests/unit/cluster/test_permits.py",
         "fewer_jobs",
     ),
