@@ -5,7 +5,18 @@ from typing import Any
 import pytest
 from django.db import transaction
 
-from stoker import Limit, Lock, Unique, chain, chord, current_workflow, get_workflow, group, task
+from stoker import (
+    Limit,
+    Lock,
+    Rate,
+    Unique,
+    chain,
+    chord,
+    current_workflow,
+    get_workflow,
+    group,
+    task,
+)
 from stoker.exceptions import (
     InvalidTaskOption,
     NotInWorkflow,
@@ -61,6 +72,25 @@ def test_invalid_step_is_refused_with_its_position(
 ) -> None:
     with pytest.raises(error, match=sentence):
         node.enqueue()
+    assert not Step.objects.exists()
+    assert not Job.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "guards",
+    [
+        {"lock": Lock(lambda number: {2: "shard"}.get(number, "other"))},
+        {"lock": Lock(lambda number: "shard" if number else None)},
+        {"limit": Limit(1, lambda number: "one" if number == 1 else "other")},
+        {"limit": Limit(1, lambda number: "number" if isinstance(number, int) else None)},
+        {"rate": Rate("10/m", weight=lambda number: 5 if number else 1)},
+        {"rate": Rate("10/m", weight=lambda number: len(number) + 1)},
+    ],
+    ids=["dict.get", "if", "==", "isinstance", "weight if", "weight len"],
+)
+def test_key_that_depends_on_the_previous_result_is_refused(guards: dict[str, Any]) -> None:
+    with pytest.raises(InvalidTaskOption, match="uses the result of the previous step"):
+        chain(double.s(1), double.using(**guards).s()).enqueue()
     assert not Step.objects.exists()
     assert not Job.objects.exists()
 

@@ -42,18 +42,16 @@ from .states import JobState, Progress
 
 
 class NotYetKnown:
-    """Placeholder for an argument that another job will provide. It cannot be part of a key."""
+    """Placeholder for an argument that another job will provide. It cannot be part of a key, and a
+    key cannot depend on it. Compare it with ``is`` only."""
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def _ask(self, *args: Any) -> NoReturn:
         raise _Asked
 
-    def __str__(self) -> str:
-        raise _Asked
-
-    __repr__ = __str__
-
-    def __format__(self, spec: str) -> str:
-        raise _Asked
+    __getattr__ = __str__ = __repr__ = __format__ = _ask
+    __eq__ = __hash__ = __bool__ = _ask  # otherwise inherited from object
+    __len__ = __iter__ = __getitem__ = _ask
+    __class__ = property(_ask)  # for isinstance()
 
 
 class _Asked(Exception):
