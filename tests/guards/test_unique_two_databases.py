@@ -3,8 +3,10 @@ decided when that transaction commits."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
+from uuid import UUID
 
 import pytest
 from django.db import transaction
@@ -13,8 +15,9 @@ from stoker import Unique
 from stoker.compat import InvalidTask, task_signals
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption, UnknownTask
-from stoker.jobs.relay import relay_from
-from stoker.models import Job, Outgoing, UniqueKey
+from stoker.jobs.relay import Relay, relay_from
+from stoker.models import Deferred, Job, Outgoing, UniqueKey
+from stoker.store.written import moment
 
 from tests.app.tasks import add
 
@@ -71,6 +74,14 @@ def test_rolled_back_enqueue_takes_no_key() -> None:
 def relay_later() -> None:
     """Relay what another process has left in the outbox."""
     relay_from(settings_for(), "default", lambda: None)
+
+
+def relay_one(result: Any) -> None:
+    """Relay one job, as the process that enqueued it does after the commit."""
+    job_ids = [UUID(result.id)]
+    Relay(settings_for(), "default").relay(
+        lambda: Outgoing.objects.using("default").lock_these(job_ids)
+    )
 
 
 @pytest.fixture
@@ -133,6 +144,44 @@ def test_job_is_relayed_although_its_hooks_would_be_refused_now(
     monkeypatch.setattr("stoker.jobs.sealing.hooks_of", refuse)
     relay_later()
     assert Job.objects.using("queue").filter(pk=new.id).exists()
+
+
+@pytest.mark.usefixtures("left_behind")
+@pytest.mark.parametrize("mode", ["replace", "postpone"])
+def test_older_call_that_is_relayed_later_does_not_replace_a_newer_one(mode: str) -> None:
+    delay = {"delay": 3600} if mode == "postpone" else {}
+    task = add.using(unique=Unique("{first}", on_conflict=mode, **delay))
+    with transaction.atomic(using="default"):
+        older = task.enqueue(1, 1)
+    with transaction.atomic(using="default"):
+        newer = task.enqueue(1, 2)
+    relay_one(newer)
+    due = list(Deferred.objects.using("queue").values_list("due_us"))
+    relay_later()
+    (job,) = Job.objects.using("queue").all()
+    assert str(job.pk) == newer.id != older.id
+    assert add.get_result(newer.id).args == [1, 2]
+    assert list(Deferred.objects.using("queue").values_list("due_us")) == due
+    assert not Outgoing.objects.using("default").exists()
+
+
+@pytest.mark.usefixtures("left_behind")
+def test_newer_call_that_is_relayed_later_replaces_an_older_one() -> None:
+    there = unique("replace").enqueue(1, 1)
+    with transaction.atomic(using="default"):
+        unique("replace").enqueue(1, 2)
+    relay_later()
+    assert add.get_result(there.id).args == [1, 2]
+
+
+@pytest.mark.usefixtures("left_behind")
+def test_call_that_is_relayed_at_its_commit_replaces_a_job_of_a_host_with_a_fast_clock() -> None:
+    there = unique("replace").enqueue(1, 1)
+    with transaction.atomic(using="default"):
+        newer = unique("replace").enqueue(1, 2)
+    Job.objects.using("queue").update(enqueued_at=moment(time.time() + 60))
+    relay_one(newer)
+    assert add.get_result(there.id).args == [1, 2]
 
 
 def test_new_job_has_its_arguments_and_task_after_the_commit() -> None:

@@ -23,7 +23,7 @@ from stoker.models.job import Message
 from stoker.models.need import NewNeed
 from stoker.store import waiting as waiting_jobs
 from stoker.store.statements import deciding
-from stoker.store.written import MICROSECONDS
+from stoker.store.written import MICROSECONDS, moment
 
 from .package import Sealer, sealer_for
 from .results import Commitment, Result, fetch_many, result_of
@@ -96,15 +96,22 @@ class Newcomers:
     Args:
         commitment: tells whether the transaction that stores the calls was committed.
         batch: the calls in order.
+        is_late: whether later calls may have been stored before these. Their jobs stay as they are.
     """
 
     def __init__(
-        self, settings: Settings, commitment: Commitment, batch: Sequence[Newcomer]
+        self,
+        settings: Settings,
+        commitment: Commitment,
+        batch: Sequence[Newcomer],
+        *,
+        is_late: bool = False,
     ) -> None:
         self._settings = settings
         self._commitment = commitment
         self._sealer = sealer_for(settings)
         self._batch = batch
+        self._is_late = is_late
         self._alias = settings.database
         self._groups: dict[UUID, _Group] = {}
         for newcomer in batch:
@@ -134,6 +141,8 @@ class Newcomers:
                 keys.decide()
             for key_id, decision in keys.decided.items():
                 self._groups[key_id].decision = decision
+            if self._is_late:
+                self._keep_newer()
             refused = next((group for group in self._groups.values() if group.is_refused), None)
             if refused is None:
                 neglected = self._write(keys.now_us)
@@ -175,6 +184,19 @@ class Newcomers:
         if keys.is_decided and len(self._groups) == len(self._batch):
             return nullcontext()
         return deciding(self._alias)
+
+    def _keep_newer(self) -> None:
+        """Keep the jobs whose arguments come from later calls."""
+        changed = {
+            group.decision.job_id: group
+            for group in self._groups.values()
+            if group.fate is Fate.CHANGED
+        }
+        jobs = Job.objects.using(self._alias).filter(pk__in=changed)
+        for job_id, enqueued_at in jobs.values_list("pk", "enqueued_at"):
+            group = changed[job_id]
+            if moment(group.members[-1].message.enqueued_at) < enqueued_at:
+                group.decision = replace(group.decision, fate=Fate.KEPT)
 
     def _write(self, now_us: int) -> set[UUID]:
         messages = [newcomer.message for newcomer in self._batch if newcomer.claim is None]

@@ -140,7 +140,7 @@ class _Sweep:
         self._backend = settings.alias
         self._broker = broker_for(settings)
         self._outgoing = Outgoing.objects.using(alias)
-        self._relay = Relay(settings, alias)
+        self._relay = Relay(settings, alias, is_late=True)
         self._beat = beat
         self._after: UUID | None = None
         self._page: Sequence[Outgoing] = ()
@@ -216,11 +216,18 @@ def _first_row(alias: str) -> Compiled:
 
 
 class Relay:
-    """Relays rows from the outbox of one database."""
+    """Relays rows from the outbox of one database.
 
-    def __init__(self, settings: Settings, alias: str) -> None:
+    Args:
+        is_late: whether the rows may have been committed long ago. A call then does not change a
+            waiting job whose arguments come from a later call. A call that is relayed at its commit
+            does, because the clocks of two hosts may differ.
+    """
+
+    def __init__(self, settings: Settings, alias: str, *, is_late: bool = False) -> None:
         self._settings = settings
         self._alias = alias
+        self._is_late = is_late
         self._broker = broker_for(settings)
 
     def relay(self, lock: Callable[[], Sequence[Outgoing]]) -> Round:
@@ -275,7 +282,9 @@ class Relay:
             if newcomer is None:  # the worker will report the error
                 self._broker.enqueue([row.as_message()])
                 continue
-            calls = Newcomers(self._settings, Commitment(is_made=True), [newcomer])
+            calls = Newcomers(
+                self._settings, Commitment(is_made=True), [newcomer], is_late=self._is_late
+            )
             (told[row.pk],), neglected = calls.store()
             if neglected:
                 look_after(self._settings.database, neglected)
