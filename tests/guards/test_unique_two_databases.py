@@ -4,14 +4,15 @@ decided when that transaction commits."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 from uuid import UUID
 
 import pytest
-from django.db import transaction
+from django.db import connections, transaction
 
-from stoker import Unique
+from stoker import Lock, Unique
+from stoker.brokers.dispatch import Dispatch
 from stoker.compat import InvalidTask, task_signals
 from stoker.conf import settings_for
 from stoker.exceptions import InvalidTaskOption, UnknownTask
@@ -182,6 +183,30 @@ def test_call_that_is_relayed_at_its_commit_replaces_a_job_of_a_host_with_a_fast
     Job.objects.using("queue").update(enqueued_at=moment(time.time() + 60))
     relay_one(newer)
     assert add.get_result(there.id).args == [1, 2]
+
+
+@pytest.mark.usefixtures("left_behind")
+def test_guard_keys_of_replaced_jobs_are_checked_once_after_the_commit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise the relay waits for the row of the next job while it has locked keys."""
+    checked: list[tuple[int, bool]] = []
+    woken: list[set[str]] = []
+
+    def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
+        checked.append((len(key_ids), connections[alias].in_atomic_block))
+        return {"of blocked jobs"}
+
+    task = unique("replace").using(lock=Lock("lock {first}"))
+    task.enqueue_many([((1, 1), {}), ((2, 1), {})])
+    with transaction.atomic(using="default"):
+        task.using(run_after=3600).enqueue_many([((1, 2), {}), ((2, 2), {})])
+    monkeypatch.setattr("stoker.jobs.relay.look_after", look_after)
+    monkeypatch.setattr(Dispatch, "wake_up", lambda _, queues, **__: woken.append(set(queues)))
+    relay_later()
+    assert Deferred.objects.using("queue").count() == 2
+    assert checked == [(4, False)], "the key of each lock, and of each unique key's sequence"
+    assert {"of blocked jobs"} in woken
 
 
 def test_new_job_has_its_arguments_and_task_after_the_commit() -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from itertools import zip_longest
@@ -44,7 +44,7 @@ from stoker.models.outbox import Outgoing, Relayed, has_outbox
 from stoker.store.engines.sessions import explained
 from stoker.store.prepared import Compiled, any_of
 from stoker.store.statements import deciding, insert_with_packages
-from stoker.store.transactions import commits_by_hand
+from stoker.store.transactions import after_commit, commits_by_hand
 from stoker.store.written import moment
 from stoker.tasks.decorator import absent_task
 from stoker.tasks.registry import task_of
@@ -271,12 +271,23 @@ class Relay:
             fresh = Relayed.objects.using(store).note([row.pk for row in rows])
             new = [row for row in rows if row.pk in fresh]
             self._broker.enqueue([row.as_message() for row in new if row.claim is None])
-            return self._decide([(row, row.claim) for row in new if row.claim is not None])
+            claiming = [(row, row.claim) for row in new if row.claim is not None]
+            told, neglected = self._decide(claiming)
+            if neglected:
+                after_commit(store, lambda: self._look_after(neglected))
+        return told
 
-    def _decide(self, rows: Sequence[tuple[Outgoing, list[Any]]]) -> dict[UUID, Result[Any]]:
+    def _decide(
+        self, rows: Sequence[tuple[Outgoing, list[Any]]]
+    ) -> tuple[dict[UUID, Result[Any]], set[UUID]]:
         """Store jobs with unique keys in order. Any of these jobs may have become a duplicate since
-        it was written to the outbox."""
+        it was written to the outbox.
+
+        Returns:
+            Job id -> result, and the guard keys to check after the commit.
+        """
         told: dict[UUID, Result[Any]] = {}
+        neglected: set[UUID] = set()
         for row, claim in rows:
             newcomer = self._newcomer(row, claim)
             if newcomer is None:  # the worker will report the error
@@ -285,10 +296,15 @@ class Relay:
             calls = Newcomers(
                 self._settings, Commitment(is_made=True), [newcomer], is_late=self._is_late
             )
-            (told[row.pk],), neglected = calls.store()
-            if neglected:
-                look_after(self._settings.database, neglected)
-        return told
+            (told[row.pk],), key_ids = calls.store()
+            neglected |= key_ids
+        return told, neglected
+
+    def _look_after(self, key_ids: Collection[UUID]) -> None:
+        """Make blocked jobs ready if these guard keys have room."""
+        queues = look_after(self._settings.database, key_ids)
+        if queues:
+            self._broker.wake_up(queues)
 
     def _newcomer(self, row: Outgoing, claim: list[Any]) -> Newcomer | None:
         """Return the call in this row of the outbox. This process need not know its task. Return
