@@ -7,12 +7,15 @@ import uuid
 from typing import Any
 
 import pytest
+from django.db import transaction
 
 from stoker.brokers.contract import Delivery, Return
-from stoker.guards.sweep import call_due, sweep_keys
+from stoker.guards.sweep import call_due, look_after, sweep_keys
 from stoker.models import GuardKey
 from stoker.models.guard_key import GuardKeyQuerySet
+from stoker.models.job import Message
 from stoker.models.need import NewNeed
+from stoker.store import waiting
 from stoker.store.written import MICROSECONDS, microseconds
 
 from tests.conformance.stands import Stand
@@ -144,6 +147,30 @@ def test_job_that_waits_for_its_weight_is_not_overtaken_and_causes_no_early_poll
     assert seconds > PERIOD_SECONDS - 60
     let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
     assert ids(claim(stand)) == [heavy, behind]
+
+
+@pytest.mark.parametrize("leaves", ["withdrawn", "rescheduled"])
+def test_job_behind_one_that_waits_for_its_weight_starts_when_that_one_leaves(
+    leaves: str, stand: Stand
+) -> None:
+    started, heavy, light = (
+        job_id for weight in (5, 10, 1) for job_id in put(stand, rate(10, weight=weight))
+    )
+    assert ids(claim(stand)) == [started]
+    if leaves == "withdrawn":
+        stand.broker.withdraw([heavy])
+    else:
+        reschedule(heavy, rate(10, weight=10))
+    assert ids(claim(stand)) == [light]
+
+
+def reschedule(job_id: uuid.UUID, need: NewNeed) -> None:
+    """Defer a blocked job for an hour, as ``stoker jobs change`` does."""
+    message = Message(job_id, "task", "default", 0, b"", time.time() + 3600, needs=[need])
+    with transaction.atomic():
+        held = waiting.hold("default", {job_id: "blocked"}, alone=True)
+        neglected = waiting.replace("default", [(held[job_id], message)])
+    look_after("default", neglected)
 
 
 def test_refused_job_does_not_count_as_a_start(stand: Stand) -> None:

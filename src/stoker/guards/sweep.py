@@ -126,13 +126,17 @@ def tidy_keys(alias: str, key_ids: Collection[UUID], *, forgets: bool) -> int:
 
 def look_after(alias: str, key_ids: Collection[UUID]) -> set[str]:
     """Make blocked jobs ready if their keys have room. Usually the job that frees a place does so
-    when it ends; call this for keys that it left out.
+    when it ends; call this for keys that it left out. The next claim checks the rates among them.
 
     Returns:
         The queues in which blocked jobs became ready.
     """
     with deciding(alias):
-        return _call_where_room(alias, GuardKey.objects.using(alias).lock(key_ids))
+        keys = GuardKey.objects.using(alias).lock(key_ids)
+        rates = [pk for pk, key in keys.items() if key.has_line and key.kind == Need.Kind.RATE]
+        if rates:
+            update_by_key(GuardKey.objects.using(alias), rates, due_us=database_now_us(alias))
+        return _call_where_room(alias, {pk: keys[pk] for pk in keys.keys() - set(rates)})
 
 
 def _call_where_room(alias: str, keys: Mapping[UUID, GuardKey]) -> set[str]:

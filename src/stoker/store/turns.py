@@ -92,14 +92,17 @@ def _to_become_free(alias: str, lines: Mapping[UUID, LockedKey]) -> list[UUID]:
     return [key_id for key_id, count in queues.items() if count > 1]
 
 
-def leave(alias: str, guards: Mapping[UUID, int], *, had_turn: bool) -> set[UUID]:
+def leave(alias: str, guards: Mapping[UUID, int], table: str) -> set[UUID]:
     """Delete the needs of withdrawn jobs. Lock no keys, because the caller's transaction may be
     long.
+
+    A ready job may have been next under each of its keys. A blocked job may have been the first in
+    the line of a rate, whose due time depends on the weight of that job.
 
     Args:
         alias: alias of the database.
         guards: job id -> number of guards.
-        had_turn: whether the jobs were ready, and so may have been next under a key.
+        table: where the jobs waited: "ready", "deferred" or "blocked".
 
     Returns:
         The keys to check after the transaction has ended.
@@ -107,7 +110,12 @@ def leave(alias: str, guards: Mapping[UUID, int], *, had_turn: bool) -> set[UUID
     found = Need.objects.using(alias).of_jobs(guards)
     needs = [need for needed in found.values() for need in needed]
     Need.objects.using(alias).remove([need.pk for need in needs])
-    return {need.key_id for need in needs if had_turn or need.kind == Need.Kind.SEQUENCE}
+    if table == "ready":
+        return {need.key_id for need in needs}
+    kinds = {Need.Kind.SEQUENCE}
+    if table == "blocked":
+        kinds.add(Need.Kind.RATE)
+    return {need.key_id for need in needs if need.kind in kinds}
 
 
 def call_next(alias: str, key: GuardKey, count: int) -> set[str]:

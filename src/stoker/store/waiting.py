@@ -128,7 +128,8 @@ def _change_needs(alias: str, replacements: Sequence[tuple[Held, Message]]) -> s
     attempts is kept. Lock no keys, because this transaction may be long.
 
     Returns:
-        The keys of sequences that the jobs have left, and those under which they gave up a turn.
+        The keys of sequences that the jobs have left, those under which they gave up a turn, and
+        the rates in whose lines they were.
     """
     needs = Need.objects.using(alias)
     old = needs.of_jobs({job.job_id: held.place.guards for held, job in replacements})
@@ -148,6 +149,8 @@ def _change_needs(alias: str, replacements: Sequence[tuple[Held, Message]]) -> s
         if held.table == "ready":
             had_turn = {need.key_id for need in old[job.job_id]}
             left |= had_turn - _keys_keeping_turn(held, job)
+        elif held.table == "blocked":  # the due time of a rate depends on the first in its line
+            left |= {need.key_id for need in old[job.job_id] if need.kind == Need.Kind.RATE}
     return left
 
 

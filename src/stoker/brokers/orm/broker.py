@@ -29,7 +29,7 @@ from stoker.models.claimed import ClaimedQuerySet, LeaseKey, Leasing, Released
 from stoker.models.deferred import Deferred
 from stoker.models.job import Message
 from stoker.models.need import Need
-from stoker.models.ready import Place, Ready
+from stoker.models.ready import Place
 from stoker.signals import tell
 from stoker.store.engines import engine_of
 from stoker.store.engines.sessions import explain, explained
@@ -400,7 +400,7 @@ class OrmBroker(Broker):
             guards = delete_returning_guards(rows, there, waits=waits) if there else {}
             held = {job_id: count for job_id, count in guards.items() if count}
             if held:
-                left |= leave(self.alias, held, had_turn=model is Ready)
+                left |= leave(self.alias, held, name)
             taken |= guards.keys()
         return taken, left
 
