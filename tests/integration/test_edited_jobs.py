@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from stoker import Limit, Lock, Rate, Unique
+from stoker import Limit, Lock, Rate, Unique, dead_letters
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.contract import ClaimRequest
 from stoker.conf import settings_for
@@ -14,6 +14,7 @@ from stoker.jobs.change import HELD_UNTIL, Change, change
 from stoker.models import Need
 
 from tests.app import frail, tasks
+from tests.integration.letters import dead
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.usefixtures("nothing_broken")]
 
@@ -48,6 +49,24 @@ def test_edit_of_a_job_whose_guards_are_not_those_of_the_task_says_so() -> None:
         "Its guards come from using(), or the task had other guards when it was enqueued: cancel "
         "the job and enqueue another."
     )
+
+
+def test_edit_of_a_job_whose_unique_key_is_not_that_of_the_task_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = tasks.add.using(unique=Unique("b:{second}")).enqueue(1, 2)
+    declared = tasks.add.using(unique=Unique("a:{first}"))
+    monkeypatch.setattr("stoker.jobs.change.task_of", lambda _: declared)
+    (changed,) = change(settings_for(), [UUID(job.id)], Change(args=[1, 3]))
+    assert "another unique key" in changed.refusal
+
+
+def test_requeued_job_without_a_unique_key_is_edited() -> None:
+    letter = dead(frail.charge, "order 1")
+    job_id = dead_letters.requeue(letter.pk).job_id
+    assert job_id is not None
+    (changed,) = change(settings_for(), [job_id], Change(args=["order 2"]))
+    assert changed.refusal == ""
 
 
 def claim(*queues: str) -> list[str]:

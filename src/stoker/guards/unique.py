@@ -246,6 +246,13 @@ def identity_of(claim: UniqueClaim) -> str:
     return f"{claim.name[: LONGEST_IDENTITY - len(key) - 1]} {key}"
 
 
+def key_id_of(identity: str) -> UUID | None:
+    """Return the id of the unique key in an identity. None if the job had none: its identity is
+    then empty, or after a requeue the id of its first job."""
+    name, _, key_id = identity.rpartition(" ")
+    return UUID(key_id) if name else None
+
+
 def _waits(key: KeySeen, claim: UniqueClaim) -> bool:
     """Return whether the key's job still waits, so that it keeps the key."""
     if claim.until == "finished":

@@ -21,6 +21,7 @@ from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
 from stoker.guards.keys import needs_of, unique_of
 from stoker.guards.sweep import look_after
+from stoker.guards.unique import key_id_of
 from stoker.models import Attempt, Deferred, Job, Need
 from stoker.models.job import Message
 from stoker.models.need import NewNeed, StatedNeed
@@ -329,10 +330,11 @@ def _needs_of_edited(old: Package, package: Package, own: Sequence[NewNeed]) -> 
         raise ValueError("Its arguments come from the previous step, or are the calls of a map.")
     task = task_of(package)
     refuse_wrong_arguments(task, package.args, package.kwargs)
-    before = unique_of(task, old.args, old.kwargs)
-    after = unique_of(task, package.args, package.kwargs)
-    is_same = before is not None and after is not None and before.key_id == after.key_id
-    if old.options.identity and not is_same:
+    before, after = (unique_of(task, one.args, one.kwargs) for one in (old, package))
+    key_id = before and before.key_id
+    is_same = key_id == (after and after.key_id)
+    identity = old.options.identity
+    if identity and not (is_same and key_id_of(identity) in (None, key_id)):
         raise ValueError(
             "The new arguments may give another unique key: cancel the job and enqueue another."
         )
