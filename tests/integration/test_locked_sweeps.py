@@ -32,6 +32,11 @@ pytestmark = [
 COUNT = 4
 
 
+@pytest.fixture(autouse=True)
+def _no_step_fails() -> None:
+    FAILING.clear()  # tests of other folders may have left some
+
+
 @pytest.fixture
 def other() -> Iterator[Session]:
     with session() as opened:
@@ -111,7 +116,6 @@ def test_locked_workflow_delays_only_its_own_deletion(other: Session) -> None:
 
 
 def test_locked_workflow_delays_only_the_deletion_of_its_own_values(other: Session) -> None:
-    FAILING.clear()  # tests of other folders may have left some
     ended = [chain(note.si("a"), note.s()).enqueue() for _ in range(COUNT)]
     drain()
     other.begin()
