@@ -89,14 +89,11 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         object.__setattr__(self, "_commitment", _first_commitment)
         object.__setattr__(self, "_running_attempt", _own_attempt)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copying and pickling."""
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to copy and pickle it. Up to Python 3.11.2, `dataclass` replaces a
+        `__getstate__`."""
         names = [*(one.name for one in fields(self)), *_Seen.__slots__]
-        return {name: getattr(self, name) for name in names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            object.__setattr__(self, name, value)
+        return _restored, (type(self), {name: getattr(self, name) for name in names})
 
     def __repr__(self) -> str:
         return f"<Result {self.id} of {self.task.module_path} {self.state.value}>"
@@ -309,6 +306,14 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
             return self._ending()
         name = f"Job {self.id} of {self.task.module_path}"
         raise waiting.error or too_late(name, self.state.value, timeout)
+
+
+def _restored(cls: type[Result[R]], state: dict[str, Any]) -> Result[R]:
+    """Return the result that was copied or pickled."""
+    result = object.__new__(cls)
+    for name, value in state.items():
+        object.__setattr__(result, name, value)
+    return result
 
 
 def fetch(settings: Settings, job_id: Any) -> Result[Any]:
