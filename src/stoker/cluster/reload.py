@@ -233,7 +233,7 @@ class WatchedFiles:
     def _paths(self) -> Iterator[Path]:
         yield from self._known_to_django.watched_files()
         for folder in project_folders():
-            yield from _python_files(folder)
+            yield from map(Path, _python_files(folder))
 
 
 def project_folders() -> list[Path]:
@@ -262,11 +262,12 @@ def code_digest(beat: Callable[[], object] = lambda: None) -> str:
     digest = hashlib.sha256()
     for folder in project_folders():
         length = len(str(folder))
-        for path in sorted(map(str, _python_files(folder))):  # sorted faster than as Path
+        for path in sorted(_python_files(folder)):
             beat()
             digest.update(f"{folder.name}{path[length:]}\0".encode())
-            with suppress(OSError):  # deleted meanwhile
-                digest.update(Path(path).read_bytes())
+            # It may be deleted meanwhile.
+            with suppress(OSError), open(path, "rb", buffering=0) as file:  # noqa: PTH123 - quick
+                digest.update(file.read())
     return digest.hexdigest()
 
 
@@ -278,10 +279,11 @@ def _is_installed(folder: Path) -> bool:
     return any(library in (folder, *folder.parents) for library in libraries)
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
+def _python_files(folder: Path) -> Iterator[str]:
+    """Yield paths as strings, because a `Path` takes longer to make than its file to read."""
     for parent, folders, names in os.walk(folder):
         folders[:] = _worth_a_look(folders)
-        yield from (Path(parent, name) for name in names if name.endswith(".py"))
+        yield from (f"{parent}{os.sep}{name}" for name in names if name.endswith(".py"))
 
 
 def _worth_a_look(folders: Iterable[str]) -> list[str]:
