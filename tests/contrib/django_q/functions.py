@@ -4,7 +4,7 @@ from functools import wraps
 from time import sleep
 from typing import Any
 
-from stoker.contrib.django_q.tasks import async_task
+from stoker.contrib.django_q.tasks import async_iter, async_task, result
 
 from tests.app.models import Account
 
@@ -80,6 +80,13 @@ def try_in_sync(path: str) -> str:
         return async_task(path, sync=True)
     except ValueError as error:
         return str(error)
+
+
+def call_others_in_sync() -> list[int]:
+    path = f"{__name__}.add"
+    async_task(path, 1, 1, sync=True, hook=f"{__name__}.hook", task_name="inner")
+    found: list[int] = result(async_iter(path, [(1, 2), (3, 4)], sync=True))
+    return found
 
 
 class Till:

@@ -65,6 +65,14 @@ def test_editor_of_a_schedule_cannot_choose_what_its_jobs_call() -> None:
     assert f"but its arguments name '{HERE}.note'" in failure.result
 
 
+def test_editor_of_a_schedule_cannot_choose_a_hook_with_the_path_of_our_task() -> None:
+    spec = {"func": call_task.module_path, "hook": f"{HERE}.note"}
+    schedules.create("anything", call_task, every(minutes=1, args=[spec, [[], {}]]))
+    schedules.run_now("anything")
+    drain()
+    assert functions.done == []
+
+
 def test_arguments_of_the_function_are_not_copied() -> None:
     """Some may be hidden, and the other argument is shown as it is."""
     task_id = async_task(f"{HERE}.sign_in", "alice", "the password")

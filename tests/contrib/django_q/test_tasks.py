@@ -240,6 +240,14 @@ def test_error_of_nested_sync_task_is_raised_once() -> None:
     assert result(task_id) == "out of order"
 
 
+@pytest.mark.parametrize("sync", [False, True])
+def test_job_calls_other_functions_in_sync(sync: bool) -> None:
+    task_id = async_task(f"{HERE}.call_others_in_sync", sync=sync)
+    drain()
+    assert result(task_id) == [3, 7]
+    assert [one[1:] for one in functions.done] == [("inner", True, 2)]
+
+
 def test_failing_hook_of_sync_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     task_id = async_task(f"{HERE}.add", 1, 1, sync=True, hook="nowhere.hook")
     assert result(task_id) == 2

@@ -56,21 +56,25 @@ class RecordedTask(CallingTask):
 def call(spec: Spec, arguments: Any) -> Any:
     """Run the function of an ``async_task``."""
     try:
-        return _call(spec, arguments)
+        return _call(_function_of_job(str(spec["func"])), spec, arguments)
     except BaseException as error:
         if (run := inline.get()) is not None:
             run.error = error
         raise
 
 
-def _call(spec: Spec, arguments: Any) -> Any:
+def call_now(spec: Spec, arguments: Any) -> Any:
+    """Run the function of a spec that the caller has made, without a job of its own."""
+    return _call(function_at(str(spec["func"])), spec, arguments)
+
+
+def _call(function: Callable[..., Any], spec: Spec, arguments: Any) -> Any:
     args, kwargs = unpacked(conf.settings(), arguments)
     moment = scheduled_moment()
     if spec.get("intended_date_kwarg") and moment is not None:
         kwargs[str(spec["intended_date_kwarg"])] = _as_text(moment)
     running = current.get()
     told = as_dict(spec, running.job_id if running else "", args, kwargs)
-    function = _function_of_job(str(spec["func"]))
     pre_execute.send_robust(SENDER, func=function, task=told)
     try:
         value = function(*read_rows(args), **read_rows(kwargs))
@@ -125,7 +129,11 @@ def collect(found: list[Any], spec: Spec, arguments: Any) -> list[Any]:
 
 def run_hook(hook: str, task_id: str) -> None:
     """Call a hook with the Task of the finished job."""
-    _function_of_job(hook)(_model("Task").of_job(task_id))
+    call_hook(_function_of_job(hook), task_id)
+
+
+def call_hook(function: Callable[..., Any], task_id: str) -> None:
+    function(_model("Task").of_job(task_id))
 
 
 def _model(name: str) -> Any:

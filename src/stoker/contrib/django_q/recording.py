@@ -74,8 +74,8 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
             saved.append(row)
         if "id" in spec:  # it came from Django Q, which may have left its failures
             Task.objects.using(alias).filter(pk=row.pk, success=False).delete()
-        # Of another function, an editor of the arguments may have chosen the hook as well.
-        is_own = spec["func"] == package.task
+        # Otherwise an editor of the arguments may have chosen the hook.
+        is_own = bool(package.options.via) and spec["func"] == package.task
         if spec.get("hook") and is_own and not spec.get("sync"):
             limits = conf.limits_of(package.queue, {})
             task = hook_task.under(spec["hook"]).using(queue_name=package.queue, **limits)

@@ -16,7 +16,7 @@ from stoker.tasks.signatures import chain as stoker_chain
 from stoker.tasks.signatures import chord, group
 
 from . import conf
-from .calls import call_item, call_task, collect_task, item_task, run_hook
+from .calls import call_hook, call_now, call_task, collect_task, item_task
 from .inline import run_here
 from .models import Schedule, Task
 from .models.schedule import now
@@ -37,7 +37,7 @@ from .results import (
     result_group,
     result_group_cached,
 )
-from .spec import OPTIONS, Options, Spec, packed, path_of, spec_of, taken_out
+from .spec import OPTIONS, Options, Spec, function_at, packed, path_of, spec_of, taken_out
 
 logger = logging.getLogger("stoker")
 
@@ -97,7 +97,7 @@ def async_iter(func: Any, args_iter: Iterable[Any], **kwargs: Any) -> str:
     item: Spec = {"func": path}
     whole = packed(settings, items, {})
     if is_sync(options):
-        found = [call_item(item, packed(settings, one, kwargs)) for one in items]
+        found = [[call_now(item, packed(settings, one, kwargs))] for one in items]
         here = varied(collect_task, path, options)
         return as_id(run_here(here, found, {**spec, "sync": True}, whole))
     # The callback only combines results, so the caller's limits do not apply to it.
@@ -155,7 +155,7 @@ def call_here(spec: Spec, arguments: Any, options: Mapping[str, Any]) -> str:
     job_id = run_here(varied(call_task, spec["func"], options), {**spec, "sync": True}, arguments)
     if spec.get("hook"):
         try:
-            run_hook(spec["hook"], job_id)
+            call_hook(function_at(spec["hook"]), job_id)
         except Exception:
             logger.exception("The hook %s of task %s failed.", spec["hook"], job_id)
     return job_id
