@@ -21,7 +21,7 @@ from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from stoker import chain, every, group, schedules
+from stoker import DuplicateJob, Unique, chain, every, group, schedules
 from stoker.brokers.adapters import broker_for
 from stoker.cluster.relays import Relays
 from stoker.compat import (
@@ -647,6 +647,69 @@ class TestOutbox:
         wait_for(lambda: not Outgoing.objects.exists())
         relays.stop(WAIT_SECONDS)
         assert Ready.objects.count() == 1
+
+
+class TestCommittedByHandElsewhere:
+    """Autocommit is off on another database, which has Stoker's tables. It decides about no job,
+    because it may never be committed."""
+
+    @pytest.fixture
+    def legacy(self, django_db_blocker: Any, django_db_setup: None) -> Iterator[str]:
+        with django_db_blocker.unblock(), another_database(AUTOCOMMIT=False) as alias:
+            assert not connections[alias].in_atomic_block  # Django makes the connection's object
+            yield alias
+            for model in (Outgoing, Relayed, Ready, Job):
+                model.objects.all().delete()
+
+    def test_job_is_stored_at_once_if_that_database_was_not_used(self, legacy: str) -> None:
+        add.enqueue(1, 2)
+        add.enqueue_many([((1, 2), {})] * 60)
+        connections[legacy].close()
+        assert Ready.objects.count() == 61
+
+    def test_job_is_stored_at_once_if_that_database_was_read(self, legacy: str) -> None:
+        assert not Job.objects.using(legacy).exists()
+        add.enqueue(1, 2)
+        connections[legacy].rollback()
+        assert Ready.objects.count() == 1
+
+    def test_atomic_block_that_django_does_not_commit_does_not_count(self, legacy: str) -> None:
+        """Neither with an outbox nor without one, whose ``on_commit`` would never run."""
+        for routers in ([], [NoTablesIn(legacy)]):
+            with override_settings(DATABASE_ROUTERS=routers), transaction.atomic(using=legacy):
+                add.enqueue(1, 2)
+        connections[legacy].rollback()
+        assert Ready.objects.count() == 2
+
+    def test_transaction_that_django_commits_has_precedence(self, legacy: str) -> None:
+        with another_database() as shop, suppress(Undo), transaction.atomic(using=shop):
+            add.enqueue(1, 2)
+            assert Outgoing.objects.using(shop).count() == 1
+            raise Undo
+        assert not Ready.objects.exists()
+
+    def test_duplicate_and_workflow_are_not_refused(self, legacy: str) -> None:
+        unique = add.using(unique=Unique("add", on_conflict="raise"))
+        unique.enqueue(1, 2)
+        with pytest.raises(DuplicateJob):
+            unique.enqueue(1, 2)
+        assert chain(add.si(1, 2), add.si(3, 4)).enqueue().cancel()
+
+    def test_job_is_stored_though_that_database_is_unreachable(
+        self, django_db_blocker: Any, django_db_setup: None, tmp_path: Path
+    ) -> None:
+        away = {"HOST": "127.0.0.1", "PORT": "1"}
+        if connections["default"].vendor == "sqlite":
+            away = {"NAME": str(tmp_path / "no" / "such" / "folder.sqlite3")}
+        with (
+            django_db_blocker.unblock(),
+            another_database(AUTOCOMMIT=False, **away) as alias,
+        ):
+            assert not connections[alias].in_atomic_block
+            add.enqueue(1, 2)
+            assert Ready.objects.count() == 1
+            Ready.objects.all().delete()
+            Job.objects.all().delete()
 
 
 class TestNoDatabase:

@@ -472,16 +472,19 @@ def _become(given: Result[Any], result: Result[Any]) -> None:
 
 def open_transaction(store: str) -> str | None:
     """Return the alias of the open transaction that decides whether the job will exist, or None.
-    The store's own transaction has precedence, then one of a database with an outbox. A transaction
-    that is committed by hand counts if its database has an outbox."""
+    The store's own transaction has precedence, then one of a database with an outbox.
+
+    On another database than the store's, only a transaction that Django commits counts. If the
+    caller commits by hand, it may only read and never commit, and the job would be lost.
+    """
+    own: Any = connections[store]
+    if own.in_atomic_block or commits_by_hand(own):
+        return store
     opened = [
         one.alias
         for one in connections.all(initialized_only=True)
-        if one.in_atomic_block
-        or (not one.autocommit and commits_by_hand(one) and has_outbox(one.alias, store))
+        if one.in_atomic_block and one.commit_on_exit
     ]
-    if store in opened:
-        return store
     if len(opened) < 2:
         return opened[0] if opened else None
     return next(filter(may_have_outbox, opened), opened[0])

@@ -145,10 +145,11 @@ def is_in_transaction(alias: str) -> bool:
 
 
 def commits_by_hand(connection: Any) -> bool:
-    """Return whether the caller commits what is written on this connection now: autocommit is off,
-    and no block of ``transaction.atomic()`` is open. Such a commit cannot be observed."""
+    """Return whether the caller commits what is written on this connection now, because autocommit
+    is off. The end of ``transaction.atomic()`` commits nothing then. Such a commit cannot be
+    observed."""
     if connection.in_atomic_block:
-        return False
+        return not connection.commit_on_exit
     has_autocommit = connection.settings_dict["AUTOCOMMIT"]
     return not (has_autocommit if connection.connection is None else connection.autocommit)
 
