@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from django.db import transaction
+from django.db import connections, transaction
 from django.db.models import Model
+from django.db.transaction import TransactionManagementError
 
 from stoker.brokers.adapters import broker_for
 from stoker.brokers.arrivals import Arrivals
@@ -32,7 +33,7 @@ from stoker.inspect.queue_depths import queues as depths
 from stoker.jobs.cancel import cancel_those_outside, cancel_those_waiting
 from stoker.store.engines.sessions import explained
 from stoker.store.places import PLACES
-from stoker.store.transactions import after_commit, is_in_transaction
+from stoker.store.transactions import after_commit, commits_by_hand, is_in_transaction
 from stoker.values.progress import come_so_far
 
 from .conf import Settings, settings_for
@@ -143,7 +144,10 @@ def clear(
             more than the limit allows. Cancel workflows whose steps were among them.
         dry_run: count only.
 
-    Raises: as ``pause``.
+    Raises:
+        TransactionManagementError: autocommit is off, and the broker is a message server, which
+            cannot delete its jobs when the caller commits. Nothing is cancelled.
+        QueueNotFound, BrokerUnavailable, NotMigrated: as in ``pause``.
     """
     settings = settings_for(backend)
     _check(settings, queue)
@@ -154,6 +158,8 @@ def clear(
     matched = waiting if limit is None else min(waiting, limit)
     if dry_run or not matched:
         return Cleared(matched, 0)
+    if broker.arrivals is not None:
+        _refuse_commit_by_hand(settings.database, queue)
     reason = f"the queue was cleared{f' by {by}' if by else ''}{f': {because}' if because else ''}"
     done = 0
     for cancel, job_ids in _batches(settings, queue):
@@ -193,6 +199,16 @@ def _batches(settings: Settings, queue: str) -> Iterator[tuple[Cancel, Sequence[
     if broker.broker is not None:
         for job_ids in broker.broker.waiting_in(queue):
             yield partial(cancel_those_outside, settings, queue), job_ids
+
+
+def _refuse_commit_by_hand(alias: str, queue: str) -> None:
+    """Raise TransactionManagementError if the caller commits by hand, which cannot be observed."""
+    if commits_by_hand(connections[alias]):
+        raise TransactionManagementError(
+            f"The queue {queue!r} cannot be cleared while autocommit is off on the database "
+            f"{alias!r}: its message server could not delete the jobs when you commit. Commit, and "
+            "turn autocommit on first."
+        )
 
 
 def _purge(settings: Settings, arrivals: Arrivals, queue: str) -> int:

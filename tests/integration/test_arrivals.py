@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -20,6 +20,7 @@ from django.db import (
     connection,
     transaction,
 )
+from django.db.transaction import TransactionManagementError
 from django.test import override_settings
 
 from stoker import chain, queues
@@ -138,6 +139,27 @@ class TestOfProject:
             assert queues.clear("default") == queues.Cleared(1, 1, not_kept=1)
             assert broker.sizes()["default"]["ready"] == 1
         assert broker.sizes() == {}
+
+    @pytest.mark.parametrize("block", [nullcontext, transaction.atomic])
+    def test_clear_in_a_transaction_that_is_committed_by_hand_is_refused(
+        self, block: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        add.enqueue(1, 2)
+        broker = broker_for(settings_for())
+        broker.settle(again=[Return(claim()[0].lease)])
+        add.enqueue(3, 4)
+        transaction.set_autocommit(False)
+        try:
+            with block():
+                assert queues.clear("default", dry_run=True).matched == 2
+                with pytest.raises(TransactionManagementError, match="turn autocommit on"):
+                    queues.clear("default")
+                assert Ready.objects.count() == 1
+        finally:
+            transaction.rollback()
+            transaction.set_autocommit(True)
+        assert broker.sizes()["default"]["ready"] == 2
+        assert queues.clear("default") == queues.Cleared(2, 2, not_kept=1)
 
 
 class TestOnce:
