@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
 
-from django.db import connections, transaction
+from django.db import connections
 from django.db.models import Model
 from django.db.transaction import TransactionManagementError
 
@@ -217,7 +217,7 @@ def _purge(settings: Settings, arrivals: Arrivals, queue: str) -> int:
     if not is_in_transaction(settings.database):
         return arrivals.purge(queue)
     count = arrivals.size(queue)
-    transaction.on_commit(partial(arrivals.purge, queue), using=settings.database, robust=True)
+    after_commit(settings.database, partial(arrivals.purge, queue))
     return count
 
 

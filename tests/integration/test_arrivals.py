@@ -140,6 +140,21 @@ class TestOfProject:
             assert broker.sizes()["default"]["ready"] == 1
         assert broker.sizes() == {}
 
+    def test_purge_that_fails_after_the_commit_is_logged_and_other_hooks_run(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(queue: str) -> int:
+            raise BrokerUnavailable("no purge today")
+
+        add.enqueue(1, 2)
+        monkeypatch.setattr(broker_for(settings_for()).arrivals, "purge", fail)
+        called: list[str] = []
+        with transaction.atomic():
+            queues.clear("default")
+            transaction.on_commit(lambda: called.append("later"))
+        assert called == ["later"]
+        assert "no purge today" in caplog.text
+
     @pytest.mark.parametrize("block", [nullcontext, transaction.atomic])
     def test_clear_in_a_transaction_that_is_committed_by_hand_is_refused(
         self, block: Callable[[], AbstractContextManager[Any]]
