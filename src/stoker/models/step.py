@@ -165,7 +165,7 @@ class Step(models.Model):
     at_once = models.IntegerField(null=True)
     """For a group: maximum number of running members."""
     has_more = models.BooleanField(default=False)
-    """For a group: whether some members have not started because others must end first."""
+    """For a group: whether some members have not started. They start when others end."""
     has_undo = models.BooleanField(default=False)
     """Whether the step has an undo step; for a chain, whether one of its steps has."""
     has_error = models.BooleanField(default=False)

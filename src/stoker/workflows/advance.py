@@ -261,18 +261,12 @@ class Advance:
         )
 
     def _in_groups(self, ended: Sequence[tuple[Step, list[Over]]]) -> list[Over]:
-        above, waiting, turns = [], [], []
         stopping = self._new_failures([one for one in ended if one[0].fails_fast])
         going_on = [group for group, _ in ended if group.pk not in stopping]
-        rooms = self._starter.rooms({one.pk: one.at_once for one in going_on if one.has_more})
-        for group in going_on:
-            room = rooms.get(group.pk, 0)
-            more = self._starter.next_members(group, room) if room else []
-            turns += more
-            if not more:
-                waiting.append(group)
-        above += self._complete(waiting)
-        above += self._start(turns)
+        turns = self._starter.next_members([group for group in going_on if group.has_more])
+        with_turns = {one.parent_id for one in turns}
+        above = self._start(turns)
+        above += self._complete([group for group in going_on if group.pk not in with_turns])
         for group, _ in ended:  # last, because the other groups may be below
             if group.pk in stopping:
                 above += self._stop(group, stopping[group.pk])

@@ -300,7 +300,8 @@ class WorkflowResult:
                 while other steps run; None = all.
 
         Returns:
-            The number of steps that were retried or continued.
+            The number of steps that were retried or continued. Members of groups that start later,
+            when others end, are not counted.
 
         Raises:
             WorkflowNotFound: the workflow does not exist (any more).

@@ -359,6 +359,22 @@ MISTAKES = (
         "tests/workflows/test_stop.py",
     ),
     Mistake(
+        "nested groups start all their members at once",
+        [Change("workflows.start:Starter._members", drop("self._left -= sum(more.values())"))],
+        "tests/workflows/test_window.py",
+        "transaction_starts_no_more_jobs_than_the_window",
+    ),
+    Mistake(
+        "a group stands still if its turn comes when no job is left",
+        [
+            Change(
+                "workflows.start:Starter.next_members", replace("max(shares[pk], 1)", "shares[pk]")
+            )
+        ],
+        "tests/workflows/test_window.py",
+        "each_group_continues_when_members_of_many_end",
+    ),
+    Mistake(
         "fencing numbers do not grow",
         [Change("guards.admission:_Admission._give_fence", replace("fence + 1", "fence"))],
         "tests/conformance/test_guards.py",
