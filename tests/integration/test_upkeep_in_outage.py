@@ -124,28 +124,50 @@ def test_lease_that_ended_in_an_outage_is_rescued_after_a_while(broker: Dispatch
     assert upkeep.rescuing.rescue() == 1
 
 
-@pytest.mark.parametrize("is_alive", [True, False])
-def test_start_beside_a_living_cluster_leaves_it_time_for_its_leases(
-    broker: Dispatch, is_alive: bool
+def other_cluster(heartbeat_us: object) -> Cluster:
+    row: Cluster = Cluster.objects.create(
+        id=uuid4(), name="other", host="elsewhere", pid=7, started_at=timezone.now(),
+        heartbeat_us=heartbeat_us,
+    )  # fmt: skip
+    return row
+
+
+@pytest.mark.parametrize("heartbeat_us", [DatabaseNow(), 0], ids=["beats", "silent"])
+def test_start_beside_another_cluster_leaves_it_time_for_its_leases(
+    broker: Dispatch, heartbeat_us: object
 ) -> None:
-    """The new cluster cannot know whether the broker was away until just now."""
+    """The new cluster cannot know whether the broker was away until just now. If the store was
+    away for longer than a lease, the heartbeats of living clusters are as old."""
     add.enqueue(1, 2)
     add.using(lock=Lock("one")).enqueue(1, 2)
     upkeep = upkeep_of(broker, Outages(600.0))
-    row = Cluster.objects.create(
-        id=uuid4(), name="other", host="elsewhere", pid=7, started_at=timezone.now(),
-        heartbeat_us=DatabaseNow() if is_alive else 0,
-    )  # fmt: skip
+    row = other_cluster(heartbeat_us)
     claim(broker, row.pk, 2)
     broker.expire_holder(row.pk)
     upkeep.clean_up_at_start()
-    assert Attempt.objects.count() == (0 if is_alive else 2)
+    upkeep.run()
+    assert not Attempt.objects.exists()
+    assert Cluster.objects.filter(pk=row.pk).exists()
     upkeep.rescuing._outages._over_at.clear()
-    assert upkeep.rescuing.rescue() == (2 if is_alive else 0)
+    assert upkeep.rescuing.rescue() == 2
 
 
-def test_start_after_a_crash_beside_a_living_cluster_rescues_at_once(
-    broker: Dispatch, tmp_path: Path
+def test_start_without_other_clusters_rescues_at_once(broker: Dispatch) -> None:
+    add.enqueue(1, 2)
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    holder = uuid4()
+    claim(broker, holder, 2)
+    broker.expire_holder(holder)
+    upkeep.clean_up_at_start()
+    assert Attempt.objects.count() == 2
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_us", "rescued"), [(DatabaseNow(), 1), (0, 0)], ids=["beats", "silent"]
+)
+def test_start_after_a_crash_rescues_at_once_unless_the_store_may_have_been_away(
+    broker: Dispatch, tmp_path: Path, heartbeat_us: object, rescued: int
 ) -> None:
     add.enqueue(1, 2)
     upkeep = upkeep_of(broker, Outages(600.0))
@@ -154,12 +176,9 @@ def test_start_after_a_crash_beside_a_living_cluster_rescues_at_once(
     mark = lease_mark(delivery.lease_id)
     board.slot(0, 0).occupy(1, delivery.job_id.bytes, 1, 1, 0, mark)
     board.close()
-    Cluster.objects.create(
-        id=uuid4(), name="other", host="elsewhere", pid=7, started_at=timezone.now(),
-        heartbeat_us=DatabaseNow(),
-    )  # fmt: skip
+    other_cluster(heartbeat_us)
     upkeep.clean_up_at_start()
-    assert Attempt.objects.count() == 1
+    assert Attempt.objects.count() == rescued
 
 
 def test_lease_that_ended_while_the_store_was_away_is_left_to_its_holder_for_a_while(

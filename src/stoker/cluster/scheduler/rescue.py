@@ -178,10 +178,17 @@ class Rescue:
         """Record that the store did not answer."""
         self._outages.note(self._broker.lessors[0])
 
-    def give_living_clusters_time(self) -> None:
-        """Treat the start of this cluster as the end of an outage if other clusters live: it cannot
-        know whether they could extend their leases until now."""
-        if self._others.alive_within(self._settings.lease_seconds).exists():
+    def give_living_clusters_time(self, *, after_crash: bool) -> None:
+        """Treat the start of this cluster as the end of an outage if there are other clusters. It
+        cannot know whether they could extend their leases until now, nor whether they live: if the
+        store was away, they could write no heartbeats.
+
+        Args:
+            after_crash: whether a cluster of this host died with jobs, which are to be rescued at
+                once. Then only clusters without recent heartbeats are a sign of an outage.
+        """
+        silent = self._others.silent_for(self._settings.lease_seconds)
+        if (silent if after_crash else self._others).exists():
             for place in self._broker.lessors:
                 self._outages.note(place)
 

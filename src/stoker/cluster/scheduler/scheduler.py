@@ -220,9 +220,11 @@ class Upkeep:
 
     def clean_up_at_start(self) -> None:
         """Release jobs and delete files of dead clusters of this host, without the upkeep lease. If
-        one of them had leases, they have ended, and the jobs are rescued at once."""
-        if not self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host):
-            self._step("other clusters", self.rescuing.give_living_clusters_time)
+        one of them had leases, they have ended, and the jobs are rescued at once, unless the store
+        may have been away."""
+        freed = self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host)
+        give_time = partial(self.rescuing.give_living_clusters_time, after_crash=bool(freed))
+        self._step("other clusters", give_time)
         self._step("rescue", self.rescuing.rescue)
         self._step("guards", self._guards.sweep)
         self._step("boards", self.rescuing.remove_old_boards)
