@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from stoker.brokers.contract import Delivery
-from stoker.cluster.board import MOST_UNRECORDED
+from stoker.cluster import board as place
+from stoker.cluster.board import MOST_UNRECORDED, Board
 from stoker.cluster.channel import Closed, Stream, socket_pair
 from stoker.cluster.wire import Job, Report, pack_job
 from stoker.cluster.worker.worker import SerialRunner, Worker
-from stoker.cluster.worker.workload import Workload
+from stoker.cluster.worker.workload import NEW_PUSHER_SECONDS, Workload
 
 from tests.unit.cluster.parts import Clock
 
@@ -358,6 +359,62 @@ def test_leaving_worker_keeps_its_reports_until_there_is_a_pusher(
     hello, _ = frames(second)
     assert hello == ("hello", [(jobs[0], report(1))])
     assert not workload.is_unrecorded(1)
+
+
+def test_leaving_worker_keeps_its_reports_while_the_pusher_hangs(
+    worker: Worker,
+    board: Board,
+    jobs: list[Job],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The pusher has not read them when it is killed, although it was connected."""
+    workload, began = worker.workload, clock.now
+    ends = [[Stream(end) for end in socket_pair()] for _ in range(2)]
+    (ours, first), (new, second) = ends
+    board[place.PUSHER_BEAT_NS] = clock.monotonic_ns()
+    workload.meet(ours)
+    first.send(("jobs", jobs[:1]))
+    take_in(workload)
+    workload.next()
+    workload.finish(1, report(1))
+    workload.leave()
+
+    def wait(line: Stream, seconds: float) -> bool:
+        clock.turn(seconds)
+        if line is ours and clock.now >= began + 40:  # the sentinel replaces the pusher
+            board[place.PUSHER_BEAT_NS] = clock.monotonic_ns()
+            workload.meet(new)
+            second.send(("recorded", [1]))
+            return False
+        return line is new
+
+    monkeypatch.setattr(Stream, "waits", wait)
+    workload.wait_until_recorded(5.0)
+    hello, _ = frames(second)
+    assert hello == ("hello", [(jobs[0], report(1))])
+    assert not workload.is_unrecorded(1)
+    for end in [*ends[0], *ends[1]]:
+        end.close()
+
+
+@pytest.mark.parametrize(("hangs", "seconds"), [(False, 5.0), (True, NEW_PUSHER_SECONDS + 5.0)])
+def test_leaving_worker_waits_no_longer_than_a_pusher_may_take(
+    workload: Workload,
+    new_pusher: Callable[[], Pusher],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    hangs: bool,
+    seconds: float,
+) -> None:
+    new_pusher()
+    workload.finish(1, report(1))
+    workload.leave()
+    began = clock.now
+    workload.pusher_beat_ns = (lambda: 0) if hangs else clock.monotonic_ns
+    monkeypatch.setattr(Stream, "waits", lambda _line, seconds: clock.turn(seconds))
+    workload.wait_until_recorded(5.0)
+    assert clock.now == pytest.approx(began + seconds, abs=1.0)
 
 
 def test_worker_of_a_cluster_that_ends_does_not_wait_for_a_pusher(

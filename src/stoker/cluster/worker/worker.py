@@ -73,6 +73,7 @@ class Worker:
         self.settings = child.plan.settings
         self.board = child.board
         self.workload = Workload()
+        self.workload.pusher_beat_ns = lambda: child.board[place.PUSHER_BEAT_NS]
         self._own = child.board.of_worker(child.number)
         self._slots = [
             child.board.slot(child.number, slot) for slot in range(child.board[place.SLOTS])

@@ -26,6 +26,11 @@ FLUSH_SECONDS = 0.002
 NEW_PUSHER_SECONDS = 180.0
 """How long a worker that is leaving waits for a new pusher. It is more than a pusher takes to be
 replaced and to start."""
+SILENT_SECONDS = 2.0
+"""A pusher whose loop has not turned for this time may hang. If it is killed, the reports that it
+has not read are lost."""
+LOOK_SECONDS = 0.5
+"""Pause between checks of the pusher's loop by a worker that is leaving."""
 
 _number_of = itemgetter(0)
 
@@ -39,6 +44,8 @@ class Workload:
         self.is_leaving = False
         self.expects_pusher = True
         """Whether a pusher that has died is replaced. Not if the whole cluster ends."""
+        self.pusher_beat_ns: Callable[[], int] = time.monotonic_ns
+        """Returns when the pusher's loop last turned."""
         self.logs: Capture | None = None
         """Captures what jobs log and print; None = it is not kept."""
         self._queue: deque[Job] = deque()
@@ -202,22 +209,27 @@ class Workload:
 
     def wait_until_recorded(self, within_seconds: float) -> None:
         """Wait up to ``within_seconds`` until every report is recorded. The pusher keeps the rest.
-        The time begins when there is a pusher, because no other process has the reports."""
+        The time begins when there is a pusher that reads, because no other process has the
+        reports."""
         began_at = time.monotonic()
         until = began_at + within_seconds
         self.flush()
         while self._reports and (left := until - time.monotonic()) > 0:
             line = self._line
+            may_wait = time.monotonic() < began_at + NEW_PUSHER_SECONDS
+            if self.expects_pusher and may_wait and (line is None or self._is_pusher_silent()):
+                until = time.monotonic() + within_seconds
             if line is None:
                 time.sleep(0.01)
-                if self.expects_pusher and time.monotonic() < began_at + NEW_PUSHER_SECONDS:
-                    until = time.monotonic() + within_seconds
                 continue
             try:
-                if line.waits(left):
+                if line.waits(min(left, LOOK_SECONDS)):
                     self.take_in(line, line.receive(block=False))
             except Closed:
                 self.lose(line)
+
+    def _is_pusher_silent(self) -> bool:
+        return time.monotonic_ns() - self.pusher_beat_ns() > SILENT_SECONDS * 1e9
 
     def forget(self) -> None:
         """Drop jobs and connection in a child forked by a task, which must not act as a worker."""
