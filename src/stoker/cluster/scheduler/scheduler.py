@@ -113,6 +113,7 @@ class Scheduler:
         call_project_with(self.callbacks.put)
         if self.settings.scheduler:
             import_tasks()  # as ticks do: the rescue asks for options of imported tasks
+        self._beat_ns = self._upkeep_beat_ns = time.monotonic_ns()  # the imports may take long
         thread = threading.Thread(target=self._do_upkeep, name="upkeep", daemon=True)
         thread.start()
         self.relays.start()
