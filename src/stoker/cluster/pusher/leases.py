@@ -188,7 +188,8 @@ class Adoption:
     def expect(self, workers: Iterable[Sequence[int]]) -> None:
         """Wait for the greetings of the workers that were started before this pusher."""
         self._expected = {(number, incarnation) for number, incarnation in workers}
-        self.closes_at = time.monotonic() + GREETING_SECONDS
+        if self._expected:
+            self.closes_at = time.monotonic() + GREETING_SECONDS
 
     def hello(
         self, worker: int, jobs: Iterable[tuple[Job, Report | None]]
@@ -276,6 +277,7 @@ class Adoption:
             if ended.worker in silent and self._recall.has_started(*ended):
                 self._adopt(*ended, delivery)
         self._expected = set()
+        self.closes_at = float("inf")
 
     def _finished_orphans(self) -> list[tuple[FinishedDelivery, Delivery]]:
         """Return the orphans that a worker has finished, with the board's entries."""
