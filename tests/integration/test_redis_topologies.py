@@ -207,8 +207,10 @@ def test_slots_of_other_nodes_are_served_while_the_first_slots_node_is_stopped(
         leasing: dict[str, Any] = {"holder": uuid.uuid4(), "lease_seconds": 60}
         claimed = {one.queue: one for one in before.claim(ClaimRequest(9, **leasing))}
         held = [claimed[queue].lease for queue in here]
-        fresh = _slotted([one for one in nodes if one is not down], "halted", 8)
+        others = [one for one in nodes if one is not down]
+        fresh = _slotted(others, "halted", 8)
         down.kill()
+        assert _slotted(others, "halted", 8).first.client, "a new process can connect"
         for broker in (before, fresh):
             stale, left = broker.extend_unlocked([*held, claimed[gone].lease], lease_seconds=60)
             assert (stale, left) == (set(), {claimed[gone].lease})

@@ -212,7 +212,11 @@ def _cluster(parts: SplitResult, options: dict[str, Any]) -> Any:
     # The cluster may have more nodes than the URL names.
     bounded = _bounded(options, max(len(nodes), USUAL_NODES))
     given: dict[str, Any] = {"startup_nodes": nodes, **_login(parts), **bounded}
-    return RedisCluster(**given)
+    # A new client asks the node with the first slots for its commands, and only with retries
+    # another one if that is away.
+    client = RedisCluster(**{**given, "retry": Retry(NoBackoff(), USUAL_NODES)})
+    client.set_retry(options["retry"])
+    return client
 
 
 def _hosts(parts: SplitResult) -> list[tuple[str, int]]:
