@@ -158,8 +158,7 @@ def clear(
     matched = waiting if limit is None else min(waiting, limit)
     if dry_run or not matched:
         return Cleared(matched, 0)
-    if broker.arrivals is not None:
-        _refuse_commit_by_hand(settings.database, queue)
+    _refuse_commit_by_hand(settings.database, broker, queue)
     reason = f"the queue was cleared{f' by {by}' if by else ''}{f': {because}' if because else ''}"
     done = 0
     for cancel, job_ids in _batches(settings, queue):
@@ -201,9 +200,10 @@ def _batches(settings: Settings, queue: str) -> Iterator[tuple[Cancel, Sequence[
             yield partial(cancel_those_outside, settings, queue), job_ids
 
 
-def _refuse_commit_by_hand(alias: str, queue: str) -> None:
-    """Raise TransactionManagementError if the caller commits by hand, which cannot be observed."""
-    if commits_by_hand(connections[alias]):
+def _refuse_commit_by_hand(alias: str, broker: Dispatch, queue: str) -> None:
+    """Raise TransactionManagementError if a message server would have to delete the jobs when the
+    caller commits by hand, which cannot be observed."""
+    if broker.arrivals is not None and commits_by_hand(connections[alias]):
         raise TransactionManagementError(
             f"The queue {queue!r} cannot be cleared while autocommit is off on the database "
             f"{alias!r}: its message server could not delete the jobs when you commit. Commit, and "

@@ -128,11 +128,12 @@ def collect(found: list[Any], spec: Spec, arguments: Any) -> list[Any]:
 
 
 def run_hook(hook: str, task_id: str) -> None:
-    """Call a hook with the Task of the finished job."""
+    """Call the hook at this path with the Task of the finished job."""
     call_hook(_function_of_job(hook), task_id)
 
 
 def call_hook(function: Callable[..., Any], task_id: str) -> None:
+    """Call this hook with the Task of the finished job."""
     function(_model("Task").of_job(task_id))
 
 
