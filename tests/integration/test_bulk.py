@@ -2,6 +2,7 @@
 
 import threading
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -178,7 +179,7 @@ def test_command_waits_while_a_cluster_processes_the_operation(
         bulk_walk.go_on(alice.settings, LONG)
 
     monkeypatch.setattr(bulk, "go_on", lambda *_, **__: 0)
-    monkeypatch.setattr("stoker.operations.bulk.time.sleep", pause)
+    monkeypatch.setattr(bulk, "time", SimpleNamespace(sleep=pause))
     assert bulk.finish(alice, row).state == "done"
     assert len(pauses) == 1
 

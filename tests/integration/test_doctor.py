@@ -4,6 +4,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +19,6 @@ from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import settings_for
 from stoker.inspect.doctor import examination
-from stoker.inspect.doctor import examination as guards
 from stoker.inspect.doctor import looks as look
 from stoker.inspect.doctor.examination import Finding, Indexes, Report, examine
 from stoker.inspect.doctor.looks import Jobs
@@ -60,7 +60,7 @@ HOLDER = uuid.uuid4()
 @pytest.fixture(autouse=True)
 def without_index_check(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Leave out the check of indexes, which is slow on SQLite, and the pause for clusters."""
-    monkeypatch.setattr(guards, "A_MOMENT_SECONDS", 0.0)
+    monkeypatch.setattr(examination, "A_MOMENT_SECONDS", 0.0)
     if "indexes" not in request.node.name:
         looks = tuple(one for one in examination.LOOKS if one is not Indexes)
         monkeypatch.setattr(examination, "LOOKS", looks)
@@ -312,7 +312,9 @@ def test_lock_of_a_job_that_was_just_taken_over_is_no_fault(
     def release(_seconds: float) -> None:
         Need.objects.filter(job_id__in=rescued.values("pk")).update(holds=None)
 
-    monkeypatch.setattr(guards.time, "sleep", release)
+    monkeypatch.setattr(
+        examination, "time", SimpleNamespace(sleep=release, monotonic=time.monotonic)
+    )
     assert "locks_held_twice" not in findings()
 
 

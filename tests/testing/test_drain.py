@@ -12,6 +12,7 @@ import pytest
 from django.db import connection, connections, transaction
 from django.utils import timezone
 
+from stoker import dead_letters
 from stoker.compat import task_signals
 from stoker.exceptions import ConfigurationError
 from stoker.jobs.outcomes import Retried
@@ -69,6 +70,18 @@ def test_webhooks_are_enqueued_in_the_tests_transaction(settings: Any) -> None:
     assert [one.outcome.kind for one in sent] == ["retry"] * 9 + ["failed"]
     started = {*threading.enumerate()} - before
     assert not [one for one in started if one.name == "stoker-webhook"]
+
+
+def test_jobs_that_are_requeued_behind_a_watermark_run(
+    seen: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stoker.brokers.orm.claim.SHARE", 1e9)
+    tasks.write_and_fail.using(max_attempts=1).enqueue(1)
+    tasks.note.enqueue("older")
+    assert len(drain(until_empty=False)) == 2
+    dead_letters.requeue(dead_letters.find().letters[0].pk)
+    tasks.note.enqueue("newer")
+    assert len(drain(until_empty=False)) == 2
 
 
 def test_task_that_leaves_a_transaction_open_fails(seen: list[Any]) -> None:

@@ -33,11 +33,12 @@ def bring_forward(broker: Dispatch, queues: Sequence[str]) -> None:
 
 
 def promote_due(broker: Dispatch) -> None:
-    """Move all due jobs to the ready table, so that their priority decides. The ORM broker does so
-    only at intervals."""
+    """Move all due jobs to the ready table, so that their priority decides, and make the next claim
+    find all of them. The ORM broker does both only at intervals."""
     if (store := _only_store(broker)) is not None:
         while store.promote(AT_ONCE):
             pass
+        store.search_from_start()
     elif isinstance(broker.broker, MemoryBroker):
         raise _cannot(broker)
 

@@ -253,6 +253,11 @@ class OrmBroker(Broker):
         with self.engine.deciding_at_once():
             return [Place(*row) for row in self.engine.move_due(deferred, limit, from_us)]
 
+    def search_from_start(self) -> None:
+        """Make the next claim find all ready jobs, also those that were added behind a
+        watermark."""
+        self._marks.forget()
+
     def _call_due(self, rated_limit: int) -> int:
         called = call_due(self.alias, rated_limit)
         if called:
