@@ -317,7 +317,6 @@ class _Intake:
         self._settings = settings
         self._alias = settings.database
         self._connection = connections[self._alias]
-        self._sender = type(task_backends[settings.alias])
         self._is_unique = getattr(task, "unique", None) is not None
         self._neglected: set[UUID] = set()
         self._open_transaction = open_transaction(self._alias)
@@ -450,9 +449,10 @@ class _Intake:
         """Send Django's signal. Errors of receivers are logged and have no other effect."""
         if not is_heard(task_signals.task_enqueued, logging.DEBUG):
             return
+        sender = type(task_backends[self._settings.alias])
         for result in results:
             if not result.was_duplicate:
-                task_signals.task_enqueued.send_robust(self._sender, task_result=result)
+                task_signals.task_enqueued.send_robust(sender, task_result=result)
 
     def _refuse_late_uniqueness(self) -> None:
         is_put_off = self._open_transaction not in (None, self._alias)

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -26,7 +26,6 @@ from stoker.store.written import (
     columns,
     each_job_once,
     ended_arrays,
-    instant_us,
     list_literal,
     parameters_of,
     parts_of,
@@ -261,7 +260,8 @@ class PostgreSQL(Engine):
             return {row[0] for part in parts for row in self.fetch("job_add", arrays_of(part))}
 
     def insert_fresh(self, job: Message) -> None:
-        if self.connection.settings_dict["OPTIONS"].get("server_side_binding"):
+        connection = self.connection
+        if connection.settings_dict["OPTIONS"].get("server_side_binding"):
             # server-side binding does not allow two statements in one message
             self.insert_jobs([job])
             return
@@ -271,11 +271,11 @@ class PostgreSQL(Engine):
             "queue": job.queue,
             "priority": job.priority,
             "package": job.package,
-            "enqueued_us": instant_us(job.enqueued_at),
+            "enqueued_at": datetime.fromtimestamp(job.enqueued_at, UTC).isoformat(),
             "rank": -job.priority,
         }
         notice = wake.NOTICE if wake.may_notify(self.alias) else ""
-        if send_past_cursor(self.connection, statement("job_add_fresh"), parameters, notice):
+        if send_past_cursor(connection, statement("job_add_fresh"), parameters, notice):
             wake.note_notice(self.alias)
 
     inserts_ended = True
