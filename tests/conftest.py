@@ -154,13 +154,24 @@ def django_db_modify_db_settings_xdist_suffix() -> None:
 
 @pytest.fixture(scope="session")
 def django_db_setup(django_db_setup: None) -> Iterator[None]:
-    """Tell the processes that tests start which databases are the tests' own (settings/base.py)."""
+    """Tell the processes that tests start which databases are the tests' own (settings/base.py).
+
+    Make each claim in this process find all ready jobs: how long watermarks are valid depends on
+    the speed of the machine.
+    """
     from django.db import connections
 
     names = {alias: str(connections[alias].settings_dict["NAME"]) for alias in connections}
-    os.environ["STOKER_TEST_DATABASES"] = json.dumps(names)
-    yield
-    del os.environ["STOKER_TEST_DATABASES"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("STOKER_TEST_DATABASES", json.dumps(names))
+        patch.setattr("stoker.brokers.orm.claim.LONGEST_SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture
+def lasting_watermarks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the watermarks of this process be valid as long as in a cluster."""
+    monkeypatch.setattr("stoker.brokers.orm.claim.LONGEST_SECONDS", 5.0)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -109,7 +109,7 @@ def test_claim_walks_the_index_and_does_not_sort(stand: OrmStand, cluster_connec
 
 
 @pytest.fixture
-def keeping_stand(monkeypatch: pytest.MonkeyPatch) -> Iterator[OrmStand]:
+def keeping_stand(lasting_watermarks: None) -> Iterator[OrmStand]:
     """Yield the ORM broker with a few jobs and a connection like that of a pusher or a monitor."""
     with connection.cursor() as cursor:
         cursor.execute(EMPTY)

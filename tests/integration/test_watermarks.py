@@ -25,6 +25,11 @@ from tests.conformance.test_plans import nodes
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
+@pytest.fixture(autouse=True)
+def _as_in_a_cluster(lasting_watermarks: None) -> None:
+    """Let watermarks be valid as long as in a cluster, unless a test says otherwise."""
+
+
 @pytest.fixture
 def stand() -> OrmStand:
     return OrmStand()

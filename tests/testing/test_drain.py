@@ -13,6 +13,7 @@ from django.db import connection, connections, transaction
 from django.utils import timezone
 
 from stoker import dead_letters
+from stoker.brokers.orm import claim as watermarks
 from stoker.compat import task_signals
 from stoker.exceptions import ConfigurationError
 from stoker.jobs.outcomes import Retried
@@ -72,10 +73,11 @@ def test_webhooks_are_enqueued_in_the_tests_transaction(settings: Any) -> None:
     assert not [one for one in started if one.name == "stoker-webhook"]
 
 
+@pytest.mark.usefixtures("lasting_watermarks")
 def test_jobs_that_are_requeued_behind_a_watermark_run(
     seen: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stoker.brokers.orm.claim.SHARE", 1e9)
+    monkeypatch.setattr(watermarks, "SHARE", 1e9)
     tasks.write_and_fail.using(max_attempts=1).enqueue(1)
     tasks.note.enqueue("older")
     assert len(drain(until_empty=False)) == 2
