@@ -145,8 +145,8 @@ def clear(
         dry_run: count only.
 
     Raises:
-        TransactionManagementError: autocommit is off, and the broker is a message server, which
-            cannot delete its jobs when the caller commits. Nothing is cancelled.
+        TransactionManagementError: autocommit is off, and the broker is outside the database, so
+            that its jobs cannot be withdrawn when the caller commits. Nothing is cancelled.
         QueueNotFound, BrokerUnavailable, NotMigrated: as in ``pause``.
     """
     settings = settings_for(backend)
@@ -201,13 +201,15 @@ def _batches(settings: Settings, queue: str) -> Iterator[tuple[Cancel, Sequence[
 
 
 def _refuse_commit_by_hand(alias: str, broker: Dispatch, queue: str) -> None:
-    """Raise TransactionManagementError if a message server would have to delete the jobs when the
-    caller commits by hand, which cannot be observed."""
-    if broker.arrivals is not None and commits_by_hand(connections[alias]):
+    """Raise TransactionManagementError if jobs would have to be withdrawn from a broker outside
+    the store when the caller commits by hand, which cannot be observed. Until upkeep finds the
+    requests to cancel these jobs, clusters may claim some, and would then stop them."""
+    is_outside = broker.broker is not None or broker.arrivals is not None
+    if is_outside and commits_by_hand(connections[alias]):
         raise TransactionManagementError(
             f"The queue {queue!r} cannot be cleared while autocommit is off on the database "
-            f"{alias!r}: its message server could not delete the jobs when you commit. Commit, and "
-            "turn autocommit on first."
+            f"{alias!r}: its broker could not withdraw the jobs when you commit. Commit, and turn "
+            "autocommit on first."
         )
 
 

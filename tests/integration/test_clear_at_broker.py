@@ -12,6 +12,7 @@ from uuid import UUID, uuid4
 import pytest
 from django.core.management import call_command
 from django.db import OperationalError, connection, transaction
+from django.db.transaction import TransactionManagementError
 from django.test import override_settings
 from django.utils import timezone
 
@@ -172,6 +173,21 @@ class TestClear:
             assert outside(fronted) == 1
         assert outside(fronted) == 0
         assert list(Job.objects.values_list("status", "reason")) == [("CANCELLED", REASON)] * 2
+
+    def test_clear_in_a_transaction_that_is_committed_by_hand_is_refused(
+        self, broker: Dispatch
+    ) -> None:
+        """A cluster could claim jobs between the commit and the next sweep, and stop them."""
+        add.enqueue_many([((1, 2), {})] * 2)
+        transaction.set_autocommit(False)
+        try:
+            assert clear(dry_run=True).matched == 2
+            with pytest.raises(TransactionManagementError, match="turn autocommit on"):
+                clear()
+            transaction.commit()
+        finally:
+            transaction.set_autocommit(True)
+        assert (Cancellation.objects.count(), work_off()) == (0, 2)
 
     @pytest.mark.redis
     def test_clear_whose_process_dies_after_the_commit_is_finished_by_upkeep(
