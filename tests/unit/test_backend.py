@@ -177,3 +177,36 @@ def test_asdict_shows_the_fields_of_a_django_result_and_no_private_ones() -> Non
     assert result.state == copy.deepcopy(result).state == JobState.DEFERRED
     assert pickle.loads(pickle.dumps(result)) == result
     assert result._with(was_duplicate=True).state == JobState.DEFERRED
+
+
+STATE_OF_A_RESULT = (
+    b"\x80\x02cstoker.jobs.results\nResult\nq\x00)\x81q\x01}q\x02(X\x04\x00\x00\x00taskq\x03NX\x02\x00"
+    b"\x00\x00idq\x04X$\x00\x00\x000198c0de-0000-7000-8000-000000000001q\x05X\x06\x00\x00\x00statusq"
+    b"\x06cdjango.tasks.base\nTaskResultStatus\nq\x07X\x05\x00\x00\x00READYq\x08\x85q\tRq\nX\x0b\x00"
+    b"\x00\x00enqueued_atq\x0bNX\n\x00\x00\x00started_atq\x0cNX\x0b\x00\x00\x00finished_atq\rNX\x11"
+    b"\x00\x00\x00last_attempted_atq\x0eNX\x04\x00\x00\x00argsq\x0f]q\x10(K\x01K\x02eX\x06\x00\x00"
+    b"\x00kwargsq\x11}q\x12X\x07\x00\x00\x00backendq\x13X\x07\x00\x00\x00defaultq\x14X\x06\x00\x00"
+    b"\x00errorsq\x15]q\x16X\n\x00\x00\x00worker_idsq\x17]q\x18X\r\x00\x00\x00_return_valueq\x19NX"
+    b"\r\x00\x00\x00was_duplicateq\x1a\x89X\x0b\x00\x00\x00_commitmentq\x1bNX\t\x00\x00\x00_progressq"
+    b"\x1ccstoker.jobs.states\nProgress\nq\x1d)\x81q\x1e]q\x1f(Ncstoker.jobs.states\nJobState\nq X"
+    b'\x08\x00\x00\x00DEFERREDq!\x85q"Rq#)NNebX\x10\x00\x00\x00_running_attemptq$K\x00ub.'
+)
+"""A deferred job's result, without its task, as pickled before ``Result.__reduce__`` existed."""
+FIELDS_OF_A_RESULT = (
+    b"\x80\x02cstoker.jobs.results\nResult\nq\x00)\x81q\x01]q\x02(NX$\x00\x00\x000198c0de-0000-7000-"
+    b"8000-000000000001q\x03c__builtin__\ngetattr\nq\x04cdjango.tasks.base\nTaskResultStatus\nq\x05X"
+    b"\x05\x00\x00\x00READYq\x06\x86q\x07Rq\x08NNNN]q\t(K\x01K\x02e}q\nX\x07\x00\x00\x00defaultq\x0b]"
+    b"q\x0c]q\rN\x89eb."
+)
+"""This result as pickled by Python 3.11.2, which wrote only the values of the fields."""
+
+
+@pytest.mark.parametrize(
+    ("data", "state"), [(STATE_OF_A_RESULT, "DEFERRED"), (FIELDS_OF_A_RESULT, "READY")]
+)
+def test_result_that_an_older_version_pickled_is_read(data: bytes, state: str) -> None:
+    module = TaskResultStatus.__module__.encode()  # depends on the version of Django
+    result = pickle.loads(data.replace(b"django.tasks.base", module))
+    assert (result.id, result.status) == ("0198c0de-0000-7000-8000-000000000001", "READY")
+    assert (result.args, result.backend, result.worker_ids) == ([1, 2], "default", [])
+    assert (result.state, result.was_duplicate) == (state, False)

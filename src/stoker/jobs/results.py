@@ -311,9 +311,23 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
 def _restored(cls: type[Result[R]], state: dict[str, Any]) -> Result[R]:
     """Return the result that was copied or pickled."""
     result = object.__new__(cls)
+    _set_state(result, state)
+    return result
+
+
+def _set_state(result: Result[R], state: dict[str, Any] | list[Any]) -> None:
+    """Set the attributes of a result. Results that were pickled before ``__reduce__`` existed have
+    the same dict, or with Python 3.11.0 to 3.11.2 only the values of the fields."""
+    if not isinstance(state, dict):
+        names = (one.name for one in fields(result))
+        unknown = {"_progress": None, "_commitment": None, "_running_attempt": 0}
+        state = unknown | dict(zip(names, state, strict=True))
     for name, value in state.items():
         object.__setattr__(result, name, value)
-    return result
+
+
+# Set here, because `dataclass` of these versions of Python replaces a method of the class.
+Result.__setstate__ = _set_state  # type: ignore[attr-defined] # see above
 
 
 def fetch(settings: Settings, job_id: Any) -> Result[Any]:
