@@ -15,7 +15,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from asgiref.sync import async_to_sync
-from django.db import connection, connections, transaction
+from django.db import OperationalError, connection, connections, transaction
 from django.db.transaction import TransactionManagementError
 from django.test import override_settings
 from django.test.utils import CaptureQueriesContext
@@ -631,6 +631,16 @@ class TestOutbox:
                 result.wait(1)
         with pytest.raises(ResultTimeout):
             result.wait(0)
+
+    def test_error_names_the_database_in_which_the_outbox_is_looked_for(
+        self, shop: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: str) -> None:
+            raise OperationalError("server closed the connection unexpectedly")
+
+        monkeypatch.setattr("stoker.jobs.enqueue.has_outbox", fail)
+        with pytest.raises(BrokerUnavailable, match=shop), transaction.atomic(using=shop):
+            add.enqueue(1, 2)
 
     @pytest.mark.postgres  # on SQLite the two aliases would wait for each other
     def test_relay_commits_though_the_database_has_no_autocommit(

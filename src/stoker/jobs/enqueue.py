@@ -366,10 +366,11 @@ class _Intake:
     def _put_off(self, alias: str, sealed: Sealed, own: Transaction) -> Sequence[Result[Any]]:
         """Write the jobs to the outbox of a database with an open transaction. They are relayed
         when it commits."""
-        if has_outbox(alias, self._alias):
-            claims = [one.claim for one in sealed.newcomers]
-            with explained(alias):
+        with explained(alias):
+            if is_certain := has_outbox(alias, self._alias):
+                claims = [one.claim for one in sealed.newcomers]
                 outbox.put(self._settings, alias, sealed.messages, claims)
+        if is_certain:
             after_commit(alias, partial(self._relay, alias, sealed))
         else:  # if the process dies between the commit and this call, the jobs are lost
             transaction.on_commit(partial(self._store_late, sealed, own), using=alias)
