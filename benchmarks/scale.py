@@ -261,7 +261,8 @@ def _fire(cost: Cost) -> None:
 
     settings = settings_for()
     ticks = Ticks(settings, broker_for(settings), uuid.uuid4(), lambda: None, lambda _: False)
-    ticks.run_once()  # it stores the declared schedules first
+    for _ in range(2):  # the first turns read all schedules, to store those that are declared
+        ticks.run_once()
     for number in range(DUE):
         _schedule(f"due {number}")
     due = Schedule.objects.filter(name__startswith="due")

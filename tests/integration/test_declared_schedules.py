@@ -7,9 +7,10 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection
 from django.db.models.signals import post_init
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
 
 from stoker import Cron, every, once, schedules, task
 from stoker.brokers.adapters import broker_for
@@ -105,6 +106,22 @@ def test_created_schedules_are_not_read_to_declare_others() -> None:
     finally:
         post_init.disconnect(note, sender=Schedule)
     assert sorted(read) == ["hourly", "same name"]
+
+
+def test_process_looks_again_for_dropped_schedules_after_another_edition() -> None:
+    schedules.create("created", nothing, HOURLY)
+    one, other = edition(hourly=HOURLY), edition(hourly=HOURLY, added=HOURLY)
+    one.sync()
+    with CaptureQueriesContext(connection) as queries:
+        one.sync()
+    read = f"FROM {connection.ops.quote_name(Schedule._meta.db_table)}"
+    assert sum(read in one["sql"] for one in queries) == 1
+    other.sync()
+    assert names() == {"created", "hourly", "added"}
+    one.sync()
+    let_die(other)
+    one.sync()
+    assert names() == {"created", "hourly"}
 
 
 def test_old_edition_does_not_undo_changes_during_rolling_deploy() -> None:

@@ -8,12 +8,12 @@ keep their pause, next moment and count.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.db import transaction
-from django.db.models import Q
 
 from stoker.conf import Settings
 from stoker.exceptions import PackageError, StokerError, UnknownTask
@@ -38,6 +38,8 @@ from .rows import (
 )
 
 FORGOTTEN_SECONDS = 30 * 86_400.0
+DROPPED_SECONDS = 600.0
+"""Pause between two looks for schedules that are no longer declared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,8 @@ class Declaring:
         self._schedules = Schedule.objects.using(settings.database).of(*self._whose)
         self._alive_seconds = max(settings.lease_seconds, 3 * settings.upkeep_seconds)
         self._told: set[str] = set()
+        self._look_for_dropped_at = 0.0
+        """When to look for rows of schedules that are no longer declared, in monotonic seconds."""
         self._digest = self._digest_of_all()
 
     def sync(self) -> None:
@@ -105,16 +109,16 @@ class Declaring:
         edition."""
         self._editions.report(*self._whose, self._digest)
         alive = self._editions.alive(*self._whose, self._alive_seconds)
+        if alive != [self._digest]:
+            self._look_for_dropped_at = 0.0
         if alive[:1] != [self._digest]:
             return
-        created = Q(source=Schedule.Source.ROW)
-        found = self._schedules.exclude(created & ~Q(name__in=list(self._declared)))
+        found = self._schedules.filter(name__in=list(self._declared))
         rows = {row.name: row for row in found}
         for name, one in self._declared.items():
             self._within_bounds(one, rows.get(name))
         if alive == [self._digest]:
-            dropped = [row for row in rows.values() if row.name not in self._declared]
-            self._remove([row for row in dropped if row.is_declared])
+            self._remove_dropped()
             self._editions.forget(FORGOTTEN_SECONDS)
 
     def reseal(self) -> None:
@@ -201,15 +205,22 @@ class Declaring:
             return False
         return True
 
-    def _remove(self, rows: Sequence[Schedule]) -> None:
+    def _remove_dropped(self) -> None:
+        """Remove the schedules that are no longer declared. No index finds them among those that
+        were created, so look seldom, unless another edition was alive, which may have added some.
+        """
+        if time.monotonic() < self._look_for_dropped_at:
+            return
         alias = self._settings.database
-        for row in rows:
+        declared = self._schedules.exclude(source=Schedule.Source.ROW)
+        for row in declared.exclude(name__in=list(self._declared)):
             with transaction.atomic(using=alias):
                 is_gone = self._schedules.filter(pk=row.pk, source=row.source).delete()[0]
                 if is_gone:
                     Tick.objects.using(alias).filter(schedule_id=row.pk).delete()
             if is_gone:
                 tell("schedule_dropped", name=row.name)
+        self._look_for_dropped_at = time.monotonic() + DROPPED_SECONDS
 
     def _tell_once(self, name: str, because: str) -> None:
         if name not in self._told:
