@@ -27,6 +27,7 @@ from stoker.testing import drain
 from stoker.workflows import control
 
 from tests.integration.killed_walks import LONG, Killed, walk_despite_kills
+from tests.workflows.runner import StepByStep
 from tests.workflows.tasks import DONE, FAILING, note
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -147,6 +148,35 @@ def test_statements_of_a_batch_do_not_grow_with_its_steps() -> None:
         assert not any(one.refusal for one in outcomes)
         counts.append(len(captured))
     assert counts[1] <= counts[0] <= 50
+
+
+def test_retry_of_one_step_does_not_read_the_groups_beside_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lock of the workflow is held meanwhile, and a large workflow has many batches."""
+    read: list[UUID] = []
+    really = Step.from_db
+
+    def from_db(db: Any, names: Any, values: Any) -> Step:
+        read.append(values[0])
+        return really(db, names, values)
+
+    FAILING.add("bad")
+    counts = []
+    for count in (2, 9):
+        others = [group(*(note.si(f"{n}.{m}") for m in range(5)), at_once=1) for n in range(count)]
+        workflow = group(note.si("bad"), *others).enqueue()
+        hand = StepByStep()
+        hand.claim()
+        hand.end("bad")
+        step = Step.objects.get(workflow_id=workflow.id, state="FAILED")
+        read.clear()
+        with monkeypatch.context() as patched, CaptureQueriesContext(connection) as captured:
+            patched.setattr(Step, "from_db", from_db)
+            assert control.retry_step(settings_for(), UUID(workflow.id), step.pk, Wish()) == 1
+        counts.append((len(read), len(captured)))
+        hand.run_all()
+    assert counts[0] == counts[1]
 
 
 def test_step_that_fails_again_during_a_retry_is_not_retried_again() -> None:

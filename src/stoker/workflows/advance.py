@@ -128,9 +128,9 @@ class Advance:
         """Start the given steps. Return the ids of jobs to cancel."""
         return self.go_on([Over(step, State.SUCCESSFUL) for step in self._starter.start(steps)])
 
-    def resume(self, containers: Sequence[Step]) -> list[UUID]:
+    def resume(self, containers: Sequence[Step]) -> list[Step]:
         """Continue chains and groups that were stopped, none of whose steps is under way. Return
-        the ids of jobs to cancel."""
+        the members that start in these groups."""
         update_by_key(self._steps, [one.pk for one in containers], state=State.STARTED, cause=None)
         groups = [one for one in containers if one.kind in GROUPS]
         chains = {one.pk: one for one in containers if one.kind not in GROUPS}
@@ -140,13 +140,14 @@ class Advance:
         waiting = self._steps.below(chains.keys() - last.keys()).filter(state=State.PENDING)
         first = {one.parent_id: one for one in waiting.order_by("-position")}
         wave = self._complete(groups)
+        ended = {over.step.pk for over in wave}
+        members = self._starter.next_members(
+            [group for group in groups if group.has_more and group.pk not in ended]
+        )
         wave += self._in_chains([(chain, Over(one, one.state)) for chain, one in begun])
-        wave += self._start(first.values())
-        return self.go_on(wave)
-
-    def waiting_members(self, workflow_id: UUID) -> list[Step]:
-        """Return the members that may start now in the unfinished groups of a workflow."""
-        return self._starter.waiting_members(workflow_id)
+        wave += self._start([*first.values(), *members])
+        self.go_on(wave)
+        return members
 
     # -- the jobs ---------------------------------------------------------------------------------
 

@@ -128,7 +128,8 @@ def not_kept(workflow_id: UUID) -> WorkflowNotFound:
 def retry_step(settings: Settings, workflow_id: UUID, step_id: UUID, wish: Wish) -> int:
     """Retry one failed or cancelled step. See ``WorkflowResult.retry``.
 
-    The steps above it are reopened. Members of groups above it that have never started may start.
+    The steps above it are reopened. Members of groups above it that have never started can start
+    when others end.
     """
     alias = settings.database
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id)
@@ -294,14 +295,14 @@ def _with_added(alias: str, steps: Collection[Step]) -> set[UUID]:
 def retry_together(
     settings: Settings, workflow_id: UUID, step_ids: Sequence[UUID], wish: Wish
 ) -> tuple[list[StepOutcome], int]:
-    """Retry steps of a workflow, in the open transaction. The number of statements does not depend
-    on how many they are.
+    """Retry steps of a workflow, in the open transaction. There is one statement for each group
+    that continues; the number of the others does not depend on how many steps they are.
 
     A failed or cancelled task gets a new job, and a chain or group that was stopped continues. The
-    steps above them are reopened, and members of groups that have never started may start.
+    steps above them are reopened. Their members that have never started can start when others end.
 
     Returns:
-        The outcomes in the order of the ids, and the number of those members.
+        The outcomes in the order of the ids, and the number of members that start in addition.
     """
     alias = settings.database
     rows = Step.objects.using(alias).filter(workflow_id=workflow_id)
@@ -315,11 +316,8 @@ def retry_together(
     stopped = stopped_containers(alias, workflow_id)
     resumed = list(with_keys(stopped, holding)) if holding else []
     open_above(alias, resumed)
-    advance = Advance(settings)
-    advance.resume(resumed)
+    members = Advance(settings).resume(resumed)
     outcomes |= {step.pk: StepOutcome() for step in resumed}
-    members = advance.waiting_members(workflow_id)
-    advance.begin(members)
     for step_id in step_ids:
         state = steps[step_id].state if step_id in steps else "gone"
         outcomes.setdefault(step_id, StepOutcome(f"it is {state}"))

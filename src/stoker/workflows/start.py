@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from uuid import UUID
 
-from django.db.models import Case, Count, F, Value, When, Window
-from django.db.models.functions import RowNumber
+from django.db.models import Count
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import Settings
@@ -73,28 +71,6 @@ class Starter:
             if len(found) < limit:
                 exhausted.append(pk)
             members += found
-        update_by_key(self._steps, exhausted, has_more=False)
-        return members
-
-    def waiting_members(self, workflow_id: UUID) -> list[Step]:
-        """Return the members that may start now in the unfinished groups of a workflow, with four
-        queries however many groups there are. The caller starts them at once."""
-        unfinished = self._steps.filter(workflow_id=workflow_id, state=State.STARTED)
-        waiting = unfinished.filter(kind__in=GROUPS, has_more=True)
-        groups = {group.pk: group for group in waiting.only("at_once", "size")}
-        rooms = self._rooms(list(groups.values()))
-        shares = {
-            pk: max(share, int(rooms[pk] == _limit(groups[pk])))  # 1 if no member is running
-            for pk, share in self._divide(rooms).items()
-        }
-        shares = {pk: share for pk, share in shares.items() if share}
-        if not shares:
-            return []
-        number = Window(RowNumber(), partition_by=F("parent_id"), order_by=F("position").asc())
-        most = Case(*(When(parent_id=pk, then=Value(share)) for pk, share in shares.items()))
-        members = list(self._pending(shares).annotate(number=number).filter(number__lte=most))
-        found = Counter(one.parent_id for one in members)
-        exhausted = [pk for pk, share in shares.items() if found[pk] < share]
         update_by_key(self._steps, exhausted, has_more=False)
         return members
 
