@@ -16,6 +16,7 @@ from stoker.brokers.contract import ClaimRequest, Delivery
 from stoker.conf import settings_for
 from stoker.exceptions import PackageError, TransactionLeftOpen
 from stoker.jobs.aftercare import Aftercare
+from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.execute import Executor
 from stoker.jobs.outcomes import Attempted, Cancelled, Failed, Outcome, Retried, Snoozed, Succeeded
 from stoker.jobs.package import sealer_for
@@ -142,7 +143,7 @@ class JobRunner:
     def run(self, most: int = MOST) -> Drained:
         """Run jobs one by one until none is due. As in a worker, a more urgent new job runs
         next."""
-        promote_due(self.broker)
+        self._prepare()
         ran = Drained()
         while deliveries := self._claim(1):
             if len(ran) == most:
@@ -155,8 +156,15 @@ class JobRunner:
 
     def run_once(self, most: int = MOST) -> Drained:
         """Make one attempt of each job that is due now."""
-        promote_due(self.broker)
+        self._prepare()
         return Drained(self._try(delivery) for delivery in self._claim(most))
+
+    def _prepare(self) -> None:
+        """Cancel the jobs whose cancellation was requested, as upkeep does, and find those that are
+        due. Code under test may have requested it in a transaction whose commit a test rolls
+        back."""
+        sweep_requests(self.settings)
+        promote_due(self.broker)
 
     def _claim(self, limit: int) -> list[Delivery]:
         paused = PausedQueue.objects.using(self.settings.database).names()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace as changed
 from datetime import datetime
+from functools import partial
 from typing import NamedTuple
 from uuid import UUID
 
@@ -25,7 +26,7 @@ from stoker.models.job import Message
 from stoker.models.step import UNDER_WAY, StepQuerySet
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
-from stoker.store.transactions import repeat_if_aborted
+from stoker.store.transactions import after_commit, is_in_transaction, repeat_if_aborted
 from stoker.store.written import database_moment
 from stoker.tasks.registry import task_of
 from stoker.values.ids import following_job_id
@@ -46,7 +47,11 @@ BLOCKING, STOPPED = "blocking", "next"
 
 
 def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
-    """Cancel a workflow. Return False if it has ended already. See ``WorkflowResult.cancel``."""
+    """Cancel a workflow. Return False if it has ended already. See ``WorkflowResult.cancel``.
+
+    Within a transaction its jobs are withdrawn when that commits: until then the workflow is
+    locked, and a transaction that waits for this lock may hold their rows.
+    """
     alias = settings.database
     steps = Step.objects.using(alias).filter(workflow_id=workflow_id)
     with explained(alias), deciding(alias):
@@ -62,10 +67,13 @@ def cancel(settings: Settings, workflow_id: UUID, reason: str) -> bool:
         )
         because = reason or "its workflow was cancelled"
         jobs = steps.filter(state=State.ENQUEUED).exclude(job_id=None)
-        # If this process dies, clusters and upkeep process the requests.
+        # If this process dies, or its caller commits by hand, clusters and upkeep process these.
         job_ids = [job_id for job_id in jobs.values_list("job_id", flat=True) if job_id is not None]
         Cancellation.objects.using(alias).ask_all(job_ids, because)
-    _end_jobs(settings, job_ids, because)
+    if is_in_transaction(alias):
+        after_commit(alias, partial(_end_jobs, settings, job_ids, because))
+    else:
+        _end_jobs(settings, job_ids, because)
     return True
 
 

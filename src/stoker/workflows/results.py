@@ -281,7 +281,8 @@ class WorkflowResult:
         """Cancel the workflow: waiting jobs are cancelled, running ones are asked to stop.
 
         Neither undo steps nor ``on_error`` steps run. Returns False if the workflow has ended
-        already.
+        already. Within a transaction its jobs are cancelled when that commits. Until then, jobs
+        that wait may start.
 
         Args:
             reason: stored with the workflow, at most 255 characters.
