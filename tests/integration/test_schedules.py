@@ -590,6 +590,8 @@ def test_duplicate_name_is_refused() -> None:
         (nothing, lambda: every(hours=1, overlap="no"), InvalidSchedule, "overlap='no'"),
         (nothing, lambda: every(hours=1, repeats=0), InvalidSchedule, "repeats=0"),
         (nothing, lambda: every(hours=1, jitter="soon"), InvalidSchedule, "jitter='soon'"),
+        (nothing, lambda: every(seconds=1, jitter=1001), InvalidSchedule, "at most 1000 seconds"),
+        (nothing, lambda: Cron("*/2 * * * * *", jitter="1h"), InvalidSchedule, "most 2000 seconds"),
         (nothing, lambda: every(hours=1, colour="red"), InvalidSchedule, "no option 'colour'"),
         (nothing, lambda: every(hours=1, moment_as="at"), InvalidSchedule, "does not take"),
         (echo, lambda: every(hours=1, args=[{1}]), NotSerializable, "is a set"),
@@ -603,6 +605,23 @@ def test_invalid_schedule_is_refused_on_create(
     with pytest.raises(error, match=sentence):
         schedules.create("wrong", task, when())
     assert not Schedule.objects.exists()
+
+
+def test_stored_schedule_with_a_longer_jitter_fires_and_can_be_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An older version accepted it."""
+    with monkeypatch.context() as older:
+        older.setattr("stoker.values.ticks.LONGEST_JITTER_TICKS", 86_400)
+        schedules.create("shaky", echo, every(seconds=1, jitter=86_400, args=[1]))
+    schedules.update("shaky", args=[2], when=schedules.scheduled("shaky"))
+    schedules.pause("shaky")
+    schedules.resume("shaky")
+    row = schedules.get("shaky")
+    assert Firing(settings_for()).fire(row.pk, row.due_us) is not None
+    with pytest.raises(InvalidSchedule, match="jitter=2000: write at most 1000 seconds"):
+        schedules.update("shaky", jitter=2000)
+    assert schedules.update("shaky", jitter=1000).jitter_us == 1000 * 10**6
 
 
 def test_full_clean_checks_a_row_edited_by_hand() -> None:

@@ -19,7 +19,7 @@ from django.core.checks.registry import registry
 from django.db import connections
 from django.test import override_settings
 
-from stoker import Cron
+from stoker import Cron, every
 from stoker import backend as backend_module
 from stoker import checks as ours
 from stoker.brokers.adapters import ADAPTERS, ALONE, adapter_for, name_of
@@ -427,8 +427,8 @@ def test_token_user_that_is_no_function_is_refused(path: str) -> None:
 
 
 def test_e009_reports_wrong_schedules_in_settings() -> None:
-    def found(task: str) -> list[str]:
-        schedules = {"nightly": {"task": task, "schedule": Cron("0 3 * * *")}}
+    def found(task: str, rule: Any = Cron("0 3 * * *")) -> list[str]:  # noqa: B008 - it is frozen
+        schedules = {"nightly": {"task": task, "schedule": rule}}
         tasks = {"default": {"BACKEND": BACKEND, "OPTIONS": {"SCHEDULES": schedules}}}
         with override_settings(TASKS=tasks):
             return [str(message.id) for message in ours.check_schedules()]
@@ -436,6 +436,9 @@ def test_e009_reports_wrong_schedules_in_settings() -> None:
     assert found("tests.app.tasks.nothing") == []
     assert found("tests.app.tasks.add") == ["stoker.E009"]
     assert found("shop.tasks.nowhere") == ["stoker.E009"]
+    assert found("tests.app.tasks.nothing", Cron("0 3 * * *", jitter="24h")) == []
+    assert found("tests.app.tasks.nothing", every(seconds=10, jitter="2h")) == []
+    assert found("tests.app.tasks.nothing", every(seconds=10, jitter="3h")) == ["stoker.E009"]
 
 
 @pytest.fixture

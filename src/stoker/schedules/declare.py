@@ -173,7 +173,7 @@ class Declaring:
             self._tell_once(one.name, because)
 
     def _change(self, one: Declared, row: Schedule) -> None:
-        values = values_of(self._settings, row.pk, one.name, one.task, one.when)
+        values = values_of(self._settings, row.pk, one.name, one.task, one.when, row)
         is_same = values["definition"] == row.definition and row.source == one.source
         if is_same and self._can_open(row):
             return

@@ -30,7 +30,7 @@ from stoker.tasks.schedules import LONGEST_NAME, Cron, Every, Once, Scheduled, a
 from stoker.values import codec
 from stoker.values.cron import zone_named
 from stoker.values.ids import new_job_id
-from stoker.values.ticks import as_moment, as_us
+from stoker.values.ticks import LONGEST_JITTER_TICKS, as_moment, as_us, longest_jitter_seconds
 
 ITSELF = "stoker"
 """Name in ``paused_by`` if Stoker paused a schedule that could not be fired."""
@@ -42,9 +42,17 @@ TIMING = (
 
 
 def values_of(
-    settings: Settings, schedule_id: UUID, name: Any, task: Any, when: Any
+    settings: Settings,
+    schedule_id: UUID,
+    name: Any,
+    task: Any,
+    when: Any,
+    before: Schedule | None = None,
 ) -> dict[str, Any]:
     """Check a schedule and return the columns that define it.
+
+    Args:
+        before: the row to change. Its jitter may be too long if its timing stays.
 
     Raises:
         InvalidSchedule: a value is wrong; the message names the first one.
@@ -75,6 +83,8 @@ def values_of(
         "moment_as": when.moment_as,
     }
     values["timing"] = _digest([values[key] for key in TIMING])
+    if before is None or before.timing != values["timing"]:
+        _refuse_long_jitter(when)
     values["definition"] = _digest([name, *values.values(), _written(when)])
     values["package"] = _sealed(settings, schedule_id, found, when)
     return values
@@ -273,6 +283,17 @@ def _check_call(settings: Settings, task: Any, when: Scheduled) -> None:
         raise
     except (InvalidTask, TypeError) as error:
         raise InvalidSchedule(str(error)) from None
+
+
+def _refuse_long_jitter(when: Scheduled) -> None:
+    """Raise InvalidSchedule if ticks would be lost, see ``longest_jitter_seconds``."""
+    jitter: Any = when.jitter  # seconds by now
+    longest = longest_jitter_seconds(when.rule(str(django_settings.TIME_ZONE)))
+    if jitter > longest:
+        raise InvalidSchedule(
+            f"jitter={jitter:g}: write at most {longest:g} seconds, the time of "
+            f"{LONGEST_JITTER_TICKS:,} ticks."
+        )
 
 
 def _timing_of(when: Scheduled) -> dict[str, Any]:

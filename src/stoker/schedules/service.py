@@ -244,7 +244,7 @@ def scheduled(name: str, *, backend: str = "default") -> Scheduled:
 
 def _change(settings: Settings, row: Schedule, task: Any, when: Scheduled) -> Schedule:
     _refuse_declared(row)
-    values = values_of(settings, row.pk, row.name, task, when)
+    values = values_of(settings, row.pk, row.name, task, when, row)
     if values["definition"] != row.definition:
         with deciding(settings.database):
             for locked in lock_by_key(find(backend=row.backend), [row.pk]):

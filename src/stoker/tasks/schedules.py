@@ -75,7 +75,7 @@ class Scheduled(ABC):
     """Number of jobs after which the schedule ends; -1 = never."""
     jitter: float | str | timedelta = 0.0
     """Maximum random delay of each tick: seconds, "30s" or a timedelta. Every cluster computes the
-    same delay."""
+    same delay. At most a day, and at most the time of 1,000 ticks."""
     misfire: str = "once"
     """How missed ticks are caught up. "once": one job for all of them, for the newest moment;
     "skip": none if the newest is older than ``grace``; "all": one job for each."""

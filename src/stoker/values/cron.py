@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from math import inf
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim
@@ -107,6 +108,12 @@ class Rule(ABC):
     def next_after(self, moment: datetime) -> datetime | None:
         """Return the first moment after this one, or None if there are no more."""
 
+    @property
+    @abstractmethod
+    def interval_seconds(self) -> float:
+        """Return the mean time between two moments in an hour that has several, otherwise a lower
+        bound of the time between two."""
+
     def newest_until(self, moment: datetime) -> datetime | None:
         """Return the last moment that is not after this one, or None if there is none within 400
         years.
@@ -142,6 +149,10 @@ class OnceRule(Rule):
     def next_after(self, moment: datetime) -> datetime | None:
         return self.at if moment < self.at else None
 
+    @property
+    def interval_seconds(self) -> float:
+        return inf
+
 
 @dataclass(frozen=True, slots=True)
 class CronRule(Rule):
@@ -172,6 +183,11 @@ class CronRule(Rule):
             return self._next_of_times(moment)
         except OverflowError:  # the calendar ends with the year 9999
             return None
+
+    @property
+    def interval_seconds(self) -> float:
+        cron = _read(self.expression)
+        return 3600.0 / (len(cron.minutes) * len(cron.seconds))
 
     def _next_of_times(self, moment: datetime) -> datetime | None:
         zone = zone_named(self.zone)
@@ -240,6 +256,10 @@ class IntervalRule(Rule):
             return self._next_on_calendar(moment)
         except (OverflowError, ValueError):  # the calendar ends with the year 9999
             return None
+
+    @property
+    def interval_seconds(self) -> float:
+        return float(self.count * ELAPSED_SECONDS.get(self.unit, 86_400))
 
     @property
     def _period(self) -> timedelta:

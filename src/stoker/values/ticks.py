@@ -18,8 +18,10 @@ PROMPT_US = 5_000_000
 """With jitter, a tick that is late by no more than this has been delayed by its jitter, not by an
 outage."""
 MOST_EARLIER = 300
-"""Maximum number of earlier ticks that may have delayed one. The jitter may be thousands of
-intervals long."""
+"""Maximum number of earlier ticks that may have delayed one."""
+LONGEST_JITTER_TICKS = 1000
+"""Maximum jitter, in ticks of the rule. Of as many ticks, one of the newest ``MOST_EARLIER`` is
+practically always the one that is due last."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
@@ -98,6 +100,11 @@ class Course:
             return moment_us
         last = self.rule.newest_until(as_moment(self.end_us))
         return self.end_us if last is None else as_us(last)
+
+
+def longest_jitter_seconds(rule: Rule) -> float:
+    """Return the longest jitter with which every tick of a rule fires."""
+    return LONGEST_JITTER_TICKS * rule.interval_seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from stoker.values.ticks import (
     PROMPT_US,
     Course,
     Misfire,
+    longest_jitter_seconds,
     plan,
 )
 
@@ -119,6 +120,43 @@ def test_healthy_clusters_fire_every_tick_of_a_schedule_with_jitter(
     assert [after - before for before, after in pairwise(fired)] == [period * SECOND] * (
         len(fired) - 1
     )
+
+
+@pytest.mark.parametrize("policy", ["once", "skip", "all"])
+def test_healthy_clusters_fire_every_tick_of_a_schedule_with_the_longest_jitter(
+    policy: str, seed: int
+) -> None:
+    """A scheduler looks for due schedules twice a second."""
+    schedule_id = UUID(int=random.Random(seed).getrandbits(128))
+    rule = IntervalRule(2, "seconds")
+    jitter_us = round(longest_jitter_seconds(rule) * SECOND)
+    course = Course(schedule_id, rule, jitter_us=jitter_us)
+    misfire, now = Misfire(policy, 1, 60 * SECOND), NEW_YEAR
+    moment, fired = course.after(now), 0
+    while fired < 4000:
+        assert moment is not None
+        now = max(now + SECOND // 2, course.due(moment))
+        decided = plan(course, misfire, moment, now)
+        assert decided.missed is None
+        fired += len(decided.fire_us)
+        moment = decided.next_us
+
+
+@pytest.mark.parametrize(
+    ("rule", "seconds"),
+    [
+        (CronRule("0 3 * * *"), 3_600_000),
+        (CronRule("0 * * * *"), 3_600_000),
+        (CronRule("0,30 * * * *"), 1_800_000),
+        (CronRule("* 3 * * *"), 60_000),
+        (CronRule("*/2 * * * * *"), 2000),
+        (IntervalRule(1, "weeks"), 86_400_000),
+    ],
+)
+def test_longest_jitter_is_short_only_for_rules_with_many_ticks_in_an_hour(
+    rule: Rule, seconds: int
+) -> None:
+    assert longest_jitter_seconds(rule) == seconds
 
 
 def test_plan_looks_at_few_ticks_though_the_jitter_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
