@@ -6,6 +6,9 @@ is stored, which its cluster finds within a second.
 A job that a broker outside the database has withdrawn is gone even if that transaction is rolled
 back. So a request, and a row with the job's package, are committed first. If this process dies,
 upkeep finds the request and finishes the work.
+
+A job in the outbox of another database is cancelled in two transactions. That of the store commits
+first, so it must not be part of one that may be rolled back.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from functools import partial
 from itertools import islice
 from uuid import UUID
 
-from django.db import OperationalError, transaction
+from django.db import OperationalError, connections, transaction
+from django.db.transaction import TransactionManagementError
 from django.utils import timezone
 
 from stoker.brokers.adapters import broker_for, brokers_beside
@@ -29,6 +33,7 @@ from stoker.store.locked_jobs import locked_waiting_jobs
 from stoker.store.statements import delete_by_key, insert_with_packages, lock_by_key
 from stoker.store.transactions import (
     after_commit,
+    commits_by_hand,
     is_in_transaction,
     is_locked_out,
     repeat_if_aborted,
@@ -52,9 +57,12 @@ def cancel(settings: Settings, unstored: Job, reason: str) -> bool:
     Returns False if the job has ended or does not exist. For the arguments see ``cancel_waiting``.
 
     A job at a broker outside the database is withdrawn after the request was committed; within a
-    transaction, when that commits.
+    transaction, when that commits. A job in the outbox of another database than the store's is
+    cancelled when the transaction on the store's commits.
 
     Raises:
+        TransactionManagementError: the job is in the outbox of another database, and autocommit is
+            off on the store's. Nothing is changed.
         BrokerUnavailable: the store or the broker does not answer, and the job is in no outbox; or
             a database in whose outbox it may be does not answer.
     """
@@ -377,8 +385,9 @@ def _cancel_waiting(settings: Settings, unstored: Job, reason: str) -> None:
 def _cancel_outgoing(
     settings: Settings, unstored: Job, reason: str, *, keeps_request: bool = False
 ) -> bool:
-    """Cancel a job that is still in an outbox. Its outbox row stays locked until the end is
-    recorded.
+    """Cancel a job that is still in an outbox; if the outbox is in another database than the
+    store, after the commit of a transaction on the store's. Its outbox row stays locked until the
+    end is recorded.
 
     Args:
         keeps_request: whether to store a request, too, because the broker may have the job.
@@ -386,6 +395,10 @@ def _cancel_outgoing(
     alias = settings.database
     for row in broker_for(settings).outgoing([unstored.pk]):
         outbox = row._state.db
+        if outbox != alias and is_in_transaction(alias):
+            _refuse_commit_by_hand(alias, outbox, unstored.pk)
+            after_commit(alias, partial(_cancel_committed, settings, unstored, reason))
+            return True
         with transaction.atomic(using=outbox):
             if not Outgoing.objects.using(outbox).filter(pk=unstored.pk).delete()[0]:
                 continue
@@ -397,6 +410,22 @@ def _cancel_outgoing(
                     Cancellation.objects.using(alias).ask(unstored.pk, reason)
         return True
     return False
+
+
+def _refuse_commit_by_hand(alias: str, outbox: str | None, job_id: UUID) -> None:
+    """Raise TransactionManagementError if the caller commits by hand, which cannot be observed."""
+    if commits_by_hand(connections[alias]):
+        raise TransactionManagementError(
+            f"Job {job_id} is in the outbox of the database {outbox!r}, and cannot be cancelled "
+            f"while autocommit is off on the database {alias!r}: a rollback would lose the job. "
+            "Commit, and turn autocommit on first, or cancel the job when a cluster has relayed it."
+        )
+
+
+def _cancel_committed(settings: Settings, unstored: Job, reason: str) -> None:
+    """Cancel a job after the commit. Do nothing if a test calls this before the commit."""
+    if not is_in_transaction(settings.database):
+        cancel(settings, unstored, reason)
 
 
 def cancel_those_waiting(settings: Settings, job_ids: Sequence[UUID], reason: str) -> int:

@@ -206,7 +206,8 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         """Withdraw the job if it waits, even for a retry, or request its end if it runs.
 
         A running async task gets CancelledError, a sync task TaskCancelled, within about a second.
-        A task that goes on for ``TIMEOUT_GRACE_SECONDS`` after that is killed.
+        A task that goes on for ``TIMEOUT_GRACE_SECONDS`` after that is killed. Raises
+        TransactionManagementError if autocommit is off and the job is in another database's outbox.
 
         Args:
             reason: stored with the job, at most 255 characters.

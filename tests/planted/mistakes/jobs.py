@@ -591,6 +591,13 @@ MISTAKES = (
         "released_job_whose_cancellation_was_requested",
     ),
     Mistake(
+        "a rollback brings no job back to the outbox of another database",
+        [Change("jobs.cancel:_cancel_outgoing", replace("is_in_transaction(alias)", "False"))],
+        "tests/integration/test_cancel_in_outbox.py",
+        "queues_database_is_rolled_back and store",
+        database="two_databases",
+    ),
+    Mistake(
         "a cancelled job goes on waiting in the broker",
         [Change("jobs.cancel:_cancel_waiting", replace("broker.withdraw([unstored.pk])", "True"))],
         "tests/integration/test_results.py",
