@@ -128,6 +128,20 @@ def test_cancelled_job_does_not_run_though_the_outboxs_transaction_is_rolled_bac
     assert ends() == [("CANCELLED", "no")]
 
 
+def test_job_that_has_ended_is_not_cancelled_though_its_row_is_in_the_outbox(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The process that relayed it lost the connection before it deleted the row."""
+    with with_broker("orm://queue", KEEP_RESULTS=False):
+        job = enqueue_and_die(monkeypatch)
+        with suppress(Undo), transaction.atomic():
+            relay()
+            raise Undo
+        assert (Outgoing.objects.count(), work_off()) == (1, 1)
+        assert not job.cancel("no")
+        assert (relay(), work_off(), ends()) == (1, 0, [])
+
+
 def test_job_is_not_cancelled_if_a_test_calls_the_hook_before_the_commit(job: Any) -> None:
     with transaction.atomic(using="queue"):
         with TestCase.captureOnCommitCallbacks(using="queue", execute=True) as calls:

@@ -27,7 +27,7 @@ from stoker.brokers.adapters import broker_for, brokers_beside
 from stoker.brokers.dispatch import Dispatch
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, RowsLocked
-from stoker.models import Cancellation, Job, Outgoing, Step
+from stoker.models import Cancellation, Job, Outgoing, Relayed, Step
 from stoker.store.engines.sessions import explained
 from stoker.store.locked_jobs import locked_waiting_jobs
 from stoker.store.statements import delete_by_key, insert_with_packages, lock_by_key
@@ -109,7 +109,9 @@ def _cancel_anywhere(settings: Settings, unstored: Job, reason: str) -> bool:
         if place is None:
             if broker.results([unstored.pk]):  # its row may still be in an outbox
                 return False
-            if _cancel_outgoing(settings, unstored, reason):
+            if not _was_relayed(alias, unstored.pk) and _cancel_outgoing(
+                settings, unstored, reason
+            ):
                 return True
             has_asked_outboxes = True  # it may have been relayed just now
     return has_requested  # upkeep carries the request out
@@ -137,6 +139,13 @@ def _is_stored(settings: Settings, job: Job) -> bool:
     """Return whether the store has the job. If it has, the outboxes of other databases need not be
     searched."""
     return Job.objects.using(settings.database).filter(pk=job.pk).exists()
+
+
+def _was_relayed(alias: str, job_id: UUID) -> bool:
+    """Return whether the store has, or had, a job from an outbox. If the process that relayed it
+    lost the outbox's database, the row is still there."""
+    with explained(alias):
+        return Relayed.objects.using(alias).filter(pk=job_id).exists()
 
 
 def _forgets_withdrawn(broker: Dispatch) -> bool:
