@@ -135,6 +135,22 @@ def test_ended_leases_of_another_host_are_rescued_and_counted(tmp_path: Path) ->
     assert end.dead_letter.reason == "crash"
 
 
+def test_drain_rescues_the_job_of_a_lost_cluster_that_left_its_row(tmp_path: Path) -> None:
+    """Otherwise no drain would ever rescue it: each ends before other clusters have had time."""
+    lost = tasks.add.using(max_attempts=1).enqueue(1, 2)
+    row = Cluster.objects.create(
+        id=uuid4(), name="stoker", host="elsewhere", pid=1, heartbeat_us=0,
+        started_at=timezone.now(),
+    )  # fmt: skip
+    (delivery,) = claim_all(row.pk, lease_seconds=0.2)
+    broker_for(settings_for()).note_handed_out([delivery.lease])
+    options = {"LEASE_SECONDS": 2, "UPKEEP_SECONDS": 3600}
+    with running_cluster(tmp_path, "--drain", WORKERS=1, **options) as cluster:
+        assert cluster.wait() == 0
+    assert DeadLetter.objects.get().job_id == UUID(lost.id)
+    assert not Cluster.objects.exists()
+
+
 def test_valid_leases_are_not_rescued(tmp_path: Path) -> None:
     """Unlike a lease of the same holder that has ended."""
     holder = uuid4()

@@ -152,6 +152,34 @@ def test_start_beside_another_cluster_leaves_it_time_for_its_leases(
     assert upkeep.rescuing.rescue() == 2
 
 
+def test_new_cluster_rescues_the_jobs_of_a_silent_cluster_once_others_have_had_time(
+    broker: Dispatch,
+) -> None:
+    """It does so although another cluster holds the upkeep lease. Until then a drain waits."""
+    add.enqueue(1, 2)
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    row = other_cluster(0)
+    claim(broker, row.pk, 2)
+    broker.expire_holder(row.pk)
+    assert upkeep_of(broker, Outages(600.0))._take_lease()
+    upkeep = upkeep_of(broker, Outages(600.0))
+    upkeep.clean_up_at_start()
+    upkeep.clean_up_if_due()
+    assert (Attempt.objects.count(), upkeep.is_cleaned_up) == (0, False)
+    upkeep._clean_up_at = 0.0
+    upkeep.rescuing._outages._over_at.clear()
+    upkeep.clean_up_if_due()
+    assert (Attempt.objects.count(), upkeep.is_cleaned_up) == (2, True)
+    assert not Cluster.objects.exists()
+
+
+def test_drain_does_not_wait_for_clusters_with_heartbeats(broker: Dispatch) -> None:
+    upkeep = upkeep_of(broker, Outages(600.0))
+    other_cluster(DatabaseNow())
+    upkeep.clean_up_at_start()
+    assert upkeep.is_cleaned_up
+
+
 def test_start_without_other_clusters_rescues_at_once(broker: Dispatch) -> None:
     add.enqueue(1, 2)
     add.using(lock=Lock("one")).enqueue(1, 2)
@@ -160,7 +188,7 @@ def test_start_without_other_clusters_rescues_at_once(broker: Dispatch) -> None:
     claim(broker, holder, 2)
     broker.expire_holder(holder)
     upkeep.clean_up_at_start()
-    assert Attempt.objects.count() == 2
+    assert (Attempt.objects.count(), upkeep.is_cleaned_up) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ the lock knows that none of them runs any more.
     7  STORE             whose queues the cluster serves (see store_mark)
     8  MONITOR_PID       9  SCHEDULER_PID
     10 BOOT              the start of the machine (see boot_mark)
-    11 per worker:       INCARNATION (0 = none), RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID
+    11 CLEANED_UP        1 = upkeep has cleaned up after dead clusters (see Upkeep)
+    12 per worker:       INCARNATION (0 = none), RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID
        per slot:         DELIVERY (0 = idle), JOB (two numbers), ATTEMPT, STARTED_NS, DEADLINE_NS,
                          LEASE (see lease_mark), COMPLETING (the delivery that records itself now)
     per worker again:    FENCED (the incarnation that killed itself at the fence), NEXT (the place
@@ -59,8 +60,8 @@ if TYPE_CHECKING:  # a started process reads the board before Django is set up
 FENCE_NS, PUSHER_BEAT_NS, MONITOR_BEAT_NS, SCHEDULER_BEAT_NS, LAST_DELIVERY, WORKERS, SLOTS = range(
     7
 )
-STORE, MONITOR_PID, SCHEDULER_PID, BOOT = 7, 8, 9, 10
-_HEADER = 11
+STORE, MONITOR_PID, SCHEDULER_PID, BOOT, CLEANED_UP = 7, 8, 9, 10, 11
+_HEADER = 12
 INCARNATION, RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID = range(5)
 _PER_WORKER = 5
 DELIVERY, JOB_HIGH, JOB_LOW, ATTEMPT, STARTED_NS, DEADLINE_NS, LEASE, COMPLETING = range(8)

@@ -8,9 +8,15 @@ import pytest
 from stoker.brokers.contract import ClaimRequest, Delivery, Lease
 from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.memory import MemoryBroker
+from stoker.cluster import board as place
 from stoker.cluster.board import Board
 from stoker.cluster.plan import Plan
-from stoker.cluster.pusher.claims import CLAIM_AT_ONCE, Claims
+from stoker.cluster.pusher.claims import (
+    CLAIM_AT_ONCE,
+    CLEAN_UP_LOOK_SECONDS,
+    Claims,
+    Drain,
+)
 from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.pusher.requests import Requests
 from stoker.cluster.pusher.roster import Recall
@@ -199,6 +205,34 @@ def test_drain_does_not_end_while_the_broker_is_away(pusher: Pusher, clock: Cloc
     clock.turn(1.0)
     pusher.work()
     assert not pusher.claims.found_nothing
+
+
+def test_drain_ends_after_a_claim_that_followed_the_clean_up(
+    pusher: Pusher, board: Board, clock: Clock
+) -> None:
+    drain = Drain(Plan(drain=True), pusher.claims, board)
+    pusher.work()
+    assert not drain.is_over()
+    assert pusher.claims.next_claim <= clock.now + CLEAN_UP_LOOK_SECONDS
+    board[place.CLEANED_UP] = 1
+    for _ in range(2):
+        assert not drain.is_over(), "a rescued job may wait"
+    pusher.work()
+    assert drain.is_over()
+
+
+def test_drain_ends_without_a_clean_up_if_the_scheduler_does_not_start(
+    pusher: Pusher, board: Board, clock: Clock
+) -> None:
+    plan = Plan(drain=True)
+    drain = Drain(plan, pusher.claims, board)
+    pusher.work()
+    assert not drain.is_over()
+    clock.turn(plan.settings.start_seconds + plan.settings.lease_seconds)
+    pusher.work()
+    assert not drain.is_over()
+    pusher.work()
+    assert drain.is_over()
 
 
 def test_failed_claims_from_the_broker_do_not_make_claims_from_the_store_smaller(

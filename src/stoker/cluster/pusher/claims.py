@@ -308,6 +308,42 @@ class Claims:
         return self._broker.held_by(self._plan.cluster_id)
 
 
+CLEAN_UP_LOOK_SECONDS = 0.1
+"""Pause between two looks whether upkeep has cleaned up, at the end of a drain."""
+
+
+class Drain:
+    """Decides when a cluster that runs with ``--drain`` and holds no job ends.
+
+    It first waits for its upkeep to clean up after dead clusters. Otherwise, if no run lasted
+    long, their jobs would never be rescued.
+    """
+
+    def __init__(self, plan: Plan, claims: Claims, board: Board) -> None:
+        self._is_wanted = plan.drain
+        self._claims = claims
+        self._board = board
+        settings = plan.settings
+        self._waits_until = time.monotonic() + settings.start_seconds + settings.lease_seconds
+        """Then the cluster ends without the clean-up, for example if its scheduler cannot start."""
+        self._is_cleaned_up = False
+
+    def is_over(self) -> bool:
+        """Return whether the last claim, made after the clean-up, found nothing. It is said
+        once."""
+        if not (self._is_wanted and self._claims.found_nothing):
+            return False
+        if self._is_cleaned_up:
+            self._is_wanted = False
+            return True
+        if self._board[place.CLEANED_UP] or time.monotonic() >= self._waits_until:
+            self._is_cleaned_up, self._claims.found_nothing = True, False
+            self._claims.tempo.hurry()  # rescued jobs may wait
+        else:
+            self._claims.tempo.wake_in(CLEAN_UP_LOOK_SECONDS)
+        return False
+
+
 SHORTEST_PAUSE_SECONDS = 0.002
 OVERDUE_PAUSE_SECONDS = 0.02
 """Pause before the next look at a due deferred job that another transaction has locked."""

@@ -29,7 +29,7 @@ from stoker.store.engines.sessions import Patience
 from stoker.store.statements import set_deadlines
 from stoker.store.written import DatabaseNow
 
-from .claims import Claims
+from .claims import Claims, Drain
 from .flights import Flight, Flights
 from .leases import Adoption
 from .requests import ClusterRequests, Requests
@@ -77,6 +77,7 @@ class Pusher:
             self.plan, self.broker, self.patience, self.flights, self.board, self.requests
         )
         self.claims.of_store = self.of_store
+        self.drain = Drain(self.plan, self.claims, self.board)
         self.roster.note_handed_out = self.claims.note_handed_out
         self.adoption = Adoption(self.flights, self.roster, self.recall, self.board)
         self.heartbeat = Heartbeat(
@@ -84,7 +85,7 @@ class Pusher:
         )
         self.wake = self.broker.open_wake()
         self.is_stopping = self.is_over = False
-        self._has_said_stopped = self._has_said_drained = False
+        self._has_said_stopped = False
         self._wake_descriptor: int | None = None
         self._unsettled: dict[tuple[int, int], list[Flight]] = {}
         """Worker and incarnation of dead workers -> flights that their death ended and that are
@@ -235,9 +236,7 @@ class Pusher:
         if self.is_stopping and is_empty and not self._has_said_stopped:
             self._has_said_stopped = True
             self._say("stopped")
-        is_drained = is_empty and self.claims.found_nothing
-        if self.plan.drain and is_drained and not self._has_said_drained:
-            self._has_said_drained = True
+        if is_empty and self.drain.is_over():
             self.requests.look_if_due(self.of_store)
             self.requests.pauses.log_left()
             self._say("drained")

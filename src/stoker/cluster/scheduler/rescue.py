@@ -115,7 +115,7 @@ class Outages:
     """
 
     def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
+        self.seconds = seconds
         self._away: set[Broker] = set()
         self._over_at: dict[Broker, float] = {}
 
@@ -135,7 +135,7 @@ class Outages:
         if place in self._away:
             place.ping()
             self._away.remove(place)
-            self._over_at[place] = time.monotonic() + self._seconds
+            self._over_at[place] = time.monotonic() + self.seconds
         return time.monotonic() >= self._over_at.get(place, 0.0)
 
 
@@ -174,11 +174,16 @@ class Rescue:
         """When the last complete ``rescue`` began, as seconds since the epoch."""
         self._others = Cluster.objects.using(self._alias).exclude(pk=plan.cluster_id)
 
+    @property
+    def pause_seconds(self) -> float:
+        """How long living clusters get after an outage."""
+        return self._outages.seconds
+
     def note_outage(self) -> None:
         """Record that the store did not answer."""
         self._outages.note(self._broker.lessors[0])
 
-    def give_living_clusters_time(self, *, after_crash: bool) -> None:
+    def give_living_clusters_time(self, *, after_crash: bool) -> bool:
         """Treat the start of this cluster as the end of an outage if there are other clusters. It
         cannot know whether they could extend their leases until now, nor whether they live: if the
         store was away, they could write no heartbeats.
@@ -186,11 +191,20 @@ class Rescue:
         Args:
             after_crash: whether a cluster of this host died with jobs, which are to be rescued at
                 once. Then only clusters without recent heartbeats are a sign of an outage.
+
+        Returns:
+            Whether there are such clusters.
         """
         silent = self._others.silent_for(self._settings.lease_seconds)
-        if (silent if after_crash else self._others).exists():
-            for place in self._broker.lessors:
-                self._outages.note(place)
+        if not (silent if after_crash else self._others).exists():
+            return False
+        for place in self._broker.lessors:
+            self._outages.note(place)
+        return True
+
+    def any_is_silent(self) -> bool:
+        """Return whether a cluster has written no heartbeat for a whole lease."""
+        return self._others.silent_for(self._settings.lease_seconds).exists()
 
     def bury_clusters_of_this_host(self) -> int:
         """Remove clusters on this host that have no process left, as their board shows."""

@@ -9,6 +9,7 @@ stops neither the other steps nor the cluster.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -136,6 +137,8 @@ class Scheduler:
             has_outbox = alias in self.broker.outboxes()
             while not self._is_over.is_set():
                 self._beat_of_upkeep()
+                self.upkeep.clean_up_if_due()
+                self.child.board[place.CLEANED_UP] = self.upkeep.is_cleaned_up
                 if time.monotonic() >= due_at:
                     self.upkeep.run()
                     due_at = time.monotonic() + self.settings.upkeep_seconds
@@ -196,6 +199,10 @@ class Upkeep:
         self._lock_of_broker = f"{LOCK}:{settings.alias}"
         self._holds_lease = False
         self._vacuum_at = self._bulk_at = 0.0
+        self._clean_up_at = math.inf
+        self.is_cleaned_up = False
+        """Whether the jobs of dead clusters have been rescued since the start, as far as their
+        leases had ended."""
         self._dead: Mapping[str, int] = {}
         """Table -> number of dead rows at the last check."""
         self._guards = GuardSweep(settings, broker, beat)
@@ -222,14 +229,27 @@ class Upkeep:
     def clean_up_at_start(self) -> None:
         """Release jobs and delete files of dead clusters of this host, without the upkeep lease. If
         one of them had leases, they have ended, and the jobs are rescued at once, unless the store
-        may have been away."""
+        may have been away. If other clusters get time first, ``clean_up_if_due`` does the rest."""
         freed = self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host)
         give_time = partial(self.rescuing.give_living_clusters_time, after_crash=bool(freed))
-        self._step("other clusters", give_time)
+        is_waiting = self._step("other clusters", give_time)
         self._step("rescue", self.rescuing.rescue)
+        if is_waiting is not False:
+            self._clean_up_at = time.monotonic() + self.rescuing.pause_seconds
+        is_silent = is_waiting is not False and self._step("silent", self.rescuing.any_is_silent)
+        self.is_cleaned_up = is_silent is False
         self._step("guards", self._guards.sweep)
         self._step("boards", self.rescuing.remove_old_boards)
         self._step("deploy", lambda: self._history.note_deploy(self._plan.host))
+
+    def clean_up_if_due(self) -> None:
+        """Rescue jobs of dead clusters of other hosts, once, without the upkeep lease, when other
+        clusters have had time since the start."""
+        if time.monotonic() >= self._clean_up_at:
+            self._clean_up_at = math.inf
+            self._step("silent clusters", self.rescuing.bury_silent_clusters)
+            self._step("rescue", self.rescuing.rescue)
+            self.is_cleaned_up = True
 
     def run(self) -> None:
         """Run all due steps, if this cluster holds the upkeep lease."""
