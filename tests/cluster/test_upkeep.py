@@ -270,6 +270,30 @@ def test_attempt_of_a_dead_cluster_names_the_worker_that_ran_it(
     assert found == {ran: died, elsewhere: gone}
 
 
+def test_attempt_of_a_dead_cluster_that_cannot_be_recorded_is_left_to_a_later_rescue(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job_id = UUID(tasks.add.enqueue(1, 2).id)
+    board = Board.create(tmp_path / "cluster.board", workers=1, slots=2)
+    upkeep = upkeep_with()
+    dead = cluster_row(upkeep._plan.host, 0.0)
+    Cluster.objects.filter(pk=dead.pk).update(info={"board": str(board.path)})
+    (delivery,) = broker.claim(ClaimRequest(1, holder=dead.pk, lease_seconds=600))
+    lease = lease_mark(delivery.lease_id)
+    board.slot(0, 0).occupy(1, job_id.bytes, 1, time.monotonic_ns(), 0, lease)
+    board.close()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise DatabaseError("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rescue_module, "finish", refuse)
+        assert upkeep.rescuing.bury_clusters_of_this_host() == 1
+    assert not Attempt.objects.exists()
+    assert upkeep.rescuing.rescue() == 1
+    assert Attempt.objects.get().job_id == job_id
+
+
 def cluster_row(host: str, silent_seconds: float, pk: UUID | None = None) -> Cluster:
     return Cluster.objects.create(
         id=pk or uuid4(), name="a", host=host, pid=7, started_at=timezone.now(), info={},

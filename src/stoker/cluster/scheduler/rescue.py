@@ -8,9 +8,10 @@ or if the store or a broker was away so that no lease could be extended.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID, uuid4
@@ -169,7 +170,6 @@ class Rescue:
         self._clock = database_clock(self._settings)
         self._clock_outside = broker_clock(self._settings, broker.broker)
         self._outages = Outages(release_seconds(self._settings))
-        self._died: dict[UUID, Outcome] = {}  # job id -> outcome that the next rescue records
         self.rescued_at = 0.0
         """When the last complete ``rescue`` began, as seconds since the epoch."""
         self._others = Cluster.objects.using(self._alias).exclude(pk=plan.cluster_id)
@@ -183,20 +183,11 @@ class Rescue:
         """Record that the store did not answer."""
         self._outages.note(self._broker.lessors[0])
 
-    def give_living_clusters_time(self, *, after_crash: bool) -> bool:
+    def give_living_clusters_time(self) -> bool:
         """Treat the start of this cluster as the end of an outage if there are other clusters. It
         cannot know whether they could extend their leases until now, nor whether they live: if the
-        store was away, they could write no heartbeats.
-
-        Args:
-            after_crash: whether a cluster of this host died with jobs, which are to be rescued at
-                once. Then only clusters without recent heartbeats are a sign of an outage.
-
-        Returns:
-            Whether there are such clusters.
-        """
-        silent = self._others.silent_for(self._settings.lease_seconds)
-        if not (silent if after_crash else self._others).exists():
+        store was away, they could write no heartbeats. Return whether there are others."""
+        if not self._others.exists():
             return False
         for place in self._broker.lessors:
             self._outages.note(place)
@@ -277,13 +268,31 @@ class Rescue:
 
     def _free_at(self, place: Broker, cluster: Cluster, board: Board) -> int:
         """Free the jobs that a dead cluster has leased there. Jobs that had not started are
-        released without counting the attempt. Jobs that ran, or were finished but not recorded, are
-        left to ``rescue``."""
+        released without counting the attempt. For jobs that ran, or were finished but not recorded,
+        record the lost attempts. Those that cannot be recorded now are left to ``rescue``."""
         running, finished = board.pids_of_running_jobs(), board.finished()
-        held, count = place.held_by(cluster.pk), 0
-        unstarted = [one for one in held if one.job_id not in running]
-        unstarted = [one for one in unstarted if job_lease(one) not in finished]
-        unstarted = self._without_cancelled(unstarted, place)
+        lost: list[Delivery] = []
+        unstarted: list[Delivery] = []
+        for one in place.held_by(cluster.pk):
+            has_started = one.job_id in running or job_lease(one) in finished
+            (lost if has_started else unstarted).append(one)
+        count = self._release(self._without_cancelled(unstarted, place), place)
+        deaths: dict[UUID, Outcome] = {}
+        for job_id, pid in running.items():
+            how = f"the worker process {pid} on {cluster.host} died with its whole cluster"
+            deaths[job_id] = replace(CLUSTER_GONE, detail=how)
+        for start in range(0, len(lost), BATCH):
+            batch = self._with_packages(lost[start : start + BATCH], place)
+            self._record(batch, place, lambda _, one: deaths.get(one.job_id, CLUSTER_GONE))
+            self._beat()
+        if lost:
+            tell("jobs_rescued", count=len(lost))
+        place.expire_holder(cluster.pk)
+        return count + len(lost)
+
+    def _release(self, unstarted: Sequence[Delivery], place: Broker) -> int:
+        """Release jobs without counting the attempt. Return how many were still leased."""
+        count = 0
         for start in range(0, len(unstarted), BATCH):
             batch = unstarted[start : start + BATCH]
             returns = [
@@ -291,23 +300,18 @@ class Rescue:
             ]
             count += len(batch) - len(place.settle(again=returns))
             self._beat()
-        for one in held:
-            if (pid := running.get(one.job_id)) is not None:
-                how = f"the worker process {pid} on {cluster.host} died with its whole cluster"
-                self._died[one.job_id] = replace(CLUSTER_GONE, detail=how)
-        return count + place.expire_holder(cluster.pk)
+        return count
 
     def _without_cancelled(self, deliveries: Sequence[Delivery], place: Broker) -> list[Delivery]:
         """End the jobs whose cancellation was requested, and return the others."""
         requests = Cancellation.objects.using(self._alias)
         reasons = requests.reasons_of([one.job_id for one in deliveries])
         if asked := [one for one in deliveries if one.job_id in reasons]:
-            now = time.time()
-            for settings, some in self._by_backend(self._with_packages(asked, place), place):
-                attempted = [
-                    Attempted(one, Cancelled(reasons[one.job_id]), "", None, now) for one in some
-                ]
-                self._finish(settings, attempted)
+            self._record(
+                self._with_packages(asked, place),
+                place,
+                lambda _, one: Cancelled(reasons[one.job_id]),
+            )
         return [one for one in deliveries if one.job_id not in reasons]
 
     def _with_packages(self, deliveries: Sequence[Delivery], place: Broker) -> list[Delivery]:
@@ -334,7 +338,6 @@ class Rescue:
                 is_complete = False
         if is_complete:
             self.rescued_at = began_at
-            self._died.clear()
         if rescued:
             tell("jobs_rescued", count=rescued)
         return rescued
@@ -355,18 +358,27 @@ class Rescue:
         request = ClaimRequest(BATCH, self._rescuer, self._settings.lease_seconds)
         try:
             while deliveries := self._broker.claim_expired(request, place):
-                now = time.time()
                 kept = self._broker.kept([one.lease for one in deliveries])
-                for settings, some in self._by_backend(deliveries, place):
-                    lost = [(one, self._lost(settings, one, one.job_id in kept)) for one in some]
-                    attempted = [Attempted(one, outcome, "", None, now) for one, outcome in lost]
-                    self._finish(settings, attempted)
+                self._record(deliveries, place, partial(outcome_of_lost, kept))
                 rescued += len(deliveries)
                 self._beat()
         except BrokerUnavailable:
             self._outages.note(place)
             raise
         return rescued
+
+    def _record(
+        self,
+        deliveries: Sequence[Delivery],
+        place: Broker,
+        outcome_of: Callable[[Settings, Delivery], Outcome],
+    ) -> None:
+        """Record the outcomes of these jobs, each with the settings of its backend."""
+        now = time.time()
+        for settings, some in self._by_backend(deliveries, place):
+            outcomes = [(one, outcome_of(settings, one)) for one in some]
+            attempted = [Attempted(one, outcome, "", None, now) for one, outcome in outcomes]
+            self._finish(settings, attempted)
 
     def _by_backend(
         self, deliveries: Sequence[Delivery], place: Broker
@@ -380,16 +392,6 @@ class Rescue:
                 settings = backend_of(self._settings, one.queue, one.package)
             found.setdefault(settings, []).append(one)
         return list(found.items())
-
-    def _lost(self, settings: Settings, delivery: Delivery, is_kept: bool) -> Outcome:
-        """Return the outcome of an attempt whose lease has ended. If the cluster had not handed out
-        the job (``Broker.kept``), its last attempt has not begun."""
-        if is_kept:
-            head = outline(sealer_for(settings), delivery.package)
-            options = JobOptions(head.max_attempts, head.max_crashes)
-            if is_out_of_attempts(options, delivery.attempt, delivery.crashes + 1):
-                return Snoozed(0.0, "its cluster is gone, and no worker had received it")
-        return self._died.get(delivery.job_id, CLUSTER_GONE)
 
     def _finish(self, settings: Settings, attempted: Sequence[Attempted]) -> None:
         """Record the outcomes. Outcomes that the store refuses or whose hooks need a driver that
@@ -413,3 +415,14 @@ class Rescue:
             middle = len(attempted) // 2
             self._finish(settings, attempted[:middle])
             self._finish(settings, attempted[middle:])
+
+
+def outcome_of_lost(kept: Collection[UUID], settings: Settings, delivery: Delivery) -> Outcome:
+    """Return the outcome of an attempt whose lease has ended. If the cluster had not handed out the
+    job (``Broker.kept``), its last attempt has not begun."""
+    if delivery.job_id in kept:
+        head = outline(sealer_for(settings), delivery.package)
+        options = JobOptions(head.max_attempts, head.max_crashes)
+        if is_out_of_attempts(options, delivery.attempt, delivery.crashes + 1):
+            return Snoozed(0.0, "its cluster is gone, and no worker had received it")
+    return CLUSTER_GONE

@@ -227,12 +227,11 @@ class Upkeep:
         self._steps_of_apps = steps_of_apps()
 
     def clean_up_at_start(self) -> None:
-        """Release jobs and delete files of dead clusters of this host, without the upkeep lease. If
-        one of them had leases, they have ended, and the jobs are rescued at once, unless the store
-        may have been away. If other clusters get time first, ``clean_up_if_due`` does the rest."""
-        freed = self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host)
-        give_time = partial(self.rescuing.give_living_clusters_time, after_crash=bool(freed))
-        is_waiting = self._step("other clusters", give_time)
+        """Free the jobs and delete the files of dead clusters of this host, without the upkeep
+        lease. Rescue other jobs whose leases have ended, too, if there is no other cluster. If
+        there are others, they get time first, and ``clean_up_if_due`` does it."""
+        self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host)
+        is_waiting = self._step("other clusters", self.rescuing.give_living_clusters_time)
         self._step("rescue", self.rescuing.rescue)
         if is_waiting is not False:
             self._clean_up_at = time.monotonic() + self.rescuing.pause_seconds
