@@ -180,6 +180,22 @@ def test_drain_does_not_wait_for_clusters_with_heartbeats(broker: Dispatch) -> N
     assert upkeep.is_cleaned_up
 
 
+def test_start_while_the_store_comes_back_leaves_other_clusters_time_for_their_leases(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers again when the new cluster has just asked for the others."""
+    add.enqueue(1, 2)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    row = other_cluster(DatabaseNow())
+    claim(broker, row.pk, 1)
+    broker.expire_holder(row.pk)
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep._any_other, "fetch", _fail)
+        upkeep.clean_up_at_start()
+    assert not Attempt.objects.exists()
+    assert not upkeep.rescuing._outages.are_over(broker.lessors[0])
+
+
 def test_start_without_other_clusters_rescues_at_once(broker: Dispatch) -> None:
     add.enqueue(1, 2)
     add.using(lock=Lock("one")).enqueue(1, 2)

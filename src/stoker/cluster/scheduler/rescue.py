@@ -183,15 +183,12 @@ class Rescue:
         """Record that the store did not answer."""
         self._outages.note(self._broker.lessors[0])
 
-    def give_living_clusters_time(self) -> bool:
-        """Treat the start of this cluster as the end of an outage if there are other clusters. It
+    def give_living_clusters_time(self) -> None:
+        """Treat the start of this cluster as the end of an outage. If there are other clusters, it
         cannot know whether they could extend their leases until now, nor whether they live: if the
-        store was away, they could write no heartbeats. Return whether there are others."""
-        if not self._others.exists():
-            return False
+        store was away, they could write no heartbeats."""
         for place in self._broker.lessors:
             self._outages.note(place)
-        return True
 
     def any_is_silent(self) -> bool:
         """Return whether a cluster has written no heartbeat for a whole lease."""

@@ -229,14 +229,18 @@ class Upkeep:
     def clean_up_at_start(self) -> None:
         """Free the jobs and delete the files of dead clusters of this host, without the upkeep
         lease. Rescue other jobs whose leases have ended, too, if there is no other cluster. If
-        there are others, they get time first, and ``clean_up_if_due`` does it."""
+        there are others, or the store does not answer, they get time first, and
+        ``clean_up_if_due`` does it."""
         self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host)
-        is_waiting = self._step("other clusters", self.rescuing.give_living_clusters_time)
+        is_alone = self._step("other clusters", self._any_other.fetch) is False
+        if not is_alone:
+            self.rescuing.give_living_clusters_time()
         self._step("rescue", self.rescuing.rescue)
-        if is_waiting is not False:
+        if not is_alone:
             self._clean_up_at = time.monotonic() + self.rescuing.pause_seconds
-        is_silent = is_waiting is not False and self._step("silent", self.rescuing.any_is_silent)
-        self.is_cleaned_up = is_silent is False
+        self.is_cleaned_up = (
+            is_alone or self._step("silent clusters", self.rescuing.any_is_silent) is False
+        )
         self._step("guards", self._guards.sweep)
         self._step("boards", self.rescuing.remove_old_boards)
         self._step("deploy", lambda: self._history.note_deploy(self._plan.host))
