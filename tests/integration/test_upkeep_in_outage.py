@@ -250,6 +250,48 @@ def test_lease_that_ended_while_the_store_was_away_is_left_to_its_holder_for_a_w
     assert not Claimed.objects.exists()
 
 
+@pytest.mark.parametrize("of_broker", [False, True], ids=["store", "broker"])
+def test_leases_that_ended_during_a_run_of_upkeep_are_left_to_their_holder_for_a_while(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch, of_broker: bool
+) -> None:
+    """The outage began after the rescue and is over before the next run. Only the leases of the
+    store or broker that was away are left alone."""
+    inside = UUID(add.using(lock=Lock("one")).enqueue(1, 2).id)
+    outside = UUID(add.enqueue(1, 2).id)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    fail = _fail_at_broker if of_broker else _fail
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep._dead_letters, "sweep", fail)
+        upkeep.run()
+    holder = uuid4()
+    claim(broker, holder, 2)
+    broker.expire_holder(holder)
+    upkeep.run()
+    assert Attempt.objects.get().job_id == (inside if of_broker else outside)
+
+
+def test_step_that_always_fails_does_not_prevent_the_rescue_for_ever(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    holder = uuid4()
+    claim(broker, holder, 1)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    monkeypatch.setattr(upkeep.rescuing, "bury_silent_clusters", _fail)
+    other_cluster(DatabaseNow())
+    upkeep.run()
+    broker.expire_holder(holder)
+    upkeep.run()
+    assert not Attempt.objects.exists()
+    upkeep.rescuing._outages._over_at = dict.fromkeys(broker.lessors, time.monotonic())
+    upkeep.run()
+    assert Attempt.objects.exists()
+
+
+def _fail_at_broker(*_: object, **__: object) -> None:
+    raise BrokerUnavailable("Redis does not answer")
+
+
 def _fail(*_: object, **__: object) -> None:
     raise OperationalError("the database does not answer")
 

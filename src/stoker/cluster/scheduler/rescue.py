@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import UUID, uuid4
 
-from django.db import InterfaceError, OperationalError
+from django.db import Error, InterfaceError, OperationalError
 
 from stoker.brokers.adapters import brokers_beside
 from stoker.brokers.contract import Broker, ClaimRequest, Delivery, Return
@@ -179,16 +179,24 @@ class Rescue:
         """How long living clusters get after an outage."""
         return self._outages.seconds
 
-    def note_outage(self) -> None:
-        """Record that the store did not answer."""
-        self._outages.note(self._broker.lessors[0])
+    def unreachable(self, error: Exception) -> set[Broker]:
+        """Return the store, or the broker outside it, if the error says that it does not answer."""
+        is_outage = isinstance(error, BrokerUnavailable | OperationalError | InterfaceError)
+        if not is_outage or is_locked_out(error):
+            return set()
+        is_of_store = isinstance(error, Error) or isinstance(error.__cause__, Error)
+        return {self._broker.lessors[0 if is_of_store else -1]}
+
+    def note_outage(self, places: Iterable[Broker]) -> None:
+        """Record that the store or broker did not answer until now."""
+        for place in places:
+            self._outages.note(place)
 
     def give_living_clusters_time(self) -> None:
         """Treat the start of this cluster as the end of an outage. If there are other clusters, it
         cannot know whether they could extend their leases until now, nor whether they live: if the
         store was away, they could write no heartbeats."""
-        for place in self._broker.lessors:
-            self._outages.note(place)
+        self.note_outage(self._broker.lessors)
 
     def any_is_silent(self) -> bool:
         """Return whether a cluster has written no heartbeat for a whole lease."""

@@ -21,6 +21,7 @@ from django.db import Error, connections
 from django.utils.module_loading import import_string
 
 from stoker.brokers.adapters import broker_for, shares_database
+from stoker.brokers.contract import Broker
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster import board as place
 from stoker.cluster.callbacks import Callbacks
@@ -221,6 +222,8 @@ class Upkeep:
         others = Cluster.objects.using(self._alias).exclude(pk=plan.cluster_id)
         self._any_other = any_of(others)
         self._any_request = any_of(Cancellation.objects.using(self._alias))
+        self._unreachable: set[Broker] = set()
+        """The store or broker that did not answer a step of the last ``run``."""
         self._rests: dict[str, int] = {}
         """Step -> number of runs that still skip it."""
         self.leftovers = Leftovers(self._alias, beat)
@@ -255,11 +258,15 @@ class Upkeep:
             self.is_cleaned_up = True
 
     def run(self) -> None:
-        """Run all due steps, if this cluster holds the upkeep lease."""
-        has_lease = self._step("lease", self._take_lease)
-        if has_lease is None:
-            self.rescuing.note_outage()
-        self._holds_lease = bool(has_lease)
+        """Run all due steps, if this cluster holds the upkeep lease. If the store or a broker did
+        not answer one of them, the run may have lasted for the whole of an outage, so the next one
+        gives other clusters time."""
+        self._unreachable.clear()
+        self._run_steps()
+        self.rescuing.note_outage(self._unreachable)
+
+    def _run_steps(self) -> None:
+        self._holds_lease = bool(self._step("lease", self._take_lease))
         if self._holds_lease:
             if self._step("clusters", self._any_other.fetch):
                 self._step("clusters", self.rescuing.bury_clusters_of_this_host)
@@ -379,6 +386,7 @@ class Upkeep:
             return bool(function())
         except Exception as error:  # noqa: BLE001 - a failure here must not stop the cluster
             tell("upkeep_failed", step=name, error=error)
+            self._unreachable |= self.rescuing.unreachable(error)
             with suppress(Error):
                 connections[self._alias].close()
             return None
