@@ -398,6 +398,36 @@ def test_leaving_worker_keeps_its_reports_while_the_pusher_hangs(
         end.close()
 
 
+@pytest.mark.parametrize("pusher_is_first", [False, True])
+def test_leaving_worker_keeps_its_reports_when_all_processes_were_suspended(
+    workload: Workload,
+    new_pusher: Callable[[], Pusher],
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    pusher_is_first: bool,
+) -> None:
+    """The monotonic clock goes on while a container is paused."""
+    pusher = new_pusher()
+    beats = [clock.monotonic_ns()]
+    workload.pusher_beat_ns = lambda: beats[-1]
+    workload.finish(1, report(1))
+    workload.leave()
+    looks = []
+
+    def wait(line: Stream, seconds: float) -> bool:
+        looks.append(clock.now)
+        clock.turn(60.0 if len(looks) == 1 else seconds)
+        if len(looks) > 1 or pusher_is_first:
+            beats.append(clock.monotonic_ns())
+        if len(looks) == 5:
+            pusher.send(("recorded", [1]))
+        return len(looks) == 5
+
+    monkeypatch.setattr(Stream, "waits", wait)
+    workload.wait_until_recorded(5.0)
+    assert not workload.is_unrecorded(1)
+
+
 @pytest.mark.parametrize(("hangs", "seconds"), [(False, 5.0), (True, NEW_PUSHER_SECONDS + 5.0)])
 def test_leaving_worker_waits_no_longer_than_a_pusher_may_take(
     workload: Workload,

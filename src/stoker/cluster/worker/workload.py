@@ -210,23 +210,28 @@ class Workload:
     def wait_until_recorded(self, within_seconds: float) -> None:
         """Wait up to ``within_seconds`` until every report is recorded. The pusher keeps the rest.
         The time begins when there is a pusher that reads, because no other process has the
-        reports."""
-        began_at = time.monotonic()
-        until = began_at + within_seconds
+        reports. It does not pass while this process is suspended, because the pusher may be
+        suspended with it."""
+        left, waits_until = within_seconds, time.monotonic() + NEW_PUSHER_SECONDS
         self.flush()
-        while self._reports and (left := until - time.monotonic()) > 0:
-            line = self._line
-            may_wait = time.monotonic() < began_at + NEW_PUSHER_SECONDS
-            if self.expects_pusher and may_wait and (line is None or self._is_pusher_silent()):
-                until = time.monotonic() + within_seconds
-            if line is None:
+        while self._reports and left > 0:
+            looked_at = time.monotonic()
+            if (line := self._line) is None:
                 time.sleep(0.01)
-                continue
-            try:
-                if line.waits(min(left, LOOK_SECONDS)):
-                    self.take_in(line, line.receive(block=False))
-            except Closed:
-                self.lose(line)
+            else:
+                self._read(line, min(left, LOOK_SECONDS))
+            now = time.monotonic()
+            left -= min(now - looked_at, LOOK_SECONDS)
+            has_no_reader = self._line is None or self._is_pusher_silent()
+            if self.expects_pusher and has_no_reader and now < waits_until:
+                left = within_seconds
+
+    def _read(self, line: Stream, within_seconds: float) -> None:
+        try:
+            if line.waits(within_seconds):
+                self.take_in(line, line.receive(block=False))
+        except Closed:
+            self.lose(line)
 
     def _is_pusher_silent(self) -> bool:
         return time.monotonic_ns() - self.pusher_beat_ns() > SILENT_SECONDS * 1e9
