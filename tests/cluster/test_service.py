@@ -17,7 +17,7 @@ import pytest
 
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
-from stoker.cluster.crew import LOOPS, Watch
+from stoker.cluster.loops import LOOPS, Loops
 from stoker.cluster.sentinel import ServiceManager
 from stoker.conf import Settings
 from stoker.management.health import judge_loops
@@ -188,9 +188,9 @@ def test_sigterm_to_process_1_during_a_reload_is_obeyed(tmp_path: Path) -> None:
 def test_no_watchdog_message_is_sent_while_a_loop_hangs(tmp_path: Path, manager: Manager) -> None:
     settings = Settings(workers=1)
     board = Board.create(tmp_path / "board", 1, 1)
-    watch = Watch(settings, board)
+    loops = Loops(settings, board)
     environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "1"}
-    told = ServiceManager(board, watch, environment)
+    told = ServiceManager(board, loops, environment)
 
     def turn_loops(seconds_ago: float = 0.0) -> None:
         for beat in LOOPS.values():
@@ -207,7 +207,7 @@ def test_no_watchdog_message_is_sent_while_a_loop_hangs(tmp_path: Path, manager:
     told.turn()
     assert manager.listen().count("READY=1") == 1
     before = manager.listen().count("WATCHDOG=1")
-    board[place.MONITOR_BEAT_NS] = time.monotonic_ns() - round((watch.hang_seconds + 1) * 1e9)
+    board[place.MONITOR_BEAT_NS] = time.monotonic_ns() - round((loops.hang_seconds + 1) * 1e9)
     told.turn()
     assert manager.listen().count("WATCHDOG=1") == before
     turn_loops()
@@ -231,7 +231,7 @@ def test_service_manager_without_a_listener_raises_nothing(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     board = Board.create(tmp_path / "board", 1, 1)
-    told = ServiceManager(board, Watch(Settings(), board), environment)
+    told = ServiceManager(board, Loops(Settings(), board), environment)
     told.begin()
     told.turn()
     told.stop(is_reload=False)

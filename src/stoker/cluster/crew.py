@@ -1,5 +1,5 @@
-"""The sentinel's children: start, connect and replace them, and watch for overdue jobs, hanging
-loops and dead workers."""
+"""The sentinel's children: start, connect and replace them, and watch for overdue jobs and dead
+workers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from stoker.brokers.adapters import adapter_class
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, is_fenced
 from stoker.cluster.channel import socket_pair
+from stoker.cluster.loops import LOOPS, Loops, loops_of
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import ENTRANCES, Started, drop_caches, start_method
 from stoker.conf import Settings
@@ -86,7 +87,7 @@ class Crew:
             self._board.clear_worker(number)
             self._board.set_worker(number, place.INCARNATION, incarnation)
         for loop in loops_of(role):
-            self._watch.note_start(loop)
+            self._watch.loops.note_start(loop)
         # Children must not inherit a connection, which an AppConfig.ready() may have opened.
         connections.close_all()
         drop_caches()
@@ -291,28 +292,8 @@ class Restarts:
         return keys
 
 
-LOOPS = {
-    "pusher": place.PUSHER_BEAT_NS,
-    "monitor": place.MONITOR_BEAT_NS,
-    "scheduler": place.SCHEDULER_BEAT_NS,
-}
-"""Role -> index in the board of the heartbeat of its loop."""
-
 PIDS = {"monitor": place.MONITOR_PID, "scheduler": place.SCHEDULER_PID}
 """Role -> index in the board of the id of its process, which the pusher does not know."""
-
-
-def loops_of(role: str) -> Sequence[str]:
-    """Return the loops that the process with this role runs."""
-    if role == "core":
-        return tuple(LOOPS)
-    return (role,) if role in LOOPS else ()
-
-
-def loop_ages(board: Board) -> dict[str, float]:
-    """Return role -> seconds since the last turn of its loop."""
-    now_ns = time.monotonic_ns()
-    return {role: round(max(0, now_ns - board[beat]) / 1e9, 3) for role, beat in LOOPS.items()}
 
 
 MOST_CANCELLED = 10_000
@@ -353,10 +334,7 @@ class Watch:
         effect. A new pusher needs it if the old one died before."""
         self._cancelled: dict[int, tuple[int, str]] = {}
         """Delivery -> when its worker was asked to stop it, in nanoseconds, and why."""
-        self.hang_seconds = hang_seconds(settings)
-        self.beats = LOOPS
-        self._first_beats: dict[str, int] = {}
-        """Role -> the heartbeat that was written when its process was started."""
+        self.loops = Loops(settings, board)
 
     def overdue(self) -> Iterator[tuple[int, str, int]]:
         """Yield the workers to kill now: number, reason, delivery."""
@@ -392,34 +370,6 @@ class Watch:
             return False
         grace_ns = round(self._settings.timeout_grace_seconds * 1e9)
         return now_ns >= max(told_ns, job.started_ns) + grace_ns
-
-    def note_start(self, role: str) -> None:
-        """Write the first heartbeat of a loop whose process is being started."""
-        self._board[LOOPS[role]] = self._first_beats[role] = time.monotonic_ns()
-
-    def all_turn(self) -> bool:
-        """Return whether every loop has completed a turn within its time limit."""
-        now_ns = time.monotonic_ns()
-        return all(
-            now_ns - self._board[beat] <= self._longest_seconds(role) * 1e9
-            for role, beat in self.beats.items()
-        )
-
-    def hung(self) -> Iterator[tuple[str, float]]:
-        """Yield the roles whose loop exceeds its time limit, and that limit in seconds."""
-        now_ns = time.monotonic_ns()
-        for role, beat in self.beats.items():
-            seconds = self._longest_seconds(role)
-            if now_ns - self._board[beat] > seconds * 1e9:
-                self._board[beat] = now_ns
-                yield role, seconds
-
-    def _longest_seconds(self, role: str) -> float:
-        """Return the time limit for a turn of a loop. Before the first one, receivers of
-        ``post_spawn`` may take as long as in a worker."""
-        if self._board[self.beats[role]] != self._first_beats.get(role):
-            return self.hang_seconds
-        return max(self.hang_seconds, self._settings.start_seconds)
 
     def blame(self, worker: int, incarnation: int, why: str, delivery: int) -> bool:
         """Record why this worker is about to be killed. Return False if a reason was recorded
@@ -468,12 +418,6 @@ class Watch:
         if running:
             self.unsettled[worker, incarnation] = death
         return death
-
-
-def hang_seconds(settings: Settings) -> float:
-    """Return the time in seconds after which a process without a turn of its loop counts as
-    hung."""
-    return 2 * settings.database_seconds + 8.0
 
 
 REASONS = {

@@ -22,6 +22,7 @@ from . import board as place
 from .board import STORE, Board, board_path, fence_margin_ns, store_mark
 from .console import log_to_console
 from .crew import Crew, Watch
+from .loops import Loops
 from .plan import Plan
 from .process import Started
 from .reload import Reloader
@@ -51,7 +52,7 @@ class Sentinel:
         self.board[STORE] = store_mark(self.settings)
         self.watch = Watch(self.settings, self.board)
         self.crew = Crew(plan, self.board, self.watch)
-        self.service_manager = ServiceManager(self.board, self.watch)
+        self.service_manager = ServiceManager(self.board, self.watch.loops)
         self.stop_at: float | None = None
         self.reload_requested = False
         self._signals: list[int] = []
@@ -158,7 +159,7 @@ class Sentinel:
         for started in self.crew:
             if started.role == "worker" and not started.is_ready and started.started < before:
                 self.crew.kill_worker(started.number, "start", 0)
-        for role, seconds in self.watch.hung():
+        for role, seconds in self.watch.loops.hung():
             hung = self.crew.get(role)
             if hung is not None:
                 tell("process_hung", role=role, seconds=seconds)
@@ -255,10 +256,10 @@ class ServiceManager:
     """Reports the cluster's state to a service manager such as systemd, if one is configured."""
 
     def __init__(
-        self, board: Board, watch: Watch, environment: Mapping[str, str] = os.environ
+        self, board: Board, loops: Loops, environment: Mapping[str, str] = os.environ
     ) -> None:
         self._board = board
-        self._watch = watch
+        self._loops = loops
         self._address = environment.get("NOTIFY_SOCKET", "")
         self._watchdog_seconds = _watchdog_seconds(environment)
         self._first_beats: dict[str, int] = {}
@@ -268,7 +269,7 @@ class ServiceManager:
     def begin(self) -> None:
         """Note the heartbeats of the started processes. The cluster is ready when all have
         changed."""
-        self._first_beats = {role: self._board[beat] for role, beat in self._watch.beats.items()}
+        self._first_beats = {role: self._board[beat] for role, beat in self._loops.beats.items()}
 
     def turn(self) -> None:
         """Send due notifications. Called by the sentinel's loop, so a hanging loop sends none."""
@@ -278,7 +279,7 @@ class ServiceManager:
             self._is_ready = True
             self._tell("READY=1", "STATUS=The cluster runs.")
         now = time.monotonic()
-        if self._watchdog_seconds and now >= self._watchdog_at and self._watch.all_turn():
+        if self._watchdog_seconds and now >= self._watchdog_at and self._loops.all_turn():
             self._watchdog_at = now + self._watchdog_seconds / 3
             self._tell("WATCHDOG=1")
 
@@ -292,7 +293,7 @@ class ServiceManager:
 
     def _have_begun(self) -> bool:
         have_turned = all(
-            self._board[self._watch.beats[role]] != beat for role, beat in self._first_beats.items()
+            self._board[self._loops.beats[role]] != beat for role, beat in self._first_beats.items()
         )
         workers = range(self._board[place.WORKERS])
         return have_turned and any(self._board.worker(number, place.PID) for number in workers)

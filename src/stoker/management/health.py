@@ -12,7 +12,7 @@ from django.db import DatabaseError, InterfaceError
 
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, board_path, store_mark
-from stoker.cluster.crew import hang_seconds, loop_ages
+from stoker.cluster.loops import hang_seconds, loop_ages
 from stoker.cluster.plan import Plan
 from stoker.conf import Settings
 from stoker.exceptions import StokerError

@@ -43,8 +43,8 @@ MISTAKES = (
             Change(
                 "cluster.sentinel:ServiceManager.turn",
                 drop_operand(
-                    "_ and _ and self._watch.all_turn()",
-                    "self._watch.all_turn()",
+                    "_ and _ and self._loops.all_turn()",
+                    "self._loops.all_turn()",
                 ),
             )
         ],

@@ -25,7 +25,7 @@ from tests.unit.cluster.monitoring import Store, reported
 from tests.unit.cluster.parts import SLOTS, WORKERS, Clock, make_delivery
 
 TIMED = (
-    "store.engines.sessions", "cluster.board", "cluster.crew",
+    "store.engines.sessions", "cluster.board", "cluster.crew", "cluster.loops",
     "cluster.pusher.claims", "cluster.pusher.flights", "cluster.pusher.leases",
     "cluster.pusher.requests",
     "cluster.pusher.roster", "cluster.monitor.unsettled", "cluster.worker.workload",

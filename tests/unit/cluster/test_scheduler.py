@@ -7,7 +7,7 @@ import pytest
 
 from stoker.cluster import board as place
 from stoker.cluster.board import Board
-from stoker.cluster.crew import Watch
+from stoker.cluster.loops import Loops
 from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler import scheduler as scheduler_module
 from stoker.cluster.scheduler.scheduler import Scheduler
@@ -38,11 +38,11 @@ def test_scheduler_does_not_count_as_hung_after_slow_imports(
 ) -> None:
     """The other loop may beat only later, so the first heartbeat has the time of the start of
     both."""
-    watch = Watch(plan.settings, board)
-    for role in watch.beats:
-        watch.note_start(role)
-    slow_seconds = watch.hang_seconds + 22
+    loops = Loops(plan.settings, board)
+    for role in loops.beats:
+        loops.note_start(role)
+    slow_seconds = loops.hang_seconds + 22
     monkeypatch.setattr(scheduler_module, "import_tasks", lambda: clock.turn(slow_seconds))
     scheduler.run()
     assert board[place.SCHEDULER_BEAT_NS] == clock.monotonic_ns()
-    assert "scheduler" not in dict(watch.hung())
+    assert "scheduler" not in dict(loops.hung())

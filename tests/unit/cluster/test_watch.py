@@ -9,7 +9,8 @@ import pytest
 
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, is_fenced
-from stoker.cluster.crew import LOOPS, Watch, describe_exit
+from stoker.cluster.crew import Watch, describe_exit
+from stoker.cluster.loops import LOOPS
 from stoker.cluster.plan import Plan
 from stoker.signals import event
 
@@ -94,18 +95,18 @@ def test_no_leases_mean_no_fence(watch: Watch, board: Board, clock: Clock, plan:
 
 
 def test_hanging_process_is_reported_once(watch: Watch, board: Board, clock: Clock) -> None:
-    for beat in watch.beats.values():
+    for beat in watch.loops.beats.values():
         board[beat] = clock.monotonic_ns()
-    clock.turn(watch.hang_seconds)
+    clock.turn(watch.loops.hang_seconds)
     board[place.MONITOR_BEAT_NS] = clock.monotonic_ns()
     clock.turn(1.0)
-    assert sorted(watch.hung()) == [("pusher", 38.0), ("scheduler", 38.0)]
-    assert list(watch.hung()) == []
+    assert sorted(watch.loops.hung()) == [("pusher", 38.0), ("scheduler", 38.0)]
+    assert list(watch.loops.hung()) == []
 
 
 def test_hang_limit_is_longer_than_database_deadlines(watch: Watch, plan: Plan) -> None:
     """A call may open a new connection first, and each step has the deadline."""
-    assert watch.hang_seconds > 2 * plan.settings.database_seconds
+    assert watch.loops.hang_seconds > 2 * plan.settings.database_seconds
 
 
 def test_death_during_a_job_is_a_crash_and_kept_until_settled(
@@ -178,10 +179,14 @@ def test_loop_may_take_longer_until_its_first_turn(
 ) -> None:
     """Receivers of post_spawn may load a model before it."""
     for role in LOOPS:
-        watch.note_start(role)
+        watch.loops.note_start(role)
     clock.turn(119)
-    assert watch.all_turn()
-    assert list(watch.hung()) == []
+    assert watch.loops.all_turn()
+    assert list(watch.loops.hung()) == []
     board[place.MONITOR_BEAT_NS] = clock.monotonic_ns()
     clock.turn(39)
-    assert sorted(watch.hung()) == [("monitor", 38.0), ("pusher", 120.0), ("scheduler", 120.0)]
+    assert sorted(watch.loops.hung()) == [
+        ("monitor", 38.0),
+        ("pusher", 120.0),
+        ("scheduler", 120.0),
+    ]

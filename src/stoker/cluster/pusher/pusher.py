@@ -17,7 +17,8 @@ from stoker.brokers.adapters import broker_for
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, is_fenced, lease_clock
 from stoker.cluster.channel import Closed, Stream, set_interest, take_stream, watch_instead
-from stoker.cluster.crew import PIDS, Death, loop_ages
+from stoker.cluster.crew import PIDS, Death
+from stoker.cluster.loops import loop_ages
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import Child, resident_bytes
 from stoker.cluster.wire import Reported, is_recorded, pack_for_monitor

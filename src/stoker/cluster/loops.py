@@ -1,0 +1,78 @@
+"""The loops of pusher, monitor and scheduler: their heartbeats on the board, and when one of them
+counts as hung."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from stoker.conf import Settings
+
+from . import board as place
+from .board import Board
+
+LOOPS = {
+    "pusher": place.PUSHER_BEAT_NS,
+    "monitor": place.MONITOR_BEAT_NS,
+    "scheduler": place.SCHEDULER_BEAT_NS,
+}
+"""Role -> index in the board of the heartbeat of its loop."""
+
+
+def loops_of(role: str) -> Sequence[str]:
+    """Return the loops that the process with this role runs."""
+    if role == "core":
+        return tuple(LOOPS)
+    return (role,) if role in LOOPS else ()
+
+
+def loop_ages(board: Board) -> dict[str, float]:
+    """Return role -> seconds since the last turn of its loop."""
+    now_ns = time.monotonic_ns()
+    return {role: round(max(0, now_ns - board[beat]) / 1e9, 3) for role, beat in LOOPS.items()}
+
+
+def hang_seconds(settings: Settings) -> float:
+    """Return the time in seconds after which a process without a turn of its loop counts as
+    hung."""
+    return 2 * settings.database_seconds + 8.0
+
+
+class Loops:
+    """The loops of one cluster, for its sentinel."""
+
+    def __init__(self, settings: Settings, board: Board) -> None:
+        self._settings = settings
+        self._board = board
+        self.hang_seconds = hang_seconds(settings)
+        self.beats = LOOPS
+        self._first_beats: dict[str, int] = {}
+        """Role -> the heartbeat that was written when its process was started."""
+
+    def note_start(self, role: str) -> None:
+        """Write the first heartbeat of a loop whose process is being started."""
+        self._board[LOOPS[role]] = self._first_beats[role] = time.monotonic_ns()
+
+    def all_turn(self) -> bool:
+        """Return whether every loop has completed a turn within its time limit."""
+        now_ns = time.monotonic_ns()
+        return all(
+            now_ns - self._board[beat] <= self._longest_seconds(role) * 1e9
+            for role, beat in self.beats.items()
+        )
+
+    def hung(self) -> Iterator[tuple[str, float]]:
+        """Yield the roles whose loop exceeds its time limit, and that limit in seconds."""
+        now_ns = time.monotonic_ns()
+        for role, beat in self.beats.items():
+            seconds = self._longest_seconds(role)
+            if now_ns - self._board[beat] > seconds * 1e9:
+                self._board[beat] = now_ns
+                yield role, seconds
+
+    def _longest_seconds(self, role: str) -> float:
+        """Return the time limit for a turn of a loop. Before the first one, receivers of
+        ``post_spawn`` may take as long as in a worker."""
+        if self._board[self.beats[role]] != self._first_beats.get(role):
+            return self.hang_seconds
+        return max(self.hang_seconds, self._settings.start_seconds)
