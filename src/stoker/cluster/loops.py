@@ -11,6 +11,10 @@ from stoker.conf import Settings
 from . import board as place
 from .board import Board
 
+SUSPENDED_SECONDS = 5.0
+"""A sentinel that has not looked for this time was suspended, and perhaps all other processes
+too."""
+
 LOOPS = {
     "pusher": place.PUSHER_BEAT_NS,
     "monitor": place.MONITOR_BEAT_NS,
@@ -46,6 +50,8 @@ class Loops:
         self._board = board
         self.hang_seconds = hang_seconds(settings)
         self.beats = LOOPS
+        self._looked_ns = time.monotonic_ns()
+        self._suspended_until_ns = 0
         self._first_beats: dict[str, int] = {}
         """Role -> the heartbeat that was written when its process was started."""
 
@@ -57,18 +63,26 @@ class Loops:
         """Return whether every loop has completed a turn within its time limit."""
         now_ns = time.monotonic_ns()
         return all(
-            now_ns - self._board[beat] <= self._longest_seconds(role) * 1e9
+            now_ns - self._turned_ns(beat) <= self._longest_seconds(role) * 1e9
             for role, beat in self.beats.items()
         )
 
     def hung(self) -> Iterator[tuple[str, float]]:
         """Yield the roles whose loop exceeds its time limit, and that limit in seconds."""
         now_ns = time.monotonic_ns()
+        if now_ns - self._looked_ns > SUSPENDED_SECONDS * 1e9:
+            self._suspended_until_ns = now_ns
+        self._looked_ns = now_ns
         for role, beat in self.beats.items():
             seconds = self._longest_seconds(role)
-            if now_ns - self._board[beat] > seconds * 1e9:
+            if now_ns - self._turned_ns(beat) > seconds * 1e9:
                 self._board[beat] = now_ns
                 yield role, seconds
+
+    def _turned_ns(self, beat: int) -> int:
+        """Return when a loop turned last. Its time begins anew when the sentinel, and with it
+        perhaps the whole cluster, was suspended: the monotonic clock goes on then."""
+        return max(self._board[beat], self._suspended_until_ns)
 
     def _longest_seconds(self, role: str) -> float:
         """Return the time limit for a turn of a loop. Before the first one, receivers of
