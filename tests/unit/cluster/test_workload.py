@@ -1,16 +1,18 @@
 """A worker's jobs and reports across pushers: none is doubled and none is lost."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stoker.brokers.contract import Delivery
-from stoker.cluster import board as place
 from stoker.cluster.board import MOST_UNRECORDED, Board
 from stoker.cluster.channel import Closed, Stream, socket_pair
+from stoker.cluster.loops import LOOPS
+from stoker.cluster.plan import Plan
 from stoker.cluster.wire import Job, Report, pack_job
 from stoker.cluster.worker.worker import SerialRunner, Worker
 from stoker.cluster.worker.workload import NEW_PUSHER_SECONDS, Workload
@@ -20,6 +22,12 @@ from tests.unit.cluster.parts import Clock
 pytestmark = pytest.mark.unit
 
 Pusher = Stream
+
+
+@pytest.fixture
+def plan(plan: Plan, request: pytest.FixtureRequest) -> Plan:
+    """Its parameter says whether the cluster runs with ``--single``."""
+    return replace(plan, single=getattr(request, "param", False))
 
 
 @pytest.fixture
@@ -361,18 +369,31 @@ def test_leaving_worker_keeps_its_reports_until_there_is_a_pusher(
     assert not workload.is_unrecorded(1)
 
 
+@pytest.mark.parametrize(
+    ("plan", "hangs"),
+    [(False, "pusher"), (True, "pusher"), (True, "monitor"), (True, "scheduler")],
+    indirect=["plan"],
+    ids=["pusher", "pusher-single", "monitor-single", "scheduler-single"],
+)
 def test_leaving_worker_keeps_its_reports_while_the_pusher_hangs(
     worker: Worker,
     board: Board,
     jobs: list[Job],
     clock: Clock,
     monkeypatch: pytest.MonkeyPatch,
+    hangs: str,
 ) -> None:
-    """The pusher has not read them when it is killed, although it was connected."""
+    """The pusher has not read them, or has them alone, when it is killed, although it was
+    connected. In a single cluster it is killed if another loop of its process hangs."""
     workload, began = worker.workload, clock.now
     ends = [[Stream(end) for end in socket_pair()] for _ in range(2)]
     (ours, first), (new, second) = ends
-    board[place.PUSHER_BEAT_NS] = clock.monotonic_ns()
+
+    def turn(loops: Iterable[str]) -> None:
+        for loop in loops:
+            board[LOOPS[loop]] = clock.monotonic_ns()
+
+    turn(LOOPS)
     workload.meet(ours)
     first.send(("jobs", jobs[:1]))
     take_in(workload)
@@ -382,8 +403,9 @@ def test_leaving_worker_keeps_its_reports_while_the_pusher_hangs(
 
     def wait(line: Stream, seconds: float) -> bool:
         clock.turn(seconds)
-        if line is ours and clock.now >= began + 40:  # the sentinel replaces the pusher
-            board[place.PUSHER_BEAT_NS] = clock.monotonic_ns()
+        turn(LOOPS.keys() - {hangs})
+        if line is ours and clock.now >= began + 40:  # the sentinel replaces the process
+            turn(LOOPS)
             workload.meet(new)
             second.send(("recorded", [1]))
             return False

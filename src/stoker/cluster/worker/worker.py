@@ -25,6 +25,7 @@ from asgiref.sync import SyncToAsync, sync_to_async
 from stoker.cluster import board as place
 from stoker.cluster.board import is_fenced, lease_mark
 from stoker.cluster.channel import Closed, Stream, is_readable, take_stream
+from stoker.cluster.loops import LOOPS, loops_of
 from stoker.cluster.process import ORPHANED, Child, leave, resident_bytes
 from stoker.cluster.wire import Job, attempt_of, is_over, lease_id_of, open_job, pack_report
 from stoker.cluster.worker.clean_up import (
@@ -73,7 +74,9 @@ class Worker:
         self.settings = child.plan.settings
         self.board = child.board
         self.workload = Workload()
-        self.workload.pusher_beat_ns = lambda: child.board[place.PUSHER_BEAT_NS]
+        # If one of the loops of the core hangs, the pusher is killed with it.
+        beats = [LOOPS[loop] for loop in loops_of("core" if child.plan.single else "pusher")]
+        self.workload.pusher_beat_ns = lambda: min(child.board[beat] for beat in beats)
         self._own = child.board.of_worker(child.number)
         self._slots = [
             child.board.slot(child.number, slot) for slot in range(child.board[place.SLOTS])

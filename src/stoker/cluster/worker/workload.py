@@ -45,7 +45,7 @@ class Workload:
         self.expects_pusher = True
         """Whether a pusher that has died is replaced. Not if the whole cluster ends."""
         self.pusher_beat_ns: Callable[[], int] = time.monotonic_ns
-        """Returns when the pusher's loop last turned."""
+        """Returns when the pusher's loop last turned, or another loop that is killed with it."""
         self.logs: Capture | None = None
         """Captures what jobs log and print; None = it is not kept."""
         self._queue: deque[Job] = deque()
