@@ -11,6 +11,9 @@ from stoker.conf import Settings
 from . import board as place
 from .board import Board
 
+REPLACED_SECONDS = 20.0
+"""A process that was killed is started again within this time; its pause before is at most half of
+it."""
 SUSPENDED_SECONDS = 5.0
 """A sentinel that has not looked for this time was suspended, and perhaps all other processes
 too."""
@@ -40,6 +43,18 @@ def hang_seconds(settings: Settings) -> float:
     """Return the time in seconds after which a process without a turn of its loop counts as
     hung."""
     return 2 * settings.database_seconds + 8.0
+
+
+def first_turn_seconds(settings: Settings) -> float:
+    """Return the time in seconds after which a process counts as hung that has not turned its loop
+    since it was started. Receivers of ``post_spawn`` may take as long as in a worker."""
+    return max(hang_seconds(settings), settings.start_seconds)
+
+
+def recovery_seconds(settings: Settings) -> float:
+    """Return how many seconds it takes at most until a process that hangs is replaced, and the loop
+    of the new one turns."""
+    return hang_seconds(settings) + REPLACED_SECONDS + first_turn_seconds(settings)
 
 
 class Loops:
@@ -85,8 +100,7 @@ class Loops:
         return max(self._board[beat], self._suspended_until_ns)
 
     def _longest_seconds(self, role: str) -> float:
-        """Return the time limit for a turn of a loop. Before the first one, receivers of
-        ``post_spawn`` may take as long as in a worker."""
+        """Return the time limit for the next turn of a loop."""
         if self._board[self.beats[role]] != self._first_beats.get(role):
             return self.hang_seconds
-        return max(self.hang_seconds, self._settings.start_seconds)
+        return first_turn_seconds(self._settings)

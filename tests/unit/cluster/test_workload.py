@@ -11,17 +11,18 @@ import pytest
 from stoker.brokers.contract import Delivery
 from stoker.cluster.board import MOST_UNRECORDED, Board
 from stoker.cluster.channel import Closed, Stream, socket_pair
-from stoker.cluster.loops import LOOPS
+from stoker.cluster.loops import LOOPS, Loops, recovery_seconds
 from stoker.cluster.plan import Plan
 from stoker.cluster.wire import Job, Report, pack_job
 from stoker.cluster.worker.worker import SerialRunner, Worker
-from stoker.cluster.worker.workload import NEW_PUSHER_SECONDS, Workload
+from stoker.cluster.worker.workload import Workload
 
 from tests.unit.cluster.parts import Clock
 
 pytestmark = pytest.mark.unit
 
 Pusher = Stream
+NEW_PUSHER_SECONDS = 180.0
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def plan(plan: Plan, request: pytest.FixtureRequest) -> Plan:
 
 @pytest.fixture
 def workload() -> Workload:
-    return Workload()
+    return Workload(NEW_PUSHER_SECONDS)
 
 
 @pytest.fixture
@@ -467,6 +468,24 @@ def test_leaving_worker_waits_no_longer_than_a_pusher_may_take(
     monkeypatch.setattr(Stream, "waits", lambda _line, seconds: clock.turn(seconds))
     workload.wait_until_recorded(5.0)
     assert clock.now == pytest.approx(began + seconds, abs=1.0)
+
+
+@pytest.mark.parametrize("database_seconds", [15.0, 120.0])
+def test_worker_waits_for_longer_than_the_sentinel_takes_to_replace_a_pusher(
+    plan: Plan, board: Board, clock: Clock, database_seconds: float
+) -> None:
+    settings = replace(plan.settings, database_seconds=database_seconds)
+    loops, began = Loops(settings, board), clock.now
+
+    def wait_for_kill() -> None:
+        while "pusher" not in dict(loops.hung()):
+            clock.turn(1.0)
+
+    board[LOOPS["pusher"]] = clock.monotonic_ns()
+    wait_for_kill()
+    loops.note_start("pusher")
+    wait_for_kill()
+    assert recovery_seconds(settings) > clock.now - began
 
 
 def test_worker_of_a_cluster_that_ends_does_not_wait_for_a_pusher(

@@ -25,7 +25,7 @@ from asgiref.sync import SyncToAsync, sync_to_async
 from stoker.cluster import board as place
 from stoker.cluster.board import is_fenced, lease_mark
 from stoker.cluster.channel import Closed, Stream, is_readable, take_stream
-from stoker.cluster.loops import LOOPS, loops_of
+from stoker.cluster.loops import LOOPS, loops_of, recovery_seconds
 from stoker.cluster.process import ORPHANED, Child, leave, resident_bytes
 from stoker.cluster.wire import Job, attempt_of, is_over, lease_id_of, open_job, pack_report
 from stoker.cluster.worker.clean_up import (
@@ -73,7 +73,7 @@ class Worker:
         self.child = child
         self.settings = child.plan.settings
         self.board = child.board
-        self.workload = Workload()
+        self.workload = Workload(recovery_seconds(self.settings))
         # If one of the loops of the core hangs, the pusher is killed with it.
         beats = [LOOPS[loop] for loop in loops_of("core" if child.plan.single else "pusher")]
         self.workload.pusher_beat_ns = lambda: min(child.board[beat] for beat in beats)

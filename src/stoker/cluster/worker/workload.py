@@ -23,9 +23,6 @@ from stoker.cluster.wire import Job, Report
 from stoker.logs.capture import Capture
 
 FLUSH_SECONDS = 0.002
-NEW_PUSHER_SECONDS = 180.0
-"""How long a worker that is leaving waits for a new pusher. It is more than a pusher takes to be
-replaced and to start."""
 SILENT_SECONDS = 2.0
 """A pusher whose loop has not turned for this time may hang. If it is killed, the reports that it
 has not read are lost."""
@@ -36,9 +33,14 @@ _number_of = itemgetter(0)
 
 
 class Workload:
-    """One worker's jobs, reports and connection to the pusher."""
+    """One worker's jobs, reports and connection to the pusher.
 
-    def __init__(self) -> None:
+    Args:
+        new_pusher_seconds: how long to wait for a new pusher before the worker exits.
+    """
+
+    def __init__(self, new_pusher_seconds: float) -> None:
+        self._new_pusher_seconds = new_pusher_seconds
         self.on_change: Callable[[], object] = lambda: None
         """Called, in any thread, when there is a new connection or the worker must exit."""
         self.is_leaving = False
@@ -212,7 +214,7 @@ class Workload:
         The time begins when there is a pusher that reads, because no other process has the
         reports. It does not pass while this process is suspended, because the pusher may be
         suspended with it."""
-        left, waits_until = within_seconds, time.monotonic() + NEW_PUSHER_SECONDS
+        left, waits_until = within_seconds, time.monotonic() + self._new_pusher_seconds
         self.flush()
         while self._reports and left > 0:
             looked_at = time.monotonic()
