@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 from redis import Redis
+from redis.cluster import ClusterNode, RedisCluster
 
 from stoker.brokers.contract import ClaimRequest, Lease, PartlyUnavailable, Return
 from stoker.brokers.redis.broker import RedisBroker
+from stoker.brokers.redis.connection import connect
 from stoker.brokers.redis.slots import SlottedRedisBroker
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError
@@ -240,6 +242,32 @@ def test_slots_of_other_nodes_are_served_while_the_first_slots_node_is_stopped(
         assert "slots_unreachable" in [name for name, _ in events]
         before.close()
         fresh.close()
+
+
+def test_new_client_asks_two_masters_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If both are away, it fails. After each failure the driver searches the nodes again, which
+    may take as long as a whole call if they hang."""
+    with ExitStack() as stack:
+        nodes = [stack.enter_context(private(in_cluster=True)) for _ in range(3)]
+        _join(nodes)
+        up = nodes[-1]
+        for node in nodes[:-1]:
+            node.kill()
+        asked = []
+        execute = RedisCluster._execute_command
+
+        def ask(client: RedisCluster, node: ClusterNode, *args: Any, **options: Any) -> Any:
+            asked.append(node.port)
+            return execute(client, node, *args, **options)
+
+        def choose(nodes: list[ClusterNode]) -> ClusterNode:
+            return next((one for one in nodes if one.port != up.port), nodes[0])
+
+        monkeypatch.setattr(RedisCluster, "_execute_command", ask)
+        monkeypatch.setattr("redis.cluster.random.choice", choose)
+        with pytest.raises(BrokerUnavailable):
+            connect(Settings(broker=f"redis+cluster://127.0.0.1:{up.port}"))
+        assert sorted(asked) == sorted(node.port for node in nodes[:-1])
 
 
 def test_cluster_whose_nodes_all_have_new_addresses_is_found_again() -> None:

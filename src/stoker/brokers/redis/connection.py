@@ -212,9 +212,10 @@ def _cluster(parts: SplitResult, options: dict[str, Any]) -> Any:
     # The cluster may have more nodes than the URL names.
     bounded = _bounded(options, max(len(nodes), USUAL_NODES))
     given: dict[str, Any] = {"startup_nodes": nodes, **_login(parts), **bounded}
-    # A new client asks the node with the first slots for its commands, and only with retries
-    # another one if that is away.
-    client = RedisCluster(**{**given, "retry": Retry(NoBackoff(), USUAL_NODES)})
+    # A new client asks the master with the first slots for its commands, and with a retry another
+    # one if that is away. After each failure the driver looks for nodes again, which waits for
+    # those that hang, so more retries would take too long.
+    client = RedisCluster(**{**given, "retry": Retry(NoBackoff(), 1)})
     client.set_retry(options["retry"])
     return client
 
