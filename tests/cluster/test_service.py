@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from tests.cluster.clusters import (
     wait_for,
 )
 from tests.cluster.projects import Project
+from tests.unit.cluster.parts import Clock
 
 pytestmark = pytest.mark.usefixtures("db")
 
@@ -185,21 +185,26 @@ def test_sigterm_to_process_1_during_a_reload_is_obeyed(tmp_path: Path) -> None:
 # -- without processes ----------------------------------------------------------------------------
 
 
-def test_no_watchdog_message_is_sent_while_a_loop_hangs(tmp_path: Path, manager: Manager) -> None:
+def test_no_watchdog_message_is_sent_while_a_loop_hangs(
+    tmp_path: Path, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("stoker.cluster.loops.time", clock)
     settings = Settings(workers=1)
     board = Board.create(tmp_path / "board", 1, 1)
     loops = Loops(settings, board)
     environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "1"}
     told = ServiceManager(board, loops, environment)
 
-    def turn_loops(seconds_ago: float = 0.0) -> None:
+    def turn_loops() -> None:
         for beat in LOOPS.values():
-            board[beat] = time.monotonic_ns() - round(seconds_ago * 1e9)
+            board[beat] = clock.monotonic_ns()
 
-    turn_loops(1.0)
+    turn_loops()
     told.begin()
     told.turn()
     assert "READY=1" not in manager.listen(), "no loop has turned"
+    clock.turn(1.0)
     turn_loops()
     told.turn()
     assert "READY=1" not in manager.listen(), "there is no worker"
@@ -207,7 +212,12 @@ def test_no_watchdog_message_is_sent_while_a_loop_hangs(tmp_path: Path, manager:
     told.turn()
     assert manager.listen().count("READY=1") == 1
     before = manager.listen().count("WATCHDOG=1")
-    board[place.MONITOR_BEAT_NS] = time.monotonic_ns() - round((loops.hang_seconds + 1) * 1e9)
+    hangs_since_ns = board[place.MONITOR_BEAT_NS]
+    for _ in range(round(loops.hang_seconds) + 1):
+        clock.turn(1.0)
+        turn_loops()
+        board[place.MONITOR_BEAT_NS] = hangs_since_ns
+        loops.all_turn()
     told.turn()
     assert manager.listen().count("WATCHDOG=1") == before
     turn_loops()

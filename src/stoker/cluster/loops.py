@@ -14,9 +14,9 @@ from .board import Board
 REPLACED_SECONDS = 20.0
 """A process that was killed is started again within this time; its pause before is at most half of
 it."""
-SUSPENDED_SECONDS = 5.0
-"""A sentinel that has not looked for this time was suspended, and perhaps all other processes
-too."""
+MOST_COUNTED_SECONDS = 5.0
+"""A loop's silence grows by at most this from one look of the sentinel to the next. If the time
+between them was longer, the sentinel was suspended, and perhaps all other processes too."""
 
 LOOPS = {
     "pusher": place.PUSHER_BEAT_NS,
@@ -66,7 +66,10 @@ class Loops:
         self.hang_seconds = hang_seconds(settings)
         self.beats = LOOPS
         self._looked_ns = time.monotonic_ns()
-        self._suspended_until_ns = 0
+        self._last_beats: dict[str, int] = {}
+        """Role -> its heartbeat at the last look."""
+        self._silent_seconds = dict.fromkeys(LOOPS, 0.0)
+        """Role -> how long its loop has not turned."""
         self._first_beats: dict[str, int] = {}
         """Role -> the heartbeat that was written when its process was started."""
 
@@ -76,28 +79,32 @@ class Loops:
 
     def all_turn(self) -> bool:
         """Return whether every loop has completed a turn within its time limit."""
-        now_ns = time.monotonic_ns()
-        return all(
-            now_ns - self._turned_ns(beat) <= self._longest_seconds(role) * 1e9
-            for role, beat in self.beats.items()
-        )
+        self._look()
+        return all(self._silent_seconds[role] <= self._longest_seconds(role) for role in self.beats)
 
     def hung(self) -> Iterator[tuple[str, float]]:
         """Yield the roles whose loop exceeds its time limit, and that limit in seconds."""
-        now_ns = time.monotonic_ns()
-        if now_ns - self._looked_ns > SUSPENDED_SECONDS * 1e9:
-            self._suspended_until_ns = now_ns
-        self._looked_ns = now_ns
+        self._look()
         for role, beat in self.beats.items():
             seconds = self._longest_seconds(role)
-            if now_ns - self._turned_ns(beat) > seconds * 1e9:
-                self._board[beat] = now_ns
+            if self._silent_seconds[role] > seconds:
+                self._board[beat] = self._looked_ns
                 yield role, seconds
 
-    def _turned_ns(self, beat: int) -> int:
-        """Return when a loop turned last. Its time begins anew when the sentinel, and with it
-        perhaps the whole cluster, was suspended: the monotonic clock goes on then."""
-        return max(self._board[beat], self._suspended_until_ns)
+    def _look(self) -> None:
+        """Add the time since the last look to the silence of each loop that has not turned
+        meanwhile. The monotonic clock goes on while a cluster is suspended, so a long time counts
+        only in part. If the sentinel is only slow, loops that hang are still found, but later."""
+        now_ns = time.monotonic_ns()
+        counted_ns = min(now_ns - self._looked_ns, round(MOST_COUNTED_SECONDS * 1e9))
+        self._looked_ns = now_ns
+        for role, beat in self.beats.items():
+            turned_ns = self._board[beat]
+            if turned_ns == self._last_beats.get(role):
+                self._silent_seconds[role] += counted_ns / 1e9
+            else:
+                self._last_beats[role] = turned_ns
+                self._silent_seconds[role] = max(0, min(counted_ns, now_ns - turned_ns)) / 1e9
 
     def _longest_seconds(self, role: str) -> float:
         """Return the time limit for the next turn of a loop."""
