@@ -270,6 +270,24 @@ def test_leases_that_ended_during_a_run_of_upkeep_are_left_to_their_holder_for_a
     assert Attempt.objects.get().job_id == (inside if of_broker else outside)
 
 
+@pytest.mark.parametrize("step", ["vacuum_if_due", "go_on_in_bulk"])
+def test_leases_that_ended_between_two_runs_of_upkeep_are_left_to_their_holder_for_a_while(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    upkeep.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "_vacuum", _fail)
+        patch.setattr(upkeep._running_in_bulk, "fetch", _fail)
+        getattr(upkeep, step)()
+    holder = uuid4()
+    claim(broker, holder, 1)
+    broker.expire_holder(holder)
+    upkeep.run()
+    assert Claimed.objects.exists()
+
+
 def test_step_that_always_fails_does_not_prevent_the_rescue_for_ever(
     broker: Dispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -119,12 +119,19 @@ class Outages:
         self.seconds = seconds
         self._away: set[Broker] = set()
         self._over_at: dict[Broker, float] = {}
+        """End of the time after the last outage, until a rescue begins after it."""
 
     def note(self, place: Broker) -> None:
-        """Record that the store or broker did not answer. A further outage within the time after
-        the last one does not prolong that time, so that it ends."""
-        if time.monotonic() >= self._over_at.get(place, 0.0):
+        """Record that the store or broker did not answer. This has no effect from the start of the
+        time after an outage until the first rescue after that time, so that a step of upkeep that
+        always fails cannot put off the rescue for ever."""
+        if place not in self._over_at:
             self._away.add(place)
+
+    def begin_rescue(self) -> None:
+        """Let new outages count for each store or broker whose time has ended."""
+        now = time.monotonic()
+        self._over_at = {place: at for place, at in self._over_at.items() if at > now}
 
     def are_over(self, place: Broker) -> bool:
         """Return whether living clusters have had time since the last outage of this store or
@@ -179,24 +186,20 @@ class Rescue:
         """How long living clusters get after an outage."""
         return self._outages.seconds
 
-    def unreachable(self, error: Exception) -> set[Broker]:
-        """Return the store, or the broker outside it, if the error says that it does not answer."""
+    def note_error(self, error: Exception) -> None:
+        """Record an outage of the store, or of the broker outside it, if the error of a step says
+        that it did not answer. The step may have waited for the whole of the outage."""
         is_outage = isinstance(error, BrokerUnavailable | OperationalError | InterfaceError)
-        if not is_outage or is_locked_out(error):
-            return set()
-        is_of_store = isinstance(error, Error) or isinstance(error.__cause__, Error)
-        return {self._broker.lessors[0 if is_of_store else -1]}
-
-    def note_outage(self, places: Iterable[Broker]) -> None:
-        """Record that the store or broker did not answer until now."""
-        for place in places:
-            self._outages.note(place)
+        if is_outage and not is_locked_out(error):
+            is_of_store = isinstance(error, Error) or isinstance(error.__cause__, Error)
+            self._outages.note(self._broker.lessors[0 if is_of_store else -1])
 
     def give_living_clusters_time(self) -> None:
         """Treat the start of this cluster as the end of an outage. If there are other clusters, it
         cannot know whether they could extend their leases until now, nor whether they live: if the
         store was away, they could write no heartbeats."""
-        self.note_outage(self._broker.lessors)
+        for place in self._broker.lessors:
+            self._outages.note(place)
 
     def any_is_silent(self) -> bool:
         """Return whether a cluster has written no heartbeat for a whole lease."""
@@ -334,6 +337,7 @@ class Rescue:
         leases after the clock that decides about them was set ahead.
         """
         rescued, began_at, is_complete = 0, time.time(), True
+        self._outages.begin_rescue()
         if not self._clock.can_be_trusted():
             return 0
         for place in self._broker.lessors:  # the store first: it does not wait for a broker

@@ -21,7 +21,6 @@ from django.db import Error, connections
 from django.utils.module_loading import import_string
 
 from stoker.brokers.adapters import broker_for, shares_database
-from stoker.brokers.contract import Broker
 from stoker.brokers.dispatch import Dispatch
 from stoker.cluster import board as place
 from stoker.cluster.callbacks import Callbacks
@@ -222,8 +221,6 @@ class Upkeep:
         others = Cluster.objects.using(self._alias).exclude(pk=plan.cluster_id)
         self._any_other = any_of(others)
         self._any_request = any_of(Cancellation.objects.using(self._alias))
-        self._unreachable: set[Broker] = set()
-        """The store or broker that did not answer a step of the last ``run``."""
         self._rests: dict[str, int] = {}
         """Step -> number of runs that still skip it."""
         self.leftovers = Leftovers(self._alias, beat)
@@ -258,14 +255,7 @@ class Upkeep:
             self.is_cleaned_up = True
 
     def run(self) -> None:
-        """Run all due steps, if this cluster holds the upkeep lease. If the store or a broker did
-        not answer one of them, the run may have lasted for the whole of an outage, so the next one
-        gives other clusters time."""
-        self._unreachable.clear()
-        self._run_steps()
-        self.rescuing.note_outage(self._unreachable)
-
-    def _run_steps(self) -> None:
+        """Run all due steps, if this cluster holds the upkeep lease."""
         self._holds_lease = bool(self._step("lease", self._take_lease))
         if self._holds_lease:
             if self._step("clusters", self._any_other.fetch):
@@ -380,13 +370,14 @@ class Upkeep:
         self._rests[name] = 0 if has_done else (rest or REST_RUNS) - 1
 
     def _step(self, name: str, function: Callable[[], object]) -> bool | None:
-        """Run one step and log its errors. Return whether it did something, None after an error."""
+        """Run one step and log its errors. If the store or a broker did not answer, the next rescue
+        gives other clusters time. Return whether it did something, None after an error."""
         self._beat()
         try:
             return bool(function())
         except Exception as error:  # noqa: BLE001 - a failure here must not stop the cluster
             tell("upkeep_failed", step=name, error=error)
-            self._unreachable |= self.rescuing.unreachable(error)
+            self.rescuing.note_error(error)
             with suppress(Error):
                 connections[self._alias].close()
             return None
