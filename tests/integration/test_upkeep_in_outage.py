@@ -173,6 +173,72 @@ def test_new_cluster_rescues_the_jobs_of_a_silent_cluster_once_others_have_had_t
     assert not Cluster.objects.exists()
 
 
+def test_clean_up_is_tried_again_if_the_store_was_away_at_its_first_step(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the store returns, living clusters get time again. Until then a drain waits."""
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    row = other_cluster(0)
+    claim(broker, row.pk, 1)
+    broker.expire_holder(row.pk)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    upkeep.clean_up_at_start()
+    let_pauses_end(upkeep)
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep.rescuing, "bury_silent_clusters", _fail)
+        upkeep.clean_up_if_due()
+    assert (Attempt.objects.count(), upkeep.is_cleaned_up) == (0, False)
+    let_pauses_end(upkeep)
+    upkeep.clean_up_if_due()
+    assert (Attempt.objects.count(), upkeep.is_cleaned_up) == (1, True)
+
+
+def test_clean_up_waits_if_the_store_was_away_during_the_whole_start(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time for living clusters begins only with the first try to clean up."""
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    row = other_cluster(0)
+    claim(broker, row.pk, 1)
+    broker.expire_holder(row.pk)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep.rescuing._clock, "can_be_trusted", _fail)
+        for name in ("bury_clusters_of_this_host", "any_is_silent"):
+            patch.setattr(upkeep.rescuing, name, _fail)
+        patch.setattr(upkeep._any_other, "fetch", _fail)
+        upkeep.clean_up_at_start()
+    for _ in range(2):
+        assert (Attempt.objects.count(), upkeep.is_cleaned_up) == (0, False)
+        let_pauses_end(upkeep)
+        upkeep.clean_up_if_due()
+    assert (Attempt.objects.count(), upkeep.is_cleaned_up) == (1, True)
+
+
+def let_pauses_end(upkeep: Upkeep) -> None:
+    outages = upkeep.rescuing._outages
+    outages._over_at = dict.fromkeys(outages._over_at, time.monotonic())
+    upkeep._clean_up_at = 0.0
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+@pytest.mark.parametrize("step", ["rescue", "bury_clusters_of_this_host"])
+def test_drain_waits_if_the_store_was_away_at_the_start(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch, step: str, is_alone: bool
+) -> None:
+    if not is_alone:
+        other_cluster(DatabaseNow())
+    upkeep = upkeep_of(broker, Outages(600.0))
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep.rescuing, step, _fail)
+        upkeep.clean_up_at_start()
+    assert not upkeep.is_cleaned_up
+    for _ in range(2):  # the first may only begin the time for living clusters
+        let_pauses_end(upkeep)
+        upkeep.clean_up_if_due()
+    assert upkeep.is_cleaned_up
+
+
 def test_drain_does_not_wait_for_clusters_with_heartbeats(broker: Dispatch) -> None:
     upkeep = upkeep_of(broker, Outages(600.0))
     other_cluster(DatabaseNow())

@@ -21,7 +21,7 @@ the lock knows that none of them runs any more.
     7  STORE             whose queues the cluster serves (see store_mark)
     8  MONITOR_PID       9  SCHEDULER_PID
     10 BOOT              the start of the machine (see boot_mark)
-    11 CLEANED_UP        1 = upkeep has cleaned up after dead clusters (see Upkeep)
+    11 CLEANED_UP        1 = upkeep has cleaned up after dead clusters (Upkeep.is_cleaned_up)
     12 per worker:       INCARNATION (0 = none), RECALLED_THROUGH, LAST_STARTED, JOBS_DONE, PID
        per slot:         DELIVERY (0 = idle), JOB (two numbers), ATTEMPT, STARTED_NS, DEADLINE_NS,
                          LEASE (see lease_mark), COMPLETING (the delivery that records itself now)

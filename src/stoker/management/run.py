@@ -248,8 +248,8 @@ class RunCommand(Subcommand):
         option(
             "--drain",
             action="store_true",
-            help="Stop as soon as no job is ready or running, and the jobs of dead clusters are "
-            "rescued. Deferred jobs stay.",
+            help="Stop as soon as no job is ready or running, and the jobs of clusters without a "
+            "heartbeat for LEASE_SECONDS are rescued. Deferred jobs stay.",
         ),
         option(
             "--reload",

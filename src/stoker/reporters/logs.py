@@ -35,6 +35,10 @@ SENTENCES: dict[str, tuple[int, str]] = {
         logging.WARNING,
         "Drained, except paused queues: {queues}.",
     ),
+    "drained_without_rescue": (
+        logging.WARNING,
+        "Drained before upkeep could rescue the jobs of clusters without a heartbeat.",
+    ),
     "cluster_reloading": (logging.INFO, "Reloading the code: {why}."),
     "reload_refused": (
         logging.ERROR,

@@ -212,27 +212,28 @@ def test_drain_ends_after_a_claim_that_followed_the_clean_up(
 ) -> None:
     drain = Drain(Plan(drain=True), pusher.claims, board)
     pusher.work()
-    assert not drain.is_over()
+    assert not drain.check()
     assert pusher.claims.next_claim <= clock.now + CLEAN_UP_LOOK_SECONDS
     board[place.CLEANED_UP] = 1
     for _ in range(2):
-        assert not drain.is_over(), "a rescued job may wait"
+        assert not drain.check(), "a rescued job may wait"
     pusher.work()
-    assert drain.is_over()
+    assert drain.check()
 
 
 def test_drain_ends_without_a_clean_up_if_the_scheduler_does_not_start(
-    pusher: Pusher, board: Board, clock: Clock
+    pusher: Pusher, board: Board, clock: Clock, events: list[tuple[str, dict[str, Any]]]
 ) -> None:
     plan = Plan(drain=True)
     drain = Drain(plan, pusher.claims, board)
     pusher.work()
-    assert not drain.is_over()
+    assert not drain.check()
     clock.turn(plan.settings.start_seconds + plan.settings.lease_seconds)
     pusher.work()
-    assert not drain.is_over()
+    assert not drain.check()
     pusher.work()
-    assert drain.is_over()
+    assert drain.check()
+    assert [name for name, _ in events].count("drained_without_rescue") == 1
 
 
 def test_failed_claims_from_the_broker_do_not_make_claims_from_the_store_smaller(

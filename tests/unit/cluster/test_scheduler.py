@@ -51,3 +51,16 @@ def test_scheduler_does_not_count_as_hung_after_slow_imports(
     scheduler.run()
     assert board[place.SCHEDULER_BEAT_NS] == clock.monotonic_ns()
     assert "scheduler" not in dict(loops.hung())
+
+
+@pytest.mark.parametrize("is_cleaned_up", [True, False])
+def test_drain_does_not_wait_for_the_sweep_of_guards_at_the_start(
+    scheduler: Scheduler, board: Board, is_cleaned_up: bool
+) -> None:
+    """The sweep may take long. The drain waits only until jobs of silent clusters are rescued."""
+    shown: list[int] = []
+    upkeep = MagicMock(is_cleaned_up=is_cleaned_up)
+    upkeep.tidy_at_start.side_effect = lambda: shown.append(board[place.CLEANED_UP])
+    scheduler.upkeep = upkeep
+    scheduler._do_upkeep()
+    assert shown == [is_cleaned_up]

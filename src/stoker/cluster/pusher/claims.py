@@ -29,6 +29,7 @@ from stoker.cluster.pusher.flights import Flight, Flights
 from stoker.cluster.pusher.leases import HeldLeases, by_lessor
 from stoker.cluster.pusher.requests import Requests
 from stoker.exceptions import BrokerError
+from stoker.signals import tell
 from stoker.store.engines.sessions import CallResult, Patience
 from stoker.store.locked_jobs import locked_jobs
 
@@ -328,15 +329,18 @@ class Drain:
         """Then the cluster ends without the clean-up, for example if its scheduler cannot start."""
         self._is_cleaned_up = False
 
-    def is_over(self) -> bool:
-        """Return whether the last claim, made after the clean-up, found nothing. It is said
-        once."""
+    def check(self) -> bool:
+        """Return whether the cluster is to end, because the last claim, made after the clean-up,
+        found nothing. Return True only once."""
         if not (self._is_wanted and self._claims.found_nothing):
             return False
         if self._is_cleaned_up:
             self._is_wanted = False
             return True
-        if self._board[place.CLEANED_UP] or time.monotonic() >= self._waits_until:
+        is_cleaned_up = bool(self._board[place.CLEANED_UP])
+        if is_cleaned_up or time.monotonic() >= self._waits_until:
+            if not is_cleaned_up:
+                tell("drained_without_rescue")
             self._is_cleaned_up, self._claims.found_nothing = True, False
             self._claims.tempo.hurry()  # rescued jobs may wait
         else:

@@ -237,7 +237,7 @@ class Pusher:
         if self.is_stopping and is_empty and not self._has_said_stopped:
             self._has_said_stopped = True
             self._say("stopped")
-        if is_empty and self.drain.is_over():
+        if is_empty and self.drain.check():
             self.requests.look_if_due(self.of_store)
             self.requests.pauses.log_left()
             self._say("drained")

@@ -177,6 +177,8 @@ class Rescue:
         self._clock = database_clock(self._settings)
         self._clock_outside = broker_clock(self._settings, broker.broker)
         self._outages = Outages(release_seconds(self._settings))
+        self.is_complete = False
+        """Whether the last ``rescue`` took over all leases that had ended."""
         self.rescued_at = 0.0
         """When the last complete ``rescue`` began, as seconds since the epoch."""
         self._others = Cluster.objects.using(self._alias).exclude(pk=plan.cluster_id)
@@ -337,6 +339,7 @@ class Rescue:
         leases after the clock that decides about them was set ahead.
         """
         rescued, began_at, is_complete = 0, time.time(), True
+        self.is_complete = False
         self._outages.begin_rescue()
         if not self._clock.can_be_trusted():
             return 0
@@ -346,7 +349,7 @@ class Rescue:
             else:
                 is_complete = False
         if is_complete:
-            self.rescued_at = began_at
+            self.is_complete, self.rescued_at = True, began_at
         if rescued:
             tell("jobs_rescued", count=rescued)
         return rescued

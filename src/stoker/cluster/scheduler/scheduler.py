@@ -132,13 +132,15 @@ class Scheduler:
     def _do_upkeep(self) -> None:
         try:
             self.upkeep.clean_up_at_start()
+            self._show_clean_up()
+            self.upkeep.tidy_at_start()
             due_at, alias = 0.0, self.settings.database
             outbox = OutboxRelay(self.settings, alias, self._beat_of_upkeep)
             has_outbox = alias in self.broker.outboxes()
             while not self._is_over.is_set():
                 self._beat_of_upkeep()
                 self.upkeep.clean_up_if_due()
-                self.child.board[place.CLEANED_UP] = self.upkeep.is_cleaned_up
+                self._show_clean_up()
                 if time.monotonic() >= due_at:
                     self.upkeep.run()
                     due_at = time.monotonic() + self.settings.upkeep_seconds
@@ -150,6 +152,9 @@ class Scheduler:
             self.upkeep.leave()
         finally:
             connections.close_all()  # those of this thread
+
+    def _show_clean_up(self) -> None:
+        self.child.board[place.CLEANED_UP] = self.upkeep.is_cleaned_up
 
     def _listen(self, seconds: float) -> bool:
         """Wait for a message from the sentinel, at most this long. Return whether the process must
@@ -202,7 +207,7 @@ class Upkeep:
         self._clean_up_at = math.inf
         self.is_cleaned_up = False
         """Whether the jobs of dead clusters have been rescued since the start, as far as their
-        leases had ended."""
+        leases had ended, or there were no clusters without a heartbeat for a lease."""
         self._dead: Mapping[str, int] = {}
         """Table -> number of dead rows at the last check."""
         self._guards = GuardSweep(settings, broker, beat)
@@ -229,30 +234,40 @@ class Upkeep:
     def clean_up_at_start(self) -> None:
         """Free the jobs and delete the files of dead clusters of this host, without the upkeep
         lease. Rescue other jobs whose leases have ended, too, if there is no other cluster. If
-        there are others, or the store does not answer, they get time first, and
+        there are others, or the store or broker does not answer, they get time first, and
         ``clean_up_if_due`` does it."""
-        self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host)
-        is_alone = self._step("other clusters", self._any_other.fetch) is False
-        if not is_alone:
+        buried = self._step("clusters of this host", self.rescuing.bury_clusters_of_this_host)
+        others = self._step("other clusters", self._any_other.fetch)
+        if others is not False:
             self.rescuing.give_living_clusters_time()
-        self._step("rescue", self.rescuing.rescue)
-        if not is_alone:
-            self._clean_up_at = time.monotonic() + self.rescuing.pause_seconds
-        self.is_cleaned_up = (
-            is_alone or self._step("silent clusters", self.rescuing.any_is_silent) is False
-        )
+        rescued = self._step("rescue", self.rescuing.rescue)
+        if others is False and self.rescuing.is_complete:
+            self.is_cleaned_up = True
+            return
+        self._clean_up_at = time.monotonic() + self.rescuing.pause_seconds
+        if others and None not in (buried, rescued):
+            is_silent = self._step("look for silent clusters", self.rescuing.any_is_silent)
+            self.is_cleaned_up = is_silent is False
+
+    def tidy_at_start(self) -> None:
+        """Do the rest of the work of a start, for which a drain does not wait."""
         self._step("guards", self._guards.sweep)
         self._step("boards", self.rescuing.remove_old_boards)
         self._step("deploy", lambda: self._history.note_deploy(self._plan.host))
 
     def clean_up_if_due(self) -> None:
         """Rescue jobs of dead clusters of other hosts, once, without the upkeep lease, when other
-        clusters have had time since the start."""
-        if time.monotonic() >= self._clean_up_at:
-            self._clean_up_at = math.inf
-            self._step("silent clusters", self.rescuing.bury_silent_clusters)
-            self._step("rescue", self.rescuing.rescue)
-            self.is_cleaned_up = True
+        clusters have had time since the start. After an error, or while other clusters get time
+        again, try again later. An error may have been an outage during which leases of living
+        clusters have ended, so the rescue waits, too."""
+        if time.monotonic() < self._clean_up_at:
+            return
+        buried = self._step("silent clusters", self.rescuing.bury_silent_clusters)
+        rescued = None if buried is None else self._step("rescue", self.rescuing.rescue)
+        if rescued is not None and self.rescuing.is_complete:
+            self._clean_up_at, self.is_cleaned_up = math.inf, True
+        else:
+            self._clean_up_at = time.monotonic() + self.rescuing.pause_seconds
 
     def run(self) -> None:
         """Run all due steps, if this cluster holds the upkeep lease."""
