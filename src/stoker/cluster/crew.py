@@ -19,7 +19,7 @@ from stoker.brokers.adapters import adapter_class
 from stoker.cluster import board as place
 from stoker.cluster.board import Board, Occupied, is_fenced
 from stoker.cluster.channel import socket_pair
-from stoker.cluster.loops import LOOPS, Loops, loops_of
+from stoker.cluster.loops import LONGEST_PAUSE_SECONDS, LOOPS, Loops, loops_of
 from stoker.cluster.plan import Plan
 from stoker.cluster.process import ENTRANCES, Started, drop_caches, start_method
 from stoker.conf import Settings
@@ -238,7 +238,6 @@ class Crew:
 
 SHORT_LIFE_SECONDS = 5.0
 FIRST_PAUSE_SECONDS = 0.1
-LONGEST_PAUSE_SECONDS = 10.0
 
 Key = tuple[str, int]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from stoker.cluster.crew import LONGEST_PAUSE_SECONDS, Restarts
+from stoker.cluster.crew import Restarts
+from stoker.cluster.loops import LONGEST_PAUSE_SECONDS
 
 from tests.unit.cluster.parts import Clock
 

@@ -429,22 +429,22 @@ def test_leaving_worker_keeps_its_reports_when_all_processes_were_suspended(
     monkeypatch: pytest.MonkeyPatch,
     pusher_is_first: bool,
 ) -> None:
-    """The monotonic clock goes on while a container is paused."""
+    """The monotonic clock goes on while a container is paused, here for longer than both limits."""
     pusher = new_pusher()
     beats = [clock.monotonic_ns()]
-    workload.pusher_beat_ns = lambda: beats[-1]
+    workload.oldest_beat_ns = lambda: beats[-1]
     workload.finish(1, report(1))
     workload.leave()
-    looks = []
+    looks, last = [], 5 if pusher_is_first else 30
 
     def wait(line: Stream, seconds: float) -> bool:
         looks.append(clock.now)
-        clock.turn(60.0 if len(looks) == 1 else seconds)
-        if len(looks) > 1 or pusher_is_first:
+        clock.turn(2 * NEW_PUSHER_SECONDS if len(looks) == 1 else seconds)
+        if len(looks) > 25 or pusher_is_first:
             beats.append(clock.monotonic_ns())
-        if len(looks) == 5:
+        if len(looks) == last:
             pusher.send(("recorded", [1]))
-        return len(looks) == 5
+        return len(looks) == last
 
     monkeypatch.setattr(Stream, "waits", wait)
     workload.wait_until_recorded(5.0)
@@ -464,7 +464,7 @@ def test_leaving_worker_waits_no_longer_than_a_pusher_may_take(
     workload.finish(1, report(1))
     workload.leave()
     began = clock.now
-    workload.pusher_beat_ns = (lambda: 0) if hangs else clock.monotonic_ns
+    workload.oldest_beat_ns = (lambda: 0) if hangs else clock.monotonic_ns
     monkeypatch.setattr(Stream, "waits", lambda _line, seconds: clock.turn(seconds))
     workload.wait_until_recorded(5.0)
     assert clock.now == pytest.approx(began + seconds, abs=1.0)

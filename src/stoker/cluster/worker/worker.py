@@ -76,7 +76,7 @@ class Worker:
         self.workload = Workload(recovery_seconds(self.settings))
         # If one of the loops of the core hangs, the pusher is killed with it.
         beats = [LOOPS[loop] for loop in loops_of("core" if child.plan.single else "pusher")]
-        self.workload.pusher_beat_ns = lambda: min(child.board[beat] for beat in beats)
+        self.workload.oldest_beat_ns = lambda: min(child.board[beat] for beat in beats)
         self._own = child.board.of_worker(child.number)
         self._slots = [
             child.board.slot(child.number, slot) for slot in range(child.board[place.SLOTS])

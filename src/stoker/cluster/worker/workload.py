@@ -46,7 +46,7 @@ class Workload:
         self.is_leaving = False
         self.expects_pusher = True
         """Whether a pusher that has died is replaced. Not if the whole cluster ends."""
-        self.pusher_beat_ns: Callable[[], int] = time.monotonic_ns
+        self.oldest_beat_ns: Callable[[], int] = time.monotonic_ns
         """Returns when the pusher's loop last turned, or another loop that is killed with it."""
         self.logs: Capture | None = None
         """Captures what jobs log and print; None = it is not kept."""
@@ -212,9 +212,9 @@ class Workload:
     def wait_until_recorded(self, within_seconds: float) -> None:
         """Wait up to ``within_seconds`` until every report is recorded. The pusher keeps the rest.
         The time begins when there is a pusher that reads, because no other process has the
-        reports. It does not pass while this process is suspended, because the pusher may be
-        suspended with it."""
-        left, waits_until = within_seconds, time.monotonic() + self._new_pusher_seconds
+        reports. This time, and the time for a new pusher, do not pass while this process is
+        suspended, because the other processes may be suspended with it."""
+        left, left_for_pusher = within_seconds, self._new_pusher_seconds
         self.flush()
         while self._reports and left > 0:
             looked_at = time.monotonic()
@@ -222,10 +222,10 @@ class Workload:
                 time.sleep(0.01)
             else:
                 self._read(line, min(left, LOOK_SECONDS))
-            now = time.monotonic()
-            left -= min(now - looked_at, LOOK_SECONDS)
+            passed = min(time.monotonic() - looked_at, LOOK_SECONDS)
+            left, left_for_pusher = left - passed, left_for_pusher - passed
             has_no_reader = self._line is None or self._is_pusher_silent()
-            if self.expects_pusher and has_no_reader and now < waits_until:
+            if self.expects_pusher and has_no_reader and left_for_pusher > 0:
                 left = within_seconds
 
     def _read(self, line: Stream, within_seconds: float) -> None:
@@ -236,7 +236,7 @@ class Workload:
             self.lose(line)
 
     def _is_pusher_silent(self) -> bool:
-        return time.monotonic_ns() - self.pusher_beat_ns() > SILENT_SECONDS * 1e9
+        return time.monotonic_ns() - self.oldest_beat_ns() > SILENT_SECONDS * 1e9
 
     def forget(self) -> None:
         """Drop jobs and connection in a child forked by a task, which must not act as a worker."""
