@@ -354,6 +354,27 @@ def test_leases_that_ended_between_two_runs_of_upkeep_are_left_to_their_holder_f
     assert Claimed.objects.exists()
 
 
+def test_outage_that_outlasts_the_time_after_an_earlier_one_counts(
+    broker: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No rescue begins while the store is away, because upkeep does not get its lease."""
+    add.using(lock=Lock("one")).enqueue(1, 2)
+    upkeep = upkeep_of(broker, Outages(600.0))
+    other_cluster(DatabaseNow())
+    upkeep.rescuing.give_living_clusters_time()
+    upkeep.run()
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "_take_lease", _fail)
+        upkeep.run()
+        upkeep.rescuing._outages._over_at = dict.fromkeys(broker.lessors, time.monotonic())
+        upkeep.run()
+    holder = uuid4()
+    claim(broker, holder, 1)
+    broker.expire_holder(holder)
+    upkeep.run()
+    assert Claimed.objects.exists()
+
+
 def test_step_that_always_fails_does_not_prevent_the_rescue_for_ever(
     broker: Dispatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -196,6 +196,12 @@ class Rescue:
             is_of_store = isinstance(error, Error) or isinstance(error.__cause__, Error)
             self._outages.note(self._broker.lessors[0 if is_of_store else -1])
 
+    def note_missed_rescue(self) -> None:
+        """Record an outage of the store that prevented a run of upkeep, and so its rescue. It
+        counts even if no rescue has begun since the time after an earlier outage."""
+        self._outages.begin_rescue()
+        self._outages.note(self._broker.lessors[0])
+
     def give_living_clusters_time(self) -> None:
         """Treat the start of this cluster as the end of an outage. If there are other clusters, it
         cannot know whether they could extend their leases until now, nor whether they live: if the

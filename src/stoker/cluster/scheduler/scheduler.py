@@ -271,7 +271,10 @@ class Upkeep:
 
     def run(self) -> None:
         """Run all due steps, if this cluster holds the upkeep lease."""
-        self._holds_lease = bool(self._step("lease", self._take_lease))
+        has_lease = self._step("lease", self._take_lease)
+        if has_lease is None:
+            self.rescuing.note_missed_rescue()
+        self._holds_lease = bool(has_lease)
         if self._holds_lease:
             if self._step("clusters", self._any_other.fetch):
                 self._step("clusters", self.rescuing.bury_clusters_of_this_host)
