@@ -347,11 +347,7 @@ def test_leases_that_ended_between_two_runs_of_upkeep_are_left_to_their_holder_f
         patch.setattr(upkeep, "_vacuum", _fail)
         patch.setattr(upkeep._running_in_bulk, "fetch", _fail)
         getattr(upkeep, step)()
-    holder = uuid4()
-    claim(broker, holder, 1)
-    broker.expire_holder(holder)
-    upkeep.run()
-    assert Claimed.objects.exists()
+    assert_leaves_ended_lease(upkeep, broker)
 
 
 def test_outage_that_outlasts_the_time_after_an_earlier_one_counts(
@@ -368,6 +364,11 @@ def test_outage_that_outlasts_the_time_after_an_earlier_one_counts(
         upkeep.run()
         upkeep.rescuing._outages._over_at = dict.fromkeys(broker.lessors, time.monotonic())
         upkeep.run()
+    assert_leaves_ended_lease(upkeep, broker)
+
+
+def assert_leaves_ended_lease(upkeep: Upkeep, broker: Dispatch) -> None:
+    """Assert that the next run of upkeep leaves a lease that has just ended to its holder."""
     holder = uuid4()
     claim(broker, holder, 1)
     broker.expire_holder(holder)

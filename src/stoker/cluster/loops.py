@@ -15,8 +15,8 @@ LONGEST_PAUSE_SECONDS = 10.0
 """The longest pause before the sentinel starts a process again that has ended early several
 times."""
 REPLACED_SECONDS = 2 * LONGEST_PAUSE_SECONDS
-"""Time in which the sentinel replaces a process that it has killed: the longest pause, and as much
-for the death of the old process and the start of the new one."""
+"""Time in which the sentinel replaces a process that it has killed. Half of it is the longest
+pause. The old process ends and the new one starts in the other half."""
 MOST_COUNTED_SECONDS = 5.0
 """A loop's silence grows by at most this from one look of the sentinel to the next. If the time
 between them was longer, the sentinel was suspended, and perhaps all other processes too."""

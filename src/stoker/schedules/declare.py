@@ -206,9 +206,9 @@ class Declaring:
         return True
 
     def _remove_dropped(self) -> None:
-        """Remove the schedules that are no longer declared. No index finds them among those that
-        were created, so look seldom, unless another edition was alive, which may have added some.
-        """
+        """Remove the schedules that are no longer declared. No index finds them, so look for them
+        only every ``DROPPED_SECONDS``, and after another edition was alive, which may have added
+        some."""
         if time.monotonic() < self._look_for_dropped_at:
             return
         alias = self._settings.database

@@ -160,9 +160,9 @@ class JobRunner:
         return Drained(self._try(delivery) for delivery in self._claim(most))
 
     def _prepare(self) -> None:
-        """Cancel the jobs whose cancellation was requested, as upkeep does, and find those that are
-        due. Code under test may have requested it in a transaction whose commit a test rolls
-        back."""
+        """Cancel jobs on request, as upkeep does, and move due jobs to the ready table. In a
+        TestCase nothing is committed, so requests made in a transaction are not carried out
+        before."""
         sweep_requests(self.settings)
         promote_due(self.broker)
 

@@ -80,8 +80,10 @@ class Course:
         return moment_us + chance % (self.jitter_us + 1)
 
     def fires_since(self, moment_us: int, since_us: int) -> bool:
-        """Return whether the tick of this moment fires at ``since_us`` or later if nothing fails:
-        when it is due, but not before an earlier tick, of which ``MOST_EARLIER`` are checked."""
+        """Return whether the tick of this moment fires at ``since_us`` or later if nothing fails.
+
+        It fires when it is due, but not before earlier ticks. ``MOST_EARLIER`` of them are checked.
+        """
         first_us = max(moment_us - self.jitter_us, self.start_us or moment_us - self.jitter_us)
         for _ in range(MOST_EARLIER):
             if self.due(moment_us) >= since_us:
