@@ -165,6 +165,21 @@ def test_new_job_gets_the_place_that_a_job_with_a_second_guard_cannot_take(stand
     assert set(stand.broker.states(both).values()) == {"blocked"}
 
 
+@pytest.mark.parametrize("others", [(), (need("b"),)], ids=["one guard", "two guards"])
+def test_older_job_with_another_limit_does_not_change_the_limit(
+    others: tuple[NewNeed, ...], stand: Stand
+) -> None:
+    """Its task had the wrong limit for a moment. The jobs before and after it have the right
+    one."""
+    put(stand, need("a", "limit", 2))
+    assert len(stand.claim()) == 1
+    put(stand, need("a", "limit", 10), run_after=stand.now() + 1)
+    put(stand, need("a", "limit", 2), *others)
+    assert len(stand.claim()) == 1
+    stand.advance(2)
+    assert stand.claim() == []
+
+
 def stand_lease(job_id: uuid.UUID) -> Any:
     from stoker.brokers.contract import Lease
 

@@ -149,6 +149,22 @@ def test_job_that_waits_for_its_weight_is_not_overtaken_and_causes_no_early_poll
     assert ids(claim(stand)) == [heavy, behind]
 
 
+def test_heavy_job_that_joins_the_line_does_not_delay_the_light_job_at_its_head(
+    stand: Stand,
+) -> None:
+    put(stand, rate(10, weight=5))
+    assert len(claim(stand)) == 1
+    let_pass(PERIOD_SECONDS / 2)
+    put(stand, rate(10, weight=5))
+    assert len(claim(stand)) == 1
+    (light,) = put(stand, rate(10, weight=1))
+    assert claim(stand) == []
+    put(stand, rate(10, weight=10))
+    assert claim(stand) == []
+    let_pass(PERIOD_SECONDS / 2 + 2 * MARGIN_SECONDS)
+    assert ids(claim(stand)) == [light]
+
+
 @pytest.mark.parametrize("leaves", ["withdrawn", "rescheduled"])
 def test_job_behind_one_that_waits_for_its_weight_starts_when_that_one_leaves(
     leaves: str, stand: Stand

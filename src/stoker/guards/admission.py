@@ -170,7 +170,9 @@ class _Admission:
         self._led: set[UUID] = set()
         """Locks of newly admitted jobs, behind which other jobs may be admitted."""
         self._next_weight: dict[UUID, int] = {}
-        """Key of a rate -> weight of the next job."""
+        """Key of a rate -> weight of the first job in its line, if this claim has refused it."""
+        self._drawn_on: set[UUID] = set()
+        """Keys of rates whose numbers have changed, or under which a job starts."""
         self._changed: dict[UUID, LockedKey] = {}
         """The keys to write."""
         self._fences: dict[UUID, int] = {}
@@ -178,6 +180,7 @@ class _Admission:
         self._next_fence = {key_id: key.fence for key_id, key in self._keys.items()}
         for key in learn(self._keys, stated):
             self._changed[key.pk] = key
+            self._drawn_on.add(key.pk)
             self._passed_over[key.pk] = key.room  # the limit may have been raised
 
     def decide(self, room: int, leasing: Leasing) -> AdmissionResult:
@@ -299,7 +302,7 @@ class _Admission:
         if need.kind == Need.Kind.SEQUENCE:
             return holders <= {place.job_id} and (bool(holders) or self._is_first(need))
         is_rate = need.kind == Need.Kind.RATE
-        has_room = is_rate or len(holders - {place.job_id}) < key.room
+        has_room = not is_rate and len(holders - {place.job_id}) < key.room
         if self._is_another_ahead(key, place):
             # This happens, for example, while another transaction withdraws the job before.
             if has_room and key.due_us is None:
@@ -365,6 +368,7 @@ class _Admission:
                 )
                 permits_us.append(rate_window.margin_us(key.rule, at_least_us))
                 self._changed[key.pk] = key
+                self._drawn_on.add(key.pk)
             else:
                 self._holders[need.key_id].add(place.job_id)
         if not permits_us:
@@ -393,7 +397,8 @@ class _Admission:
             self._waits.append(NewWait(place.job_id, place.attempts, *waits_for))
             return
         key = self._keys[refusal.key_id]
-        self._next_weight.setdefault(key.pk, refusal.weight)
+        if not self._is_another_ahead(key, place):
+            self._next_weight.setdefault(key.pk, refusal.weight)
         self._blocked.append((place, key.pk))
         if not key.has_line:
             key.has_line = True
@@ -408,9 +413,8 @@ class _Admission:
                 key.fence = number - 1
                 self._changed[key_id] = key
             if key.kind == Need.Kind.RATE and key.has_line:
-                weight = self._next_weight.get(key_id, 1)
                 key.starts = rate_window.take(key.rule, key.starts, self._now_us, 0)
-                key.due_us = rate_window.next_us(key.rule, key.starts, self._now_us, weight)
+                key.due_us = self._next_start_us(key)
                 self._changed[key_id] = key
         Wait.objects.using(self._alias).add(self._waits)
         return lease(
@@ -426,6 +430,14 @@ class _Admission:
             leasing,
             admitted,
         )
+
+    def _next_start_us(self, key: LockedKey) -> int:
+        """Return when to look at the line of a rate again: when its first job may start. If this
+        claim has not seen that job, and has changed nothing for it, the time stays as it is."""
+        now_us, weight = self._now_us, self._next_weight.get(key.pk)
+        if weight is None and key.due_us is not None and key.pk not in self._drawn_on:
+            return min(key.due_us, rate_window.latest_us(key.rule, now_us))
+        return rate_window.next_us(key.rule, key.starts, now_us, weight or 1)
 
     def _call_passed_over(self) -> set[str]:
         """Make other jobs ready under keys that still have room, and behind the new jobs of locks.

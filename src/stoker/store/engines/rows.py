@@ -415,23 +415,21 @@ class GuardRows(Rows):
         Returns:
             The columns of the locked keys.
         """
-        quote, write = self.connection.ops.quote_name, Written(self.connection).id
-        values = [
-            (write(need.key_id), need.kind, need.name, need.places, write(need.job_id),
-             need.period_us, need.burst)
+        write = Written(self.connection).id
+        parameters = [
+            value
             for need in needs
+            for value in (
+                write(need.key_id), need.kind, need.name, need.places, write(need.job_id),
+                need.period_us, need.burst,
+            )
         ]  # fmt: skip
-        stated = ("id", "kind", "name", "places", "places_by", "period_us", "burst")
-        columns = ", ".join(map(quote, (*stated, "fence", "has_line", "starts")))
         row = f"(%s, %s, %s, %s, %s, %s, %s, {self.now_sql}, FALSE, '[]')"
-        text = (
-            f"INSERT INTO stoker_key ({columns}) VALUES {', '.join([row] * len(values))}"  # noqa: S608 - our own names
-            f" {self.on_conflict('id')} fence = stoker_key.fence + 1"
-        )
-        parameters = [value for one in values for value in one]
+        new, end = self.new_value
+        rows, conflict = ", ".join([row] * len(needs)), self.on_conflict("id")
+        text = statement("key_lock_or_make_each", rows=rows, conflict=conflict, new=new, end=end)
         if self.returns_upserts:
-            text += f" RETURNING {', '.join(map(quote, KEY))}"
-            found = self._read(text, parameters)
+            found = self._read(f"{text} RETURNING {', '.join(KEY)}", parameters)
         else:
             self._write(text, parameters)
             found = self.hold(keys, KEY, [need.key_id for need in needs], "UPDATE")

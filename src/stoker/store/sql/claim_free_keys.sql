@@ -94,7 +94,10 @@ locked AS MATERIALIZED (
 ),
 raised AS (
     UPDATE stoker_key
-    SET fence = fence + 1
+    SET fence = fence + 1,
+        places_by = greatest(
+            places_by, ((SELECT jsonb_object_agg(key_id, job_id) FROM alone) ->> id::text)::uuid
+        )
     WHERE id = ANY (ARRAY(SELECT key_id FROM locked))
 ),
 fences AS MATERIALIZED (
