@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from django.db import connection, transaction
@@ -20,7 +21,7 @@ from stoker.locks.stores import database as database_cache
 from stoker.locks.stores.contract import LockClaim
 from stoker.locks.stores.database import DatabaseCacheLocks
 from stoker.models import LockKey
-from stoker.models.lock import NOBODY
+from stoker.models.lock import NOBODY, LockQuerySet
 
 from tests.guards.sessions import PATIENCE_SECONDS, session, wait_until_waiting
 from tests.integration.test_deadlines import end_session
@@ -277,6 +278,23 @@ def test_unused_locks_are_deleted_and_fences_keep_growing(ids: tuple[uuid.UUID, 
     assert later is not None
     assert fences[0] is not None
     assert later > fences[0]
+
+
+@pytest.mark.django_db
+def test_lock_that_upkeep_deletes_meanwhile_is_taken(
+    ids: tuple[uuid.UUID, uuid.UUID], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ids
+    assert LockKey.objects.acquire("nightly", ours, 60)
+    LockKey.objects.update(leased_until_us=1)
+    take_over = LockQuerySet._take_over
+
+    def take_over_late(locks: LockQuerySet, *arguments: Any) -> bool:
+        LockKey.objects.forget(3600, limit=10)
+        return take_over(locks, *arguments)
+
+    monkeypatch.setattr(LockQuerySet, "_take_over", take_over_late)
+    assert LockKey.objects.acquire("nightly", theirs, 60) is not None
 
 
 @pytest.mark.django_db

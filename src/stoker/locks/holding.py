@@ -158,7 +158,7 @@ class Renewal:
     def watch(self, holding: Holding) -> None:
         """Start renewing this lock."""
         with self._changed:
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():
                 thread = threading.Thread(target=self._run, name="stoker lock renewal", daemon=True)
                 thread.start()  # this may fail: then the next lock tries it again
                 self._thread = thread

@@ -42,6 +42,9 @@ from . import holding as renewal
 from .holding import Holding, LockTerms
 
 SHORTEST_LEASE_SECONDS = 1.0
+LONGEST_GIVEN_SECONDS = 1_000_000_000
+"""Maximum of every duration that a user chooses: 31 years. The databases and the renewal thread
+could not count much longer ones."""
 
 
 def lock(
@@ -69,8 +72,8 @@ def lock(
         name: any string that is not empty; names that begin with "stoker:" are reserved.
         wait: how long to wait for the lock: seconds or a timedelta. 0 = do not wait; None = wait
             until it is free.
-        lease: duration of the lease in seconds, at least 1. If the holder's process dies, the lock
-            stays taken for up to this time.
+        lease: duration of the lease in seconds, from 1 to 1,000,000,000. If the holder's process
+            dies, the lock stays taken for up to this time.
         steal_after: take the lock from another holder that has held it for this many seconds. That
             holder notices it at the next renewal of its lease, after a third of the lease at most.
         cache: keep the lock in this cache of ``CACHES`` instead of the database.
@@ -423,10 +426,10 @@ def checked_seconds(name: str, value: Seconds | None, minimum: float = 0.0) -> f
     """Return a duration from a user in seconds.
 
     Raises:
-        ValueError: the value is not a duration, or is too short.
+        ValueError: the value is not a duration, or is too short or too long.
     """
     try:
-        return float(seconds(minimum)(value))
+        return float(seconds(minimum, LONGEST_GIVEN_SECONDS)(value))
     except ValueError as error:
         raise ValueError(f"The {name} of a lock is {value!r}, but it {error}.") from None
 

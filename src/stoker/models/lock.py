@@ -33,10 +33,9 @@ class LockQuerySet(models.QuerySet["LockKey"]):
         # SQLite.
         looked_at = self.filter(name=name).annotate(is_open=open_to_us)
         is_open = looked_at.values_list("is_open", flat=True).first()
-        if is_open is None:
+        is_taken = bool(is_open) and self._take_over(name, owner, lease_seconds, open_to_us)
+        if is_open is None or (is_open and not is_taken):  # ``forget`` may have just deleted it
             is_taken = self._insert(name, owner, lease_seconds)
-        else:
-            is_taken = bool(is_open) and self._take_over(name, owner, lease_seconds, open_to_us)
         if not is_taken:
             return None
         return self.filter(name=name, owner=owner).values_list("fence", flat=True).first()

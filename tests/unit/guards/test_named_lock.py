@@ -44,6 +44,8 @@ def waiter(store: MemoryLocks, clock: Clock, monkeypatch: pytest.MonkeyPatch) ->
             "The lease of a lock is None, but it must be a number of s",
         ),
         ({"lease": float("inf")}, "The lease of a lock is inf, but it must be"),
+        ({"lease": 3e10}, "The lease of a lock is 30000000000.0, .* at most 1,000,000,000"),
+        ({"steal_after": timedelta.max}, "The steal_after of a lock is .* at most 1,000,000,000"),
         ({"wait": -1}, "The wait of a lock is -1, but it must be a number of seconds, at least 0"),
         ({"wait": "soon"}, "The wait of a lock is 'soon', but it must be a number of seconds"),
         ({"wait": True}, "The wait of a lock is True, but"),
