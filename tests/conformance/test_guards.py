@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from contextlib import suppress
 from typing import Any
@@ -15,6 +16,7 @@ from stoker.guards.admission import ALREADY_RUNNING
 from stoker.guards.sweep import forget_needs, sweep_keys
 from stoker.models import Blocked, Claimed, DeadLetter, GuardKey, Job, Need, Ready
 from stoker.models.need import NewNeed
+from stoker.values.ids import derived_job_id
 
 from tests.conformance.stands import Stand
 
@@ -178,6 +180,20 @@ def test_older_job_with_another_limit_does_not_change_the_limit(
     assert len(stand.claim()) == 1
     stand.advance(2)
     assert stand.claim() == []
+
+
+@pytest.mark.parametrize("others", [(), (need("b"),)], ids=["one guard", "two guards"])
+def test_job_of_a_host_whose_clock_is_ahead_does_not_keep_the_limit(
+    others: tuple[NewNeed, ...], stand: Stand
+) -> None:
+    in_an_hour = derived_job_id(time.time() + 3600, 0)
+    put(stand, need("a", "limit", 1))
+    put(stand, need("a", "limit", 1), *others, job_id=in_an_hour)
+    for _ in range(2):
+        (claimed,) = stand.claim()
+        stand.broker.settle([claimed.lease])
+    put(stand, need("a", "limit", 3), count=3)
+    assert len(stand.claim()) == 3
 
 
 def stand_lease(job_id: uuid.UUID) -> Any:

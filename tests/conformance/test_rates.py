@@ -165,6 +165,38 @@ def test_heavy_job_that_joins_the_line_does_not_delay_the_light_job_at_its_head(
     assert ids(claim(stand)) == [light]
 
 
+def test_heavy_job_of_a_queue_delays_no_lighter_job_of_another_queue(stand: Stand) -> None:
+    put(stand, rate(10, weight=5))
+    assert len(claim(stand)) == 1
+    let_pass(PERIOD_SECONDS / 2)
+    put(stand, rate(10, weight=5))
+    assert len(claim(stand)) == 1
+    (light,) = put(stand, rate(10, weight=1), queue="light")
+    assert claim_from(stand, "light") == []
+    put(stand, rate(10, weight=10), queue="heavy")
+    assert claim_from(stand, "heavy") == []
+    (next_light,) = put(stand, rate(10, weight=1), queue="light")
+    assert claim_from(stand, "light") == []
+    let_pass(PERIOD_SECONDS / 2 + 2 * MARGIN_SECONDS)
+    assert claim_from(stand, "light") == [light, next_light]
+
+
+def test_line_of_a_rate_goes_on_at_once_behind_a_job_that_lacks_another_guard(
+    stand: Stand,
+) -> None:
+    lock = NewNeed(uuid.uuid5(uuid.NAMESPACE_OID, "lock"), "lock", "lock", 1)
+    put(stand, lock)
+    assert len(claim(stand)) == 1
+    put(stand, rate(1))
+    assert len(claim(stand)) == 1
+    stand.put(3, needs=[rate(1), lock])
+    (last,) = put(stand, rate(1))
+    assert claim(stand) == []
+    let_pass(PERIOD_SECONDS + 2 * MARGIN_SECONDS)
+    found = [ids(claim(stand)) for _ in range(8)]
+    assert [one for one in found if one] == [[last]]
+
+
 @pytest.mark.parametrize("leaves", ["withdrawn", "rescheduled"])
 def test_job_behind_one_that_waits_for_its_weight_starts_when_that_one_leaves(
     leaves: str, stand: Stand

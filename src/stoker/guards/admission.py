@@ -156,6 +156,8 @@ class _Admission:
         """Key of a sequence -> its oldest job."""
         self._heads: dict[UUID, dict[str, tuple[int, UUID]]] = {}
         """Key -> queue -> rank and id of the first job in that line."""
+        self._has_unseen_lines: set[UUID] = set()
+        """Keys of rates that also block jobs of queues that this claim does not serve."""
         self._now_us = 0
         self._waited_seconds = time.monotonic() - terms.asked_at
         self._look()
@@ -172,7 +174,7 @@ class _Admission:
         self._next_weight: dict[UUID, int] = {}
         """Key of a rate -> weight of the first job in its line, if this claim has refused it."""
         self._drawn_on: set[UUID] = set()
-        """Keys of rates whose numbers have changed, or under which a job starts."""
+        """Keys of rates whose numbers have changed, or under which a job has had its turn."""
         self._changed: dict[UUID, LockedKey] = {}
         """The keys to write."""
         self._fences: dict[UUID, int] = {}
@@ -201,10 +203,10 @@ class _Admission:
                     if self._keys[turn].has_line and not self._has_other_lines(turn, place):
                         self._led.add(turn)
             elif refusal.on_busy == "skip":
-                self._pass_over(needed, refusal)
+                self._pass_over(place, needed, refusal)
                 admitted.append(Admitted(place, refused=ALREADY_RUNNING))
             else:
-                self._pass_over(needed, refusal)
+                self._pass_over(place, needed, refusal)
                 self._turn_away(place, refusal)
         if self._kept_out:
             later_us = self._look_again_us()
@@ -251,12 +253,14 @@ class _Admission:
         if terms.turns > 1:
             wanted.add(Need.Kind.LOCK)
         found = engine_of(self._alias).lines_of([pk for pk in key_ids if kinds[pk] in wanted])
-        return {
+        lines = {
             BlockedLine(key_id, queue)
             for key_id, queue in found
             if kinds[key_id] == Need.Kind.LOCK
             or ((not terms.queues or queue in terms.queues) and queue not in terms.passed_over)
         }
+        self._has_unseen_lines = {key_id for key_id, _ in set(found) - lines}
+        return lines
 
     def _held_ahead(self, holder: UUID) -> set[UUID]:
         """Return the jobs behind which others may be leased: they hold a key and are still leased
@@ -384,11 +388,13 @@ class _Admission:
             self._next_fence[need.key_id] = fence + 1
         return fence
 
-    def _pass_over(self, needed: Iterable[StatedNeed], refusal: StatedNeed) -> None:
+    def _pass_over(self, place: Place, needed: Iterable[StatedNeed], refusal: StatedNeed) -> None:
         """Note that the job, which is refused because of one key, does not take its turn under its
         other keys."""
         for key_id in {need.key_id for need in needed} - {refusal.key_id}:
             self._passed_over[key_id] = self._passed_over.get(key_id, 0) + 1
+            if not self._is_another_ahead(self._keys[key_id], place):
+                self._drawn_on.add(key_id)
 
     def _turn_away(self, place: Place, refusal: StatedNeed) -> None:
         if refusal.on_busy == "retry":
@@ -434,10 +440,13 @@ class _Admission:
     def _next_start_us(self, key: LockedKey) -> int:
         """Return when to look at the line of a rate again: when its first job may start. If this
         claim has not seen that job, and has changed nothing for it, the time stays as it is."""
-        now_us, weight = self._now_us, self._next_weight.get(key.pk)
-        if weight is None and key.due_us is not None and key.pk not in self._drawn_on:
-            return min(key.due_us, rate_window.latest_us(key.rule, now_us))
-        return rate_window.next_us(key.rule, key.starts, now_us, weight or 1)
+        now_us, weight, due_us = self._now_us, self._next_weight.get(key.pk), key.due_us
+        if due_us is not None and weight is None and key.pk not in self._drawn_on:
+            return min(due_us, rate_window.latest_us(key.rule, now_us))
+        next_us = rate_window.next_us(key.rule, key.starts, now_us, weight or 1)
+        if due_us is not None and key.pk in self._has_unseen_lines:
+            return min(due_us, next_us)  # the first job of another line may be lighter
+        return next_us
 
     def _call_passed_over(self) -> set[str]:
         """Make other jobs ready under keys that still have room, and behind the new jobs of locks.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from django.db.models import Exists, OuterRef
 from stoker.store.engines import engine_of
 from stoker.store.statements import delete_by_key, lock_by_key, with_keys
 from stoker.store.written import as_uuid, database_now_us
+from stoker.values.ids import first_id_at
 from stoker.values.rates import RateRule, free
 
 from .need import Need, StatedNeed
@@ -63,7 +65,7 @@ class LockedKey(KeyNumbers):
 def learn(keys: Mapping[UUID, LockedKey], needs: Iterable[StatedNeed]) -> list[LockedKey]:
     """Copy the limits of the newest jobs to their keys. Return the keys that changed."""
     changed: dict[UUID, LockedKey] = {}
-    for need in needs:
+    for need in map(_not_ahead, needs):
         key = keys[need.key_id]
         numbers = (need.places, need.period_us, need.burst)
         if key.places_by is None or (
@@ -73,6 +75,13 @@ def learn(keys: Mapping[UUID, LockedKey], needs: Iterable[StatedNeed]) -> list[L
             key.places_by = need.job_id
             changed[key.pk] = key
     return list(changed.values())
+
+
+def _not_ahead(need: StatedNeed) -> StatedNeed:
+    """Return the need as if its job had been enqueued now, if the clock of its host was ahead.
+    Otherwise no later job would count as newer until then."""
+    latest = first_id_at(time.time() + 0.001)  # ids count in milliseconds
+    return need if need.job_id < latest else need._replace(job_id=latest)
 
 
 class Decisions(NamedTuple):
@@ -129,7 +138,7 @@ class GuardKeyQuerySet(models.QuerySet["GuardKey"]):
         stated = {need.key_id: need for need in sorted(needs, key=lambda need: need.job_id)}
         if not stated:
             return {}
-        in_order = [stated[key_id] for key_id in sorted(stated)]
+        in_order = [_not_ahead(stated[key_id]) for key_id in sorted(stated)]
         rows = engine_of(self.db).lock_or_make(self, in_order)
         return {row[0]: LockedKey(*row) for row in rows}
 

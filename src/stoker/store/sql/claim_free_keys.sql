@@ -9,6 +9,8 @@
 -- has seen at its beginning must be that of the row it has locked, or the job stays in ready. It also
 -- stays in ready if another transaction inserts the key first. This statement may wait for that
 -- insert, so it locks the other keys afterwards: otherwise two transactions could wait for each other.
+-- The key notes its newest job. The id of one that was enqueued by a clock that is ahead counts as of
+-- now.
 -- A package of more than 32 KiB is returned as NULL. The caller reads these, up to the limit in bytes
 -- of a claim.
 -- The arrays are in subqueries, and values are looked up in JSON objects instead of joined tables, for
@@ -17,6 +19,10 @@
 -- stoker_need by holds, once or twice for each job. The needs of a job are adjacent.
 WITH moment AS MATERIALIZED (
     SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS us
+),
+latest AS MATERIALIZED (
+    SELECT rpad(lpad(to_hex(us / 1000 + 1), 12, '0'), 32, '0')::uuid AS id
+    FROM moment
 ),
 given AS MATERIALIZED (
     SELECT job_id
@@ -73,7 +79,8 @@ made AS (
     INSERT INTO stoker_key (
         id, kind, name, fence, places, places_by, has_line, period_us, burst, starts
     )
-    SELECT key_id, kind, name, (SELECT us FROM moment), places, job_id, false, 0, 0, '[]'::jsonb
+    SELECT key_id, kind, name, (SELECT us FROM moment), places,
+           least(job_id, (SELECT id FROM latest)), false, 0, 0, '[]'::jsonb
     FROM alone
     WHERE key_id NOT IN (SELECT key_id FROM known)
     ORDER BY key_id
@@ -95,9 +102,10 @@ locked AS MATERIALIZED (
 raised AS (
     UPDATE stoker_key
     SET fence = fence + 1,
-        places_by = greatest(
-            places_by, ((SELECT jsonb_object_agg(key_id, job_id) FROM alone) ->> id::text)::uuid
-        )
+        places_by = greatest(places_by, least(
+            ((SELECT jsonb_object_agg(key_id, job_id) FROM alone) ->> id::text)::uuid,
+            (SELECT id FROM latest)
+        ))
     WHERE id = ANY (ARRAY(SELECT key_id FROM locked))
 ),
 fences AS MATERIALIZED (
