@@ -42,9 +42,9 @@ from . import holding as renewal
 from .holding import Holding, LockTerms
 
 SHORTEST_LEASE_SECONDS = 1.0
-LONGEST_GIVEN_SECONDS = 1_000_000_000
-"""Maximum of every duration that a user chooses: 31 years. The databases and the renewal thread
-could not count much longer ones."""
+LONGEST_GIVEN_SECONDS = 100_000_000
+"""Maximum of every duration that a user chooses: three years. The databases and the renewal thread
+could not count much longer ones, and memcached ends in 2038."""
 
 
 def lock(
@@ -72,7 +72,7 @@ def lock(
         name: any string that is not empty; names that begin with "stoker:" are reserved.
         wait: how long to wait for the lock: seconds or a timedelta. 0 = do not wait; None = wait
             until it is free.
-        lease: duration of the lease in seconds, from 1 to 1,000,000,000. If the holder's process
+        lease: duration of the lease in seconds, from 1 to 100,000,000. If the holder's process
             dies, the lock stays taken for up to this time.
         steal_after: take the lock from another holder that has held it for this many seconds. That
             holder notices it at the next renewal of its lease, after a third of the lease at most.
