@@ -295,6 +295,21 @@ def test_one_bad_target_does_not_hold_up_the_others(
     assert bulk.refusals_of(alice.settings, row, 5)[0].refusal == "RuntimeError: unexpected"
 
 
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("start", ["2h", "2030-01-31 06:00"])
+def test_all_batches_of_a_rescheduling_set_the_same_start_time(start: str, alice: Operator) -> None:
+    """A cluster does the rest later, and in another time zone than the request."""
+    for _ in range(5):
+        tasks.nothing.enqueue()
+    with timezone.override("America/New_York"):
+        row = bulk.start(alice, waiting_jobs.RESCHEDULE, {}, {"run_after": start})
+        bulk_walk.go_on(alice.settings, 0)
+    (due_us,) = set(Deferred.objects.values_list("due_us", flat=True))
+    assert bulk.get(alice.settings, row.pk).done == 2
+    bulk_walk.go_on(alice.settings, LONG)
+    assert list(Deferred.objects.values_list("due_us", flat=True)) == [due_us] * 5
+
+
 # -- pause, stop ----------------------------------------------------------------------------------
 
 

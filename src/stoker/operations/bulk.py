@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -178,7 +179,11 @@ def _new(
     arguments = template_of(options.get("arguments"))
     options = {**options, "arguments": arguments}
     if operation in waiting_jobs.OPERATIONS:
-        waiting_jobs.change_of(operation, options).check(operator.settings)
+        change = waiting_jobs.change_of(operation, options)
+        change.check(operator.settings)
+        if operation is waiting_jobs.RESCHEDULE and isinstance(change.run_after, datetime):
+            # Each batch reads it again, perhaps much later or in another time zone.
+            options["run_after"] = change.run_after.isoformat()
     row = BulkOperation(
         pk=new_job_id(),
         backend=operator.alias,
