@@ -64,6 +64,7 @@ def test_targets_can_be_named(anna: Caller) -> None:
         {"operation": "hold-job"},
         {"operation": "odd", "all": True},
         {"operation": "move-job", "all": True},
+        {"operation": "reschedule-job", "all": True},
         {"operation": "hold-job", "filters": {"colour": "red"}},
         {"operation": "hold-job", "filters": {"state": "FAILED"}},
         {"operation": "discard-letter", "filters": {"reason": "odd"}},

@@ -201,7 +201,7 @@ def test_same_idempotency_key_of_same_user_returns_the_first_job(
     assert "of its own" in anna.post("jobs", once, 422, headers={"Idempotency-Key": "x"})["detail"]
 
 
-# -- cancel ---------------------------------------------------------------------------------------
+# -- change, cancel -------------------------------------------------------------------------------
 
 
 def test_cancel_of_waiting_job_records_author_and_reason(anna: Caller) -> None:
@@ -214,6 +214,13 @@ def test_cancel_of_waiting_job_records_author_and_reason(anna: Caller) -> None:
         "CANCELLED",
         "The job has ended already: CANCELLED.",
     )
+
+
+def test_rescheduled_job_starts_at_once_without_a_time(anna: Caller) -> None:
+    result = add.using(run_after=3600).enqueue(1, 2)
+    later = anna.post(f"jobs/{result.id}/reschedule", {"run_after": "2099-01-31T06:00:00Z"})
+    assert (later["state"], later["run_after"]) == ("DEFERRED", "2099-01-31T06:00:00Z")
+    assert anna.post(f"jobs/{result.id}/reschedule", {})["state"] == "READY"
 
 
 def test_unknown_job_gives_404(anna: Caller) -> None:

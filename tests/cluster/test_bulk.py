@@ -50,6 +50,9 @@ def test_command_starts_waits_lists_and_undoes() -> None:
         plain("start", "cancel-job", "--reason", "ordered twice")
     with pytest.raises(CommandError, match="a priority"):
         plain("start", "prioritise-job", "--all")
+    with pytest.raises(CommandError, match="Write the new start time") as refused:
+        plain("start", "reschedule-job", "--all")
+    assert refused.value.returncode == 2
 
 
 def test_command_that_waits_exits_with_1_unless_all_targets_are_changed(

@@ -245,6 +245,14 @@ def test_impossible_values_are_refused(
     assert set(Ready.objects.values_list("queue", "rank")) == {("default", 0)}
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_rescheduling_without_a_time_is_refused(count: int, anna: Client) -> None:
+    jobs = [tasks.add.using(run_after=3600).enqueue(1, 2).id for _ in range(count)]
+    for start in ("", " "):
+        assert "Write the new start time" in said(anna, "reschedule", jobs, run_after=start)
+    assert Deferred.objects.count() == count
+
+
 def test_answer_why_links_the_holder_of_the_lock(anna: Client) -> None:
     holder, waiting = (payments.charge_till.enqueue(1) for _ in range(2))
     broker_for(settings_for()).claim(

@@ -622,6 +622,8 @@ def test_template_copies_values_as_they_are(alice: Operator) -> None:
     ("operation", "filters", "options"),
     [
         (waiting_jobs.MOVE, {}, {"queue": ""}),
+        (waiting_jobs.RESCHEDULE, {}, {}),
+        (waiting_jobs.RESCHEDULE, {}, {"run_after": " "}),
         (waiting_jobs.PRIORITISE, {}, {"priority": "high"}),
         (waiting_jobs.HOLD, {"since": "soon"}, {}),
         (waiting_jobs.HOLD, {"state": "failed"}, {}),

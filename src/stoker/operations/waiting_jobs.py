@@ -41,8 +41,15 @@ def changes_in(settings: Settings) -> tuple[Operation, ...]:
 
 
 def moment_of(text: str) -> datetime | str:
-    """Parse a moment; "" = at once. See ``moment_from``."""
-    if not text.strip():
+    """Parse a moment, as ``moment_from`` does, or ``AT_ONCE``.
+
+    Raises:
+        ValueError: the text is blank, or is no moment.
+    """
+    text = text.strip()
+    if not text:
+        raise ValueError("Write the new start time, such as 2h; run-job starts jobs at once.")
+    if text == AT_ONCE:
         return AT_ONCE
     moment = moment_from(text)
     return moment if timezone.is_aware(moment) else timezone.make_aware(moment)

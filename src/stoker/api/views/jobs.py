@@ -55,6 +55,7 @@ from stoker.inspect.jobs import JobSearch
 from stoker.inspect.timeline import row_of
 from stoker.inspect.waits import waits_of
 from stoker.inspect.why.answer import answer_as_plain
+from stoker.jobs.change import AT_ONCE
 from stoker.jobs.results import Result, result_of
 from stoker.jobs.states import full_progress_of_one, not_there, package_of
 from stoker.operations.jobs import CANCEL, COLUMNS, JobRow, rows_of
@@ -355,7 +356,7 @@ def reschedule_job(
 ) -> Any:
     """Change the earliest start of a waiting job. 409: the job is not waiting."""
     start = moment_of(body.run_after, body.run_after_seconds)
-    text = "" if start is None else start.isoformat() if body.run_after else str(start)
+    text = AT_ONCE if start is None else start.isoformat() if body.run_after else str(start)
     return _changed(request, RESCHEDULE, job_id, body, backend, run_after=text)
 
 
