@@ -300,8 +300,14 @@ def test_unknown_queue_is_refused() -> None:
 # -- output ---------------------------------------------------------------------------------------
 
 
-def cluster(state: str = "running", silent_seconds: float = 1.0, host: str = "one") -> ClusterState:
-    return ClusterState("x", "stoker", host, 7, state, "", NOW, silent_seconds, (), 0, ())
+def cluster(
+    state: str = "running", silent_seconds: float = 1.0, host: str = "one", **more: Any
+) -> ClusterState:
+    return ClusterState("x", "stoker", host, 7, state, "", NOW, silent_seconds, (), 0, (), **more)
+
+
+HUNG = cluster(silent_seconds=0.5, loops={"monitor": 60.0})
+"""A cluster whose monitor hangs, with a fresh heartbeat."""
 
 
 @pytest.mark.parametrize(
@@ -314,6 +320,9 @@ def cluster(state: str = "running", silent_seconds: float = 1.0, host: str = "on
         ([cluster("stopping")], False, "is stopping: it takes no more jobs"),
         ([cluster(silent_seconds=10.1)], False, "no heartbeat for 10.1 s: more than 10 s"),
         ([cluster("stopping"), cluster(silent_seconds=99)], False, "99.0 s"),
+        ([HUNG, cluster(loops={"monitor": 0.1})], True, "its last heartbeat is 1.0 s old"),
+        ([cluster(silent_seconds=9.9), HUNG], True, "its last heartbeat is 9.9 s old"),
+        ([HUNG, cluster(silent_seconds=99)], False, "its monitor has not responded for 60.5 s"),
     ],
 )
 def test_one_working_cluster_is_healthy(

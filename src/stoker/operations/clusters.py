@@ -160,7 +160,7 @@ def health_of(
 def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
     """Return whether at least one of the clusters works, and the reason. ``known`` must not be
     empty."""
-    best = min(known, key=lambda one: (one.state == Cluster.State.STOPPING, one.silent_seconds))
+    best = min(known, key=lambda one: (one.state == Cluster.State.STOPPING, _monitor_silence(one)))
     name = f"Cluster {best.name} on {best.host} (process {best.pid})"
     if best.silent_seconds > max_silence_seconds:
         sentence = (
@@ -168,8 +168,8 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
             f"more than {max_silence_seconds:g} s."
         )
         return Health(False, sentence)
-    stuck = best.loops.get("monitor", 0.0) + best.silent_seconds
-    if "monitor" in best.loops and stuck > max_silence_seconds:
+    stuck = _monitor_silence(best)
+    if stuck > max_silence_seconds:
         return Health(
             False, f"{name} records nothing: its monitor has not responded for {stuck:.1f} s."
         )
@@ -179,6 +179,12 @@ def judge(known: Sequence[ClusterState], max_silence_seconds: float) -> Health:
         name += ", which was asked to take no more jobs,"
     sentence = f"{name} is alive: its last heartbeat is {best.silent_seconds:.1f} s old."
     return Health(True, sentence)
+
+
+def _monitor_silence(cluster: ClusterState) -> float:
+    """Return the seconds since the last known turn of the monitor. If none is known, return those
+    since the last heartbeat."""
+    return cluster.loops.get("monitor", 0.0) + cluster.silent_seconds
 
 
 def memory_in_words(cluster: ClusterState) -> str:
