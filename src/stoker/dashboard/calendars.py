@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import date, datetime, timedelta
+from typing import Any, TypeVar
 from uuid import UUID
 
 from django.db.models import F, Sum
@@ -15,12 +15,15 @@ from django.utils import timezone
 from stoker.models import Schedule, Tick
 from stoker.schedules import service as schedules
 from stoker.store.written import MICROSECONDS
+from stoker.values.ticks import as_moment, as_us
 
 DAYS = 7
 DAYS_TO_COME = 2
 HOURS = 24
 MOST_TO_COME = 300
-DAY_US, HOUR_US = 86400 * MICROSECONDS, 3600 * MICROSECONDS
+HALF_HOUR_US = 1800 * MICROSECONDS
+"""Step in which the database counts ticks. Clocks go ahead or back by whole half hours (on Lord
+Howe Island by one), so each half hour since a midnight is in one hour of the local time."""
 OUTCOMES = {
     "fired": "fired",
     "manual": "fired",
@@ -36,6 +39,7 @@ WORDS = {
     "skipped": "skipped: the previous job had not ended",
     TO_COME: "to come",
 }
+Column = TypeVar("Column")
 
 
 @dataclass(slots=True)
@@ -87,16 +91,15 @@ class Calendar:
     """Cells by schedule and day."""
 
     heads: list[str]
-    starts: list[int]
-    """The start of each column, in microseconds since 1970."""
+    days: list[date]
     titles: list[str]
-    counted: dict[tuple[UUID, int], dict[str, int]]
+    counted: dict[tuple[UUID, date], dict[str, int]]
 
     def cells(self, schedule_id: UUID) -> list[Cell]:
         """Return the cells of one schedule, in the order of the columns."""
         return [
-            Cell(title, self.counted.get((schedule_id, start), {}))
-            for title, start in zip(self.titles, self.starts, strict=True)
+            Cell(title, self.counted.get((schedule_id, day), {}))
+            for title, day in zip(self.titles, self.days, strict=True)
         ]
 
 
@@ -104,19 +107,19 @@ def days_of(alias: str, rows: Sequence[Schedule]) -> Calendar:
     """Count the ticks of the given schedules on each of the last days, with one query."""
     today = _midnight()
     days = [today - timedelta(days=number) for number in reversed(range(DAYS))]
-    counted = _counted(alias, [row.pk for row in rows], days[0], DAY_US)
+    counted = _counted(alias, [row.pk for row in rows], days[0], lambda at: at.date())
     heads = [f"{day:%a} {day.day}" for day in days]
-    starts = [_start(day, DAY_US, days[0]) for day in days]
-    return Calendar(heads, starts, [f"{day:%A, %d %B}" for day in days], counted)
+    titles = [f"{day:%A, %d %B}" for day in days]
+    return Calendar(heads, [day.date() for day in days], titles, counted)
 
 
 def hours_of(alias: str, row: Schedule) -> list[dict[str, Any]]:
     """Count the ticks of one schedule in each hour of the last and next days, with one query."""
     today = _midnight()
     first = today - timedelta(days=DAYS - 1)
-    counted = _counted(alias, [row.pk], first, HOUR_US)
+    counted = _counted(alias, [row.pk], first, _hour)
     for at in _to_come(row, today + timedelta(days=DAYS_TO_COME)):
-        cell = counted.setdefault((row.pk, _start(at, HOUR_US, first)), {})
+        cell = counted.setdefault((row.pk, _hour(timezone.localtime(at))), {})
         cell[TO_COME] = cell.get(TO_COME, 0) + 1
     days = [first + timedelta(days=number) for number in range(DAYS + DAYS_TO_COME - 1)]
     return [
@@ -124,10 +127,7 @@ def hours_of(alias: str, row: Schedule) -> list[dict[str, Any]]:
             "title": f"{day:%a} {day.day} {day:%b}",
             "is_today": day == today,
             "cells": [
-                Cell(
-                    f"{day:%A} {hour:02}:00",
-                    counted.get((row.pk, _start(day + timedelta(hours=hour), HOUR_US, first)), {}),
-                )
+                Cell(f"{day:%A} {hour:02}:00", counted.get((row.pk, (day.date(), hour)), {}))
                 for hour in range(HOURS)
             ],
         }
@@ -136,19 +136,33 @@ def hours_of(alias: str, row: Schedule) -> list[dict[str, Any]]:
 
 
 def _counted(
-    alias: str, schedule_ids: Sequence[UUID], first: datetime, step_us: int
-) -> dict[tuple[UUID, int], dict[str, int]]:
-    """Return (schedule, start of the column) -> kind -> number of ticks."""
-    begin_us = _us(first)
+    alias: str,
+    schedule_ids: Sequence[UUID],
+    first: datetime,
+    column_of: Callable[[datetime], Column],
+) -> dict[tuple[UUID, Column], dict[str, int]]:
+    """Return (schedule, column) -> kind -> number of ticks.
+
+    Args:
+        first: local midnight of the first day.
+        column_of: returns the column of a local moment.
+    """
+    begin_us = as_us(first)
     ticks = Tick.objects.using(alias).filter(schedule_id__in=schedule_ids, moment_us__gte=begin_us)
-    start = F("moment_us") - Mod(F("moment_us") - begin_us, step_us)
+    start = F("moment_us") - Mod(F("moment_us") - begin_us, HALF_HOUR_US)
     grouped = ticks.order_by().values_list("schedule_id", start, "outcome").annotate(Sum("count"))
-    counted: dict[tuple[UUID, int], dict[str, int]] = {}
-    for schedule_id, at, outcome, number in grouped:
-        cell = counted.setdefault((schedule_id, int(at)), {})
+    counted: dict[tuple[UUID, Column], dict[str, int]] = {}
+    for schedule_id, start_us, outcome, number in grouped:
+        column = column_of(timezone.localtime(as_moment(int(start_us))))
+        cell = counted.setdefault((schedule_id, column), {})
         kind = OUTCOMES[outcome]
         cell[kind] = cell.get(kind, 0) + number
     return counted
+
+
+def _hour(at: datetime) -> tuple[date, int]:
+    """Return the hour of a local moment. The hour that the clocks repeat is one hour."""
+    return at.date(), at.hour
 
 
 def _to_come(row: Schedule, until: datetime) -> list[datetime]:
@@ -163,15 +177,5 @@ def _to_come(row: Schedule, until: datetime) -> list[datetime]:
 
 def _midnight() -> datetime:
     now = timezone.now()
-    now = timezone.localtime(now) if timezone.is_aware(now) else now
+    now = timezone.localtime(now) if timezone.is_aware(now) else timezone.make_aware(now)
     return now.replace(hour=0, minute=0, second=0, microsecond=0)
-
-
-def _start(at: datetime, step_us: int, first: datetime) -> int:
-    """Return the start of the column that contains a moment."""
-    instant_us, begin_us = _us(at), _us(first)
-    return instant_us - (instant_us - begin_us) % step_us
-
-
-def _us(at: datetime) -> int:
-    return int(at.timestamp() * MICROSECONDS)
