@@ -576,6 +576,10 @@ def test_duplicate_name_is_refused() -> None:
         schedules.create("one", nothing, every(hours=2))
 
 
+TOO_EARLY = datetime.fromisoformat("0001-01-01T00:00:00+01:00")
+"""In UTC, this is in the year 0."""
+
+
 @pytest.mark.parametrize(
     ("task", "when", "error", "sentence"),
     [
@@ -594,6 +598,8 @@ def test_duplicate_name_is_refused() -> None:
         (nothing, lambda: Cron("*/2 * * * * *", jitter="1h"), InvalidSchedule, "most 2000 seconds"),
         (nothing, lambda: every(hours=1, colour="red"), InvalidSchedule, "no option 'colour'"),
         (nothing, lambda: every(hours=1, moment_as="at"), InvalidSchedule, "does not take"),
+        (nothing, lambda: every(hours=1, start=TOO_EARLY), InvalidSchedule, "the range of dates"),
+        (nothing, lambda: once(TOO_EARLY), InvalidSchedule, r"outside the range of dates\.$"),
         (echo, lambda: every(hours=1, args=[{1}]), NotSerializable, "is a set"),
         (echo, lambda: "0 3 * * *", InvalidSchedule, "is not a schedule"),
         (int, lambda: every(hours=1), InvalidSchedule, "is not a task"),

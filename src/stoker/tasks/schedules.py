@@ -122,14 +122,23 @@ class Scheduled(ABC):
         return self.tz or default
 
     def instant(self, moment: datetime, default_zone: str) -> datetime:
-        """Return the moment in UTC. A naive moment is in the schedule's time zone."""
-        if moment.tzinfo is not None:
-            return moment.astimezone(UTC)
-        return instant_of(moment, zone_named(self.zone(default_zone)))
+        """Return the moment in UTC. A naive moment is in the schedule's time zone.
+
+        Raises:
+            InvalidSchedule: in UTC, the moment is outside the range of dates.
+        """
+        try:
+            if moment.tzinfo is not None:
+                return moment.astimezone(UTC)
+            return instant_of(moment, zone_named(self.zone(default_zone)))
+        except OverflowError:
+            raise InvalidSchedule(f"{moment} is outside the range of dates.") from None
 
     def _check_rule(self) -> None:
         try:
             self.rule("UTC")
+        except InvalidSchedule:
+            raise
         except (ValueError, TypeError) as error:
             raise InvalidSchedule(as_sentence(error)) from None
 
