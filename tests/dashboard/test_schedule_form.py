@@ -3,7 +3,7 @@
 import html
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -14,6 +14,7 @@ from django.utils import timezone
 from stoker import every, once, schedules
 from stoker.exceptions import ScheduleNotFound
 from stoker.models import BulkOperation
+from stoker.operations.schedule_form import ScheduleForm
 from stoker.tasks.schedules import Cron
 from stoker.testing import fire_due
 
@@ -93,6 +94,34 @@ def test_edit_does_not_move_moments_with_fractions_of_a_second(anna: Client) -> 
         assert (after.priority, after.timing, after.due_us) == (7, row.timing, row.due_us)
     edit(anna, "trial", at="2037-10-25 02:30:08")
     assert schedules.get("trial").timing != before["trial"].timing
+
+
+@pytest.mark.parametrize(
+    ("text", "hour"),
+    [
+        ("2030-03-31 02:30", 2),  # the clocks of Berlin leave this hour out
+        ("2030-10-27 02:30", 2),  # they repeat this hour
+        ("2030-10-27T02:30:00+02:00", 0),
+        ("2030-10-27T02:30:00Z", 2),
+    ],
+)
+def test_moment_without_an_offset_is_in_the_time_zone_of_the_schedule(text: str, hour: int) -> None:
+    with timezone.override("Europe/Berlin"):
+        form = ScheduleForm({**RULE, "kind": "once", "at": text})
+        assert form.is_valid(), form.errors
+    at = form.when.instant(form.when.at, "Europe/Berlin")  # type: ignore[union-attr]
+    assert at == datetime.fromisoformat(text[:10]).replace(hour=hour, minute=30, tzinfo=UTC)
+
+
+def test_schedule_at_a_time_that_does_not_exist_in_the_projects_time_zone_is_edited(
+    anna: Client,
+) -> None:
+    at = datetime(2030, 3, 31, 2, 30, tzinfo=UTC)
+    row = schedules.create("trial", tasks.add, once(at, args=[1, 2], tz="UTC"))
+    with timezone.override("Europe/Berlin"):
+        edit(anna, "trial", priority="7")
+    after = schedules.get("trial")
+    assert (after.priority, after.timing, after.due_us) == (7, row.timing, row.due_us)
 
 
 def test_edit_of_a_fired_one_time_schedule_does_not_fire_it_again(anna: Client) -> None:

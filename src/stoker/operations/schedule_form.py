@@ -27,19 +27,21 @@ from .schedules import ADD, CHANGE, call_of_schedule
 
 MOMENTS = ("at", "start", "end")
 TERMS = ("misfire", "overlap", "queue_name", "priority", "repeats", "start", "end")
+SCHEDULES_ZONE = timezone.get_fixed_timezone(0)
+"""Stands for the schedule's time zone while Django parses a moment. It has no change of the clocks,
+so Django refuses no moment."""
 
 
 class LocalDateTimeField(forms.DateTimeField):
-    """A moment in the schedule's time zone, not in the project's: a naive datetime."""
+    """A moment in the schedule's time zone, not in the project's: a naive datetime. Text with an
+    offset from UTC gives an aware one."""
 
-    def clean(self, value: Any) -> datetime | None:
-        moment: datetime | None = super().clean(value)
-        if moment is None or timezone.is_naive(moment):
-            return moment
-        try:
-            return timezone.localtime(moment).replace(tzinfo=None)
-        except OverflowError:
-            raise forms.ValidationError("This moment is outside the range of dates.") from None
+    def to_python(self, value: Any) -> datetime | None:
+        with timezone.override(SCHEDULES_ZONE):
+            moment: datetime | None = super().to_python(value)
+        if moment is not None and moment.tzinfo is SCHEDULES_ZONE:
+            return moment.replace(tzinfo=None)
+        return moment
 
 
 class ScheduleForm(forms.Form):
