@@ -158,6 +158,15 @@ def test_task_without_annotations_takes_any_json(anna: Caller) -> None:
     assert anna.get(f"jobs/{made['id']}")["return_value"] == [[nested], {"args": 1}]
 
 
+def test_argument_whose_type_is_incomplete_is_not_checked(anna: Caller) -> None:
+    call = {"task": "ship", "args": [[[1, 2]]]}
+    made = anna.post("jobs", {**call, "kwargs": {"more": 4}}, 201)
+    work_all()
+    assert anna.get(f"jobs/{made['id']}")["return_value"] == 7
+    refused = anna.post("jobs", {**call, "kwargs": {"more": "four"}}, 422)
+    assert "kwargs.more: Input should be a valid integer" in refused["detail"]
+
+
 def test_unknown_queue_gives_422_and_large_package_413(anna: Caller, settings: Any) -> None:
     entry = settings.TASKS["default"]
     settings.TASKS = {

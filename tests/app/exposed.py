@@ -2,9 +2,13 @@
 
 from datetime import datetime
 from decimal import Decimal
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import UUID
 
 from stoker import TaskContext, Unique, task
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @task(exposed="numbers.add")
@@ -34,6 +38,18 @@ def with_context(context: TaskContext, name: str) -> str:
 @task(exposed="once", unique=Unique("{number}"))
 def once(number: int) -> int:
     return number
+
+
+class Parcel(NamedTuple):
+    """A type that pydantic cannot complete: one of its parts is imported for type checkers only."""
+
+    weights: "Sequence[int]"
+
+
+@task(exposed="ship")
+def ship(parcel: Parcel, more: int = 0) -> int:
+    (weights,) = parcel
+    return sum(weights) + more
 
 
 @task

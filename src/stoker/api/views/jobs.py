@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from inspect import Parameter, Signature
 from typing import Annotated, Any, get_type_hints
@@ -124,21 +125,23 @@ def signature_of(task: Any) -> Signature:
     return signature
 
 
+NOT_IMPORTED = (NameError, TypeError, AttributeError)
+"""Errors of an annotation with a name that is imported for type checkers only."""
+
+
 @lru_cache(maxsize=1024)
 def adapters_of(function: Any, takes_context: bool) -> Mapping[str, TypeAdapter[Any]]:
     """Return parameter -> adapter that checks its values, for annotations that pydantic
     supports."""
     try:
         hints = get_type_hints(function, include_extras=True)
-    except (NameError, TypeError, AttributeError):  # imported for type checkers only
+    except NOT_IMPORTED:
         return {}
     hints.pop("return", None)
     found = {}
     for name, hint in hints.items():
-        try:
+        with suppress(PydanticUserError, *NOT_IMPORTED):
             found[name] = TypeAdapter(hint)
-        except (PydanticUserError, TypeError):
-            continue
     return found
 
 
@@ -149,6 +152,8 @@ def _checked(
         return value
     try:
         return adapter.validate_json(json.dumps(value), strict=True)
+    except PydanticUserError:  # a part of its type is imported for type checkers only
+        return value
     except ValidationError as error:
         problems += [
             {"where": ["body", *where, *map(str, one["loc"])], "problem": one["msg"]}
