@@ -45,6 +45,7 @@ def test_page_of_a_schedule_marks_ticks_to_come(
         ("Europe/Berlin", (2026, 10, 27)),
         ("Australia/Lord_Howe", (2026, 10, 6)),  # by half an hour
         ("Asia/Kathmandu", (2026, 10, 6)),  # UTC+05:45
+        ("Pacific/Chatham", (2027, 4, 7)),  # at 03:45
     ],
 )
 def test_ticks_are_counted_in_local_days_and_hours_when_the_clocks_change(

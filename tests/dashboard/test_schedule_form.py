@@ -113,6 +113,31 @@ def test_moment_without_an_offset_is_in_the_time_zone_of_the_schedule(text: str,
     assert at == datetime.fromisoformat(text[:10]).replace(hour=hour, minute=30, tzinfo=UTC)
 
 
+def test_start_and_end_are_compared_in_the_projects_time_zone_if_none_is_named(
+    settings: Any,
+) -> None:
+    settings.TIME_ZONE = "Europe/Berlin"
+    terms = {"tz": "", "start": "2030-01-01 01:00", "end": "2030-01-01T00:30Z"}
+    form = ScheduleForm({**RULE, **terms})
+    assert form.is_valid(), form.errors
+
+
+@pytest.mark.parametrize("name", ["at", "start", "end"])
+def test_moment_that_the_time_zone_of_the_schedule_cannot_show_is_refused(
+    name: str, anna: Client
+) -> None:
+    late = {"kind": "once", "at": "2030-01-31 06:00", "tz": "Asia/Tokyo"}
+    form = {**RULE, **late, name: "9999-12-31T23:30:00Z"}
+    page = anna.post(f"{PREFIX}schedules/add/", form).content.decode()
+    assert "is outside the range of dates." in page
+    assert not schedules.find().exists()
+
+
+def test_preview_of_a_schedule_from_the_first_moment_on_shows_no_tick(anna: Client) -> None:
+    form = {**RULE, "start": "0001-01-01 00:00", "preview": "1"}
+    assert anna.post(f"{PREFIX}schedules/add/", form).status_code == 200
+
+
 def test_schedule_at_a_time_that_does_not_exist_in_the_projects_time_zone_is_edited(
     anna: Client,
 ) -> None:

@@ -21,9 +21,9 @@ DAYS = 7
 DAYS_TO_COME = 2
 HOURS = 24
 MOST_TO_COME = 300
-HALF_HOUR_US = 1800 * MICROSECONDS
-"""Step in which the database counts ticks. Clocks go ahead or back by whole half hours (on Lord
-Howe Island by one), so each half hour since a midnight is in one hour of the local time."""
+QUARTER_US = 900 * MICROSECONDS
+"""Step in which the database counts ticks. Clocks change at whole quarters of an hour, so each
+quarter since a midnight is in one hour of the local time."""
 OUTCOMES = {
     "fired": "fired",
     "manual": "fired",
@@ -149,7 +149,7 @@ def _counted(
     """
     begin_us = as_us(first)
     ticks = Tick.objects.using(alias).filter(schedule_id__in=schedule_ids, moment_us__gte=begin_us)
-    start = F("moment_us") - Mod(F("moment_us") - begin_us, HALF_HOUR_US)
+    start = F("moment_us") - Mod(F("moment_us") - begin_us, QUARTER_US)
     grouped = ticks.order_by().values_list("schedule_id", start, "outcome").annotate(Sum("count"))
     counted: dict[tuple[UUID, Column], dict[str, int]] = {}
     for schedule_id, start_us, outcome, number in grouped:

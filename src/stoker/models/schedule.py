@@ -278,8 +278,8 @@ class Schedule(models.Model):
 
     def in_zone(self, moment_us: int) -> datetime:
         """Return a moment in the schedule's time zone, or in UTC if this host does not know the
-        zone."""
+        zone, or the moment is outside the range of dates there."""
         moment = as_moment(moment_us)
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             moment = moment.astimezone(zone_named(self.zone))
         return moment

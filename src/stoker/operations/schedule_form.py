@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from django import forms
+from django.conf import settings
 from django.utils import timezone
 
 from stoker.exceptions import InvalidSchedule, StokerError
@@ -143,7 +144,7 @@ class ScheduleForm(forms.Form):
             found |= {name: getattr(self._before, name, None) for name in unchanged}
         terms = {name: found[name] for name in TERMS if found[name] not in (None, "")}
         kept = {name: getattr(self._before, name) for name in KEPT} if self._before else {}
-        common = {**kept, **terms, "tz": found["tz"] or None}
+        common = {**kept, **terms, "tz": found["tz"] or settings.TIME_ZONE}
         if isinstance(self._before, Every) and found["kind"] == self._before.kind:
             common["anchor"] = self._before.anchor
         try:

@@ -64,7 +64,7 @@ def next_ticks_of(schedule: Schedule | Scheduled, count: int = 5) -> list[dateti
     """Return the next moments in the schedule's time zone; none if the rule cannot be read."""
     try:
         return schedules.next_ticks(schedule, count)
-    except ValueError:
+    except (ValueError, OverflowError):
         return []
 
 

@@ -48,7 +48,9 @@ def moment_of(text: str) -> datetime | str:
     """
     text = text.strip()
     if not text:
-        raise ValueError("Write the new start time, such as 2h; run-job starts jobs at once.")
+        raise ValueError(
+            "Write the new start time, such as 2h. Run now (run-job) starts jobs at once."
+        )
     if text == AT_ONCE:
         return AT_ONCE
     moment = moment_from(text)

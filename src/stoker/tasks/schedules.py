@@ -125,12 +125,14 @@ class Scheduled(ABC):
         """Return the moment in UTC. A naive moment is in the schedule's time zone.
 
         Raises:
-            InvalidSchedule: in UTC, the moment is outside the range of dates.
+            InvalidSchedule: in UTC or in the schedule's time zone, the moment is outside the range
+                of dates.
         """
+        zone = zone_named(self.zone(default_zone))
         try:
-            if moment.tzinfo is not None:
-                return moment.astimezone(UTC)
-            return instant_of(moment, zone_named(self.zone(default_zone)))
+            if moment.tzinfo is None:
+                return instant_of(moment, zone)
+            return moment.astimezone(zone).astimezone(UTC)
         except OverflowError:
             raise InvalidSchedule(f"{moment} is outside the range of dates.") from None
 
@@ -139,7 +141,7 @@ class Scheduled(ABC):
             self.rule("UTC")
         except InvalidSchedule:
             raise
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise InvalidSchedule(as_sentence(error)) from None
 
     def _check_call(self) -> None:
