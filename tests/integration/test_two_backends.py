@@ -25,6 +25,7 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.scheduler.scheduler import History, Upkeep
 from stoker.conf import settings_for
 from stoker.dead_letters.sweep import DeadLetterSweep
+from stoker.inspect.doctor.examination import examine
 from stoker.jobs.backends import backends_with
 from stoker.jobs.cancel import sweep_requests
 from stoker.jobs.pruning import Pruning
@@ -323,3 +324,12 @@ def test_ticks_are_kept_as_their_own_backend_says() -> None:
     assert Leftovers("default", lambda: None).forget_ticks(plan.settings) == 0
     (report,) = [one for one in backends_with(plan.settings) if one.alias == "reports"]
     assert Leftovers("default", lambda: None).forget_ticks(replace(report, keep_ticks=10)) == 20
+
+
+def test_doctor_leaves_jobs_alone_that_a_broker_without_its_driver_may_have() -> None:
+    add.using(**AT_REPORTS).enqueue(1, 2)
+    Ready.objects.all().delete()
+    with missing_driver():
+        seen = examine(settings_for(), repair=True)
+    assert (seen.findings, seen.not_checked) == ([], ["lost_jobs"])
+    assert [one.name for one in examine(settings_for()).findings] == ["lost_jobs"]

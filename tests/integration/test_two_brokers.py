@@ -29,11 +29,17 @@ from stoker.models import Cancellation, Cluster, Job, Ready, Step, Workflow
 from stoker.store.written import DatabaseNow
 from stoker.workflows.sweep import WorkflowSweep
 
+from tests.app import frail
 from tests.app.tasks import add
 from tests.integration.fronted import BACKEND, fronted_broker, holder_of, outside
+from tests.integration.work import work_off
 from tests.workflows.tasks import note
 
-pytestmark = [pytest.mark.redis, pytest.mark.django_db(transaction=True)]
+pytestmark = [
+    pytest.mark.redis,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.usefixtures("nothing_broken"),
+]
 
 
 @pytest.fixture
@@ -152,6 +158,18 @@ def test_workflow_goes_on_while_its_jobs_wait_at_the_other_broker(redis: Dispatc
     assert workflow.status == "RUNNING"
     found = {one.name for one in examine(settings_for("database")).findings}
     assert "steps_left_behind" not in found
+
+
+def test_doctor_leaves_jobs_at_the_other_broker_alone(redis: Dispatch) -> None:
+    """A job that failed has a row, but is at its broker until the next attempt."""
+    frail.broken.add("the report")
+    job_id = UUID(frail.insist.enqueue("the report").id)
+    assert work_off() == 1
+    assert Job.objects.unended([job_id])
+    report = examine(settings_for("database"), repair=True)
+    assert (report.findings, report.not_checked) == ([], ["lost_jobs"])
+    assert not Ready.objects.exists()
+    assert redis.states([job_id]) == {job_id: "deferred"}
 
 
 def test_workflow_of_the_other_backend_continues_after_its_job_was_deleted(

@@ -86,6 +86,15 @@ def brokers_beside(settings: Settings) -> list[Dispatch]:
     return found
 
 
+def leases_outside(settings: Settings) -> bool:
+    """Return whether this backend has a broker outside the store, which leases jobs itself. If its
+    driver is not installed, assume so."""
+    try:
+        return broker_for(settings).broker is not None
+    except ConfigurationError:
+        return True
+
+
 def shares_database(settings: Settings) -> bool:
     """Return whether another backend in ``TASKS`` has the same database, but another broker."""
     return any(one.broker != settings.broker for one in settings_with(settings.database))

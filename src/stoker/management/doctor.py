@@ -44,8 +44,8 @@ class DoctorCommand(Subcommand):
       backend, is_healthy, seconds
       looked_at    rows
       cut_short[]  tables that were not read completely
-      not_checked[] faults that were not searched for, because a broker outside the database may
-                   have these jobs
+      not_checked[] faults that were not searched for, because a broker outside the database, of
+                   this or another backend, may have these jobs
       findings[]   name, sentence, is_fault, remedy ("": none is safe), count, ids[] (20 at most),
                    mended, error ("", or why the repair failed)
 
@@ -108,7 +108,8 @@ def _verdict(report: Report) -> str:
     if report.cut_short:
         looked += f"; not all of {', '.join(report.cut_short)}"
     if report.not_checked:
-        looked += f"; not checked, because the broker has jobs: {', '.join(report.not_checked)}"
+        kinds = ", ".join(report.not_checked)
+        looked += f"; not checked, because a broker outside the database has jobs: {kinds}"
     faults = sum(one.is_fault and not one.is_mended for one in report.findings)
     if not faults:
         return f"No guarantee is broken ({looked})."

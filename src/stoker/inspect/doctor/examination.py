@@ -13,10 +13,11 @@ from django.apps import apps
 from django.db import DatabaseError, connections, models
 from django.db.models import Count, OuterRef, Subquery
 
-from stoker.brokers.adapters import broker_for
+from stoker.brokers.adapters import broker_for, leases_outside
 from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, PackageError, StokerError
 from stoker.guards.sweep import look_after, tidy_keys
+from stoker.jobs.backends import backends_with
 from stoker.jobs.package import sealer_for
 from stoker.models import (
     Blocked,
@@ -348,8 +349,8 @@ class Report:
     cut_short: list[str]
     """Tables that were not read completely."""
     not_checked: list[str]
-    """Kinds of problems that could not be searched for, because a broker outside the database keeps
-    jobs."""
+    """Kinds of problems that could not be searched for, because a broker outside the database, of
+    this or another backend, keeps jobs."""
     seconds: float
 
     @property
@@ -370,11 +371,11 @@ def examine(settings: Settings, *, repair: bool = False, most_rows: int = MOST_R
         BrokerUnavailable, NotMigrated: the store cannot be read, or Stoker cannot use its server.
     """
     began = time.monotonic()
-    broker = broker_for(settings)
-    scene = Scene(settings, broker, most_rows)
+    scene = Scene(settings, broker_for(settings), most_rows)
     findings: dict[str, Finding] = {}
-    # A broker that leases jobs also has them between two attempts, when the store has a row.
-    not_checked = [] if broker.broker is None else [LOST.name]
+    # A broker that leases jobs also has them between two attempts, when the store has a row. The
+    # row does not say to which backend the job belongs.
+    not_checked = [LOST.name] if any(map(leases_outside, backends_with(settings))) else []
     looks = [one for one in LOOKS if one is not Jobs or not not_checked]
     with explained(settings.database):
         if reason := engine_of(settings.database).why_unusable():
