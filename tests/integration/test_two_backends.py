@@ -333,3 +333,12 @@ def test_doctor_leaves_jobs_alone_that_a_broker_without_its_driver_may_have() ->
         seen = examine(settings_for(), repair=True)
     assert (seen.findings, seen.not_checked) == ([], ["lost_jobs"])
     assert [one.name for one in examine(settings_for()).findings] == ["lost_jobs"]
+
+
+def test_doctor_opens_packages_of_the_other_backend() -> None:
+    add.enqueue(1, 2)
+    report = add.using(**AT_REPORTS).enqueue(1, 2)
+    assert [examine(settings_for(alias)).findings for alias in ("default", "reports")] == [[], []]
+    Job.objects.filter(pk=report.id).update(package=b"junk")
+    (found,) = examine(settings_for()).findings
+    assert (found.name, found.ids) == ("unreadable_packages", [report.id])

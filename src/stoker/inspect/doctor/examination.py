@@ -18,7 +18,7 @@ from stoker.conf import Settings
 from stoker.exceptions import BrokerUnavailable, PackageError, StokerError
 from stoker.guards.sweep import look_after, tidy_keys
 from stoker.jobs.backends import backends_with
-from stoker.jobs.package import sealer_for
+from stoker.jobs.package import Sealer, sealer_for
 from stoker.models import (
     Blocked,
     Claimed,
@@ -278,21 +278,29 @@ class Indexes(Look):
 
 
 class Packages(Look):
-    """Check that a sample of waiting packages can be opened."""
+    """Check that a sample of waiting packages can be opened, each by a backend with this
+    database."""
 
     def find(self) -> Iterator[tuple[FindingKind, Sequence[Any]]]:
-        sealer = sealer_for(self.scene.settings)
+        sealers = [sealer_for(one) for one in backends_with(self.scene.settings)]
         for table in WAITING.values():
             rows = table._default_manager.using(self.alias).order_by("pk")
             job_ids = list(rows.values_list("pk", flat=True)[:SAMPLED])
-            unreadable: list[UUID] = []
             packages = Job.objects.using(self.alias).packages(job_ids) if job_ids else {}
-            for job_id, package in packages.items():
-                try:
-                    sealer.open(package)
-                except PackageError:
-                    unreadable.append(job_id)
-            yield UNREADABLE, sorted(unreadable)
+            unreadable = sorted(
+                job_id
+                for job_id, package in packages.items()
+                if not any(_opens(sealer, package) for sealer in sealers)
+            )
+            yield UNREADABLE, unreadable
+
+
+def _opens(sealer: Sealer, package: bytes) -> bool:
+    try:
+        sealer.open(package)
+    except PackageError:
+        return False
+    return True
 
 
 def _named(model: type[models.Model]) -> set[str]:
