@@ -50,7 +50,7 @@ from django.core.checks import (
 )
 from django.db import DatabaseError, connections, router
 
-from stoker.brokers.adapters import ADAPTERS, ALONE, adapter_for, name_of
+from stoker.brokers.adapters import ADAPTERS, ALONE, adapter_for, keeps_clusters_apart, name_of
 from stoker.compat import TASKS_APP
 from stoker.conf import Settings, problems, read_settings
 from stoker.exceptions import BrokerUnavailable, ConfigurationError, StokerError, UnknownTask
@@ -350,14 +350,12 @@ def _neighbours(settings: Settings) -> Iterator[CheckMessage]:
             )
 
 
-APART = ("redis", "mongodb", "disque", "ironmq")
-"""Brokers that keep the jobs of each ``CLUSTER`` apart."""
 LESSORS = ("redis", "mongodb")
 """Brokers from which any cluster takes over ended leases, in all queues."""
 
 
 def _share_queues(one: Settings, other: Settings) -> bool:
-    return _meet(one, other) and _broker_name(one) not in APART
+    return _meet(one, other) and not keeps_clusters_apart(one)
 
 
 def _share_jobs(one: Settings, other: Settings) -> bool:

@@ -29,9 +29,14 @@ def fronted_broker(**options: Any) -> Iterator[Dispatch]:
         made = broker_for(settings_for())
         assert isinstance(made, Dispatch)
         yield made
-        with closing(Redis.from_url(redis_url())) as client:
-            _empty(client, made)
-        made.close()
+        empty_and_close(made)
+
+
+def empty_and_close(broker: Dispatch) -> None:
+    """Delete all keys of this broker in Redis, and close its connections."""
+    with closing(Redis.from_url(redis_url())) as client:
+        _empty(client, broker)
+    broker.close()
 
 
 @contextmanager

@@ -31,7 +31,7 @@ from stoker.workflows.sweep import WorkflowSweep
 
 from tests.app import frail
 from tests.app.tasks import add
-from tests.integration.fronted import BACKEND, fronted_broker, holder_of, outside
+from tests.integration.fronted import BACKEND, empty_and_close, fronted_broker, holder_of, outside
 from tests.integration.work import work_off
 from tests.workflows.tasks import note
 
@@ -50,6 +50,17 @@ def redis() -> Iterator[Dispatch]:
         other = {"BACKEND": BACKEND, "QUEUES": [], "OPTIONS": options}
         with override_settings(TASKS={**settings.TASKS, "database": other}):
             yield made
+
+
+@pytest.fixture
+def second(redis: Dispatch) -> Iterator[Dispatch]:
+    """Add a backend at the same Redis, but with another CLUSTER."""
+    options = {"BROKER": redis.settings.broker, "CLUSTER": f"{redis.settings.cluster}-second"}
+    other = {"BACKEND": BACKEND, "QUEUES": [], "OPTIONS": options}
+    with override_settings(TASKS={"default": settings.TASKS["default"], "second": other}):
+        made = broker_for(settings_for("second"))
+        yield made
+        empty_and_close(made)
 
 
 def upkeep_of(alias: str) -> Upkeep:
@@ -73,6 +84,15 @@ def test_jobs_are_rescued_from_a_broker_that_the_holder_of_the_upkeep_lease_does
     assert third._take_lease_of_broker()
     result.refresh()
     assert result.attempts == 1
+
+
+def test_jobs_of_another_cluster_name_at_the_same_broker_are_rescued(second: Dispatch) -> None:
+    add.using(backend="second").enqueue(1, 2)
+    (lost,) = second.claim(ClaimRequest(1, holder=uuid.uuid4(), lease_seconds=60))
+    second.expire_holder(holder_of(second, lost.job_id))
+    upkeep_of("default").run()
+    upkeep_of("second").run()
+    assert second.states([lost.job_id])[lost.job_id] == "deferred", "it is retried"
 
 
 def test_request_to_cancel_a_job_at_the_other_broker_is_kept(redis: Dispatch) -> None:

@@ -36,6 +36,8 @@ ADAPTERS = {
 ALONE = ("orm", "memory")
 """Schemes of the brokers that keep all jobs of a backend, so that the backend needs no second
 store."""
+APART = ("redis", "mongodb", "disque", "ironmq")
+"""Brokers that keep the jobs of each ``CLUSTER`` apart."""
 
 
 @cache
@@ -77,11 +79,12 @@ def _dispatch(settings: Settings) -> Dispatch:
 
 def brokers_beside(settings: Settings) -> list[Dispatch]:
     """Return the dispatches of the other backends in ``TASKS`` that have the same database, but
-    another broker, which leases jobs itself. Those whose driver is not installed are left out."""
+    other jobs at a broker that leases jobs itself. Those whose driver is not installed are left
+    out."""
     found = []
     for other in settings_with(settings.database):
         with suppress(ConfigurationError):  # `check` reports it
-            if other.broker != settings.broker and broker_for(other).broker is not None:
+            if place_of(other) != place_of(settings) and broker_for(other).broker is not None:
                 found.append(broker_for(other))
     return found
 
@@ -96,8 +99,21 @@ def leases_outside(settings: Settings) -> bool:
 
 
 def shares_database(settings: Settings) -> bool:
-    """Return whether another backend in ``TASKS`` has the same database, but another broker."""
-    return any(one.broker != settings.broker for one in settings_with(settings.database))
+    """Return whether another backend in ``TASKS`` has the same database, but other jobs at its
+    broker."""
+    return any(place_of(one) != place_of(settings) for one in settings_with(settings.database))
+
+
+def place_of(settings: Settings) -> tuple[str, str]:
+    """Return what backends with the same jobs at a broker have in common: the URL and, if the
+    broker keeps the jobs of each ``CLUSTER`` apart, that name."""
+    return settings.broker, settings.cluster if keeps_clusters_apart(settings) else ""
+
+
+def keeps_clusters_apart(settings: Settings) -> bool:
+    """Return whether the broker of this backend keeps the jobs of each ``CLUSTER`` apart."""
+    scheme = settings.broker.partition("://")[0]
+    return scheme in ADAPTERS and name_of(scheme) in APART
 
 
 def held_by_brokers(database: str, job_ids: Sequence[UUID]) -> set[UUID]:
