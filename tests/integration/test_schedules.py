@@ -1,15 +1,18 @@
 """Schedules as rows: created, fired, missed, held, paused."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import F
 from django.test import override_settings
+from django.test.utils import CaptureQueriesContext
+from django.utils import timezone
 
 from stoker import Cron, every, once, schedules
 from stoker.conf import settings_for
@@ -21,6 +24,7 @@ from stoker.exceptions import (
     UnknownTask,
     UnreadablePackage,
 )
+from stoker.locks.sweep import Leftovers
 from stoker.models import Schedule, Tick
 from stoker.schedules import service
 from stoker.schedules.fire import Fired, Firing
@@ -562,6 +566,27 @@ def test_forget_keeps_the_newest_ticks() -> None:
     assert [Tick.objects.all().forget(key, keep=3, limit=3) for _ in range(3)] == [3, 1, 0]
     assert [moment for _, moment in ticks("many")] == moments[-3:]
     assert len(ticks("few")) == 1
+
+
+def test_upkeep_reads_schedules_in_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most have no tick to delete, such as ``once(...)`` after its tick."""
+    monkeypatch.setattr("stoker.locks.sweep.AT_ONCE", 2)
+    monkeypatch.setattr("stoker.locks.sweep.PAGES", 3)
+    when = once(timezone.now() + timedelta(days=1))
+    keys = [schedules.create(f"once {number}", nothing, when).pk for number in range(9)]
+    Tick.objects.bulk_create(
+        Tick(schedule_id=key, moment_us=number, outcome="fired", fired_us=number)
+        for key in keys
+        for number in range(13 if key == keys[-1] else 1)
+    )
+    beats: list[int] = []
+    leftovers = Leftovers("default", lambda: beats.append(1))
+    settings = replace(settings_for(), keep_ticks=10)
+    with CaptureQueriesContext(connection) as captured:
+        assert leftovers.forget_ticks(settings) == 0
+    assert (len(captured), len(beats)) == (6, 3), "two queries and one beat per page"
+    assert leftovers.forget_ticks(settings) == 3
+    assert leftovers.forget_ticks(settings) == 0, "not again so soon"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 256, "a\0b", 5])

@@ -24,7 +24,7 @@ UNUSED_LOCK_SECONDS = 24 * 3600.0
 TICKS_SECONDS = 60.0
 LOGS_SECONDS = 30.0
 PAGES = 20
-"""Maximum number of pages of keys per run. Keys in use are read as well, and may be many."""
+"""Maximum number of pages per run. Rows in use are read as well, and may be many."""
 
 
 class Leftovers:
@@ -90,23 +90,27 @@ class Leftovers:
         return self._forget_in_pages("keys", UniqueKey.objects.using(self._alias).forget)
 
     def forget_ticks(self, settings: Settings) -> int:
-        """Delete the ticks of each schedule beyond the ``KEEP_TICKS`` of its backend. Return their
-        number.
+        """Delete the ticks of each schedule beyond the ``KEEP_TICKS`` of its backend, in pages of
+        schedules. Return their number.
 
         Args:
             settings: for the schedules of backends that are not in ``TASKS`` any more.
         """
-        if not self._is_due("ticks", TICKS_SECONDS):
-            return 0
         ticks = Tick.objects.using(self._alias)
-        schedules = Schedule.objects.using(self._alias).values_list("pk", "backend")
+        schedules = Schedule.objects.using(self._alias).order_by("pk").values_list("pk", "backend")
         keep = {one.alias: one.keep_ticks for one in backends_with(settings)}
-        return sum(
-            self._repeat(
-                partial(ticks.forget, schedule_id, keep.get(alias, settings.keep_ticks), AT_ONCE)
-            )
-            for schedule_id, alias in list(schedules)
-        )
+
+        def page(after: UUID | None, limit: int) -> tuple[int, UUID | None]:
+            rows = list((schedules if after is None else schedules.filter(pk__gt=after))[:limit])
+            numbers = ticks.numbers_of([schedule_id for schedule_id, _ in rows])
+            forgotten = 0
+            for schedule_id, alias in rows:
+                most = keep.get(alias, settings.keep_ticks)
+                if numbers.get(schedule_id, 0) > most:
+                    forgotten += self._repeat(partial(ticks.forget, schedule_id, most, AT_ONCE))
+            return forgotten, rows[-1][0] if len(rows) == limit else None
+
+        return self._forget_in_pages("ticks", page, TICKS_SECONDS)
 
     def _forget(
         self, rows: str, batch: Callable[[], int], pause_seconds: float = OFTEN_ENOUGH_SECONDS
@@ -130,9 +134,12 @@ class Leftovers:
         return forgotten
 
     def _forget_in_pages(
-        self, rows: str, page: Callable[[UUID | None, int], tuple[int, UUID | None]]
+        self,
+        rows: str,
+        page: Callable[[UUID | None, int], tuple[int, UUID | None]],
+        pause_seconds: float = OFTEN_ENOUGH_SECONDS,
     ) -> int:
-        """Read a number of pages, after those of the previous run. An hour after the last page,
+        """Read a number of pages, after those of the previous run. After the last page and a pause,
         begin with the first one."""
         if time.monotonic() < self._due.get(rows, 0.0):
             return 0
@@ -142,7 +149,7 @@ class Leftovers:
             forgotten += count
             self._beat()
             if last is None:
-                self._due[rows] = time.monotonic() + OFTEN_ENOUGH_SECONDS
+                self._due[rows] = time.monotonic() + pause_seconds
                 return forgotten
             self._last[rows] = last
         return forgotten

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from uuid import UUID
 
 from django.db import connections, models
+from django.db.models import Count
 
 from stoker.store.statements import insert_rows
 from stoker.store.written import Written
 
 
 class TickQuerySet(models.QuerySet["Tick"]):
+    def numbers_of(self, schedule_ids: Collection[UUID]) -> dict[UUID, int]:
+        """Return schedule -> number of its ticks, for the schedules that have any. An index
+        contains all that is read."""
+        rows = self.filter(schedule_id__in=schedule_ids).order_by().values_list("schedule_id")
+        return dict(rows.annotate(Count("schedule_id")))
+
     def forget(self, schedule_id: UUID, keep: int, limit: int) -> int:
         """Delete up to ``limit`` ticks of a schedule, except the newest ``keep``."""
         own = self.filter(schedule_id=schedule_id).order_by("-moment_us")
