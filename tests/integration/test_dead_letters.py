@@ -7,7 +7,8 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-from django.db import transaction
+from django.db import connection, transaction
+from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from stoker import DuplicateJob, Unique, dead_letters
@@ -19,6 +20,8 @@ from stoker.guards.sweep import forget_needs, sweep_keys
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.sealing import carrying
 from stoker.models import Attempt, DeadLetter, Job, Need, Ready, Requeue
+from stoker.operations.dead_letters import DISCARD
+from stoker.operations.operation import Operator
 from stoker.tasks.arguments import HIDDEN
 
 from tests.app import frail, payments, tasks
@@ -463,6 +466,16 @@ def test_discard_records_author_and_reason() -> None:
     assert letter.closed_because == "paid in cash"
     assert dead_letters.requeue(letter.id).fate is Fate.CLOSED
     assert not Ready.objects.exists()
+
+
+def test_discard_reads_no_attempts() -> None:
+    """A dead letter with a unique key may have a long history."""
+    letter = dead(frail.charge, "order 1")
+    operator = Operator(settings_for(), "alice")
+    with CaptureQueriesContext(connection) as captured:
+        done = [DISCARD.perform(operator, str(letter.pk)).is_good for _ in range(2)]
+    assert done == [True, False]
+    assert not [one for one in captured if "stoker_attempt" in one["sql"]]
 
 
 def test_requeued_dead_letter_is_not_discarded() -> None:

@@ -183,7 +183,7 @@ class DeadLetterAdmin(StoreAdmin):
         """Requeue a dead letter with other arguments."""
         visit.require(REQUEUE.permission)
         visit.require(self.view_permission)  # the form shows the arguments
-        letter = dead_letters.get(object_id, backend=visit.alias).letter
+        letter = dead_letters.letter_of(visit.settings, object_id)
         back = self._back(visit, str(letter.pk))
         queue = visit.request.POST.get("queue", letter.queue)
         done, form = edit_arguments(visit, REQUEUE, letter, to_queue=queue.strip() or None)

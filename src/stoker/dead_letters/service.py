@@ -104,7 +104,7 @@ def get(dead_letter_id: UUID | str, *, backend: str = "default") -> Story:
     """
     settings = settings_for(backend)
     with explained(settings.database):
-        letter = _letter(settings, dead_letter_id)
+        letter = letter_of(settings, dead_letter_id)
         requeues = list(
             Requeue.objects.using(settings.database)
             .filter(identity=letter.identity)
@@ -121,6 +121,18 @@ def get(dead_letter_id: UUID | str, *, backend: str = "default") -> Story:
     except PackageError:
         return Story(letter, attempts, requeues, None, None)
     return Story(letter, attempts, requeues, package.args, package.kwargs)
+
+
+def letter_of(settings: Settings, dead_letter_id: UUID | str) -> DeadLetter:
+    """Return a dead letter without its history. Arguments, Raises: as ``get``."""
+    wanted = parse_job_id(str(dead_letter_id))
+    letters = DeadLetter.objects.using(settings.database)
+    if wanted is not None:
+        with explained(settings.database):
+            found = letters.filter(pk=wanted).first() or letters.filter(job_id=wanted).first()
+        if found is not None:
+            return found
+    raise DeadLetterNotFound(f"There is no dead letter {str(dead_letter_id)!r}.")
 
 
 def requeue(
@@ -154,7 +166,7 @@ def requeue(
     kind = Requeue.By.PERSON
     wish = Wish(by, because, kind, args, kwargs, to_queue, run_after, current_options)
     with explained(settings.database):
-        return requeue_one(settings, _letter(settings, dead_letter_id).pk, wish)
+        return requeue_one(settings, letter_of(settings, dead_letter_id).pk, wish)
 
 
 def undo_requeue(
@@ -173,7 +185,7 @@ def undo_requeue(
     """
     settings = settings_for(backend)
     with explained(settings.database):
-        return take_back(settings, _letter(settings, dead_letter_id).pk, by, because)
+        return take_back(settings, letter_of(settings, dead_letter_id).pk, by, because)
 
 
 def discard(
@@ -187,7 +199,7 @@ def discard(
     settings = settings_for(backend)
     with explained(settings.database):
         try:
-            letter = _letter(settings, dead_letter_id)
+            letter = letter_of(settings, dead_letter_id)
         except DeadLetterNotFound:
             return False
         return discard_one(settings, letter.pk, by, because)
@@ -279,13 +291,3 @@ def purge(
     before = timezone.now() - older_than
     with explained(settings.database):
         return purge_past(settings, state, before, limit=limit, dry_run=dry_run)
-
-
-def _letter(settings: Settings, dead_letter_id: UUID | str) -> DeadLetter:
-    wanted = parse_job_id(str(dead_letter_id))
-    letters = DeadLetter.objects.using(settings.database)
-    if wanted is not None:
-        found = letters.filter(pk=wanted).first() or letters.filter(job_id=wanted).first()
-        if found is not None:
-            return found
-    raise DeadLetterNotFound(f"There is no dead letter {str(dead_letter_id)!r}.")

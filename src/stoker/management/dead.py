@@ -270,7 +270,7 @@ class UndoRequeues(_ChangeLetters):
 
     def run(self, options: dict[str, Any]) -> ExitCode:
         operator = self.operator(options)
-        letters = [dead_letters.get(one, backend=operator.alias).letter for one in options["ids"]]
+        letters = [dead_letters.letter_of(operator.settings, one) for one in options["ids"]]
         answers = [operations.UNDO.perform(operator, one.pk).value for one in letters]
         return self.tell(operations.bulk_of(answers), options)
 
@@ -301,7 +301,7 @@ class _ChangeSome(_ChangeLetters):
         operator = self.operator(options)
         if options["ids"]:
             for one in options["ids"]:  # a mistyped id stops the command before it changes anything
-                dead_letters.get(one, backend=operator.alias)
+                dead_letters.letter_of(operator.settings, one)
             if options["dry_run"]:
                 return self.tell(Bulk(len(options["ids"]), 0), options)
             changes, perform = self.changes(options), self.operation.perform

@@ -150,10 +150,10 @@ def _undo(operator: Operator, letter_id: str | UUID) -> Done:
 
 
 def _discard(operator: Operator, letter_id: str | UUID) -> Done:
-    letter = dead_letters.get(letter_id, backend=operator.alias).letter
+    letter = dead_letters.letter_of(operator.settings, letter_id)
     if dead_letters.discard(letter.pk, **operator.signed):
         return answered(Answer(letter.pk, Fate.DISCARDED))
-    letter = dead_letters.get(letter.pk, backend=operator.alias).letter
+    letter = dead_letters.letter_of(operator.settings, letter.pk)
     if letter.state == DeadLetter.State.REQUEUED:
         because = f"job {letter.successor_id} continues it: cancel that job first"
         return answered(Answer(letter.pk, Fate.UNDER_WAY, letter.successor_id, because))

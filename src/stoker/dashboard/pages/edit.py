@@ -48,7 +48,7 @@ def _edit_job(visit: DashboardContext, job_id: UUID) -> HttpResponse:
 def _edit_letter(visit: DashboardContext, letter_id: UUID) -> HttpResponse:
     """Requeue a dead letter with other arguments."""
     require(visit, "stoker.view_deadletter")
-    row = dead_letters.get(letter_id, backend=visit.alias).letter
+    row = dead_letters.letter_of(visit.settings, letter_id)
     back = visit.at("dead-letter", letter_id)
     return _answer(visit, EditForm(REQUEUE, row, "Requeue with other arguments", "Requeue", back))
 
