@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+from django.core.management import call_command
 from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
@@ -68,6 +69,24 @@ def test_requeued_job_that_fails_updates_its_dead_letter() -> None:
     assert [one.exception_class for one in story.attempts] == ["tests.app.frail.Broken"] * 4
     assert [one.job_id for one in story.requeues][-1] == letter.job_id
     assert (story.args, story.kwargs) == (("order 1",), {})
+
+
+def test_story_of_a_long_history_is_its_newest_part(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    letter = dead(frail.charge, "order 1")
+    jobs = [letter.job_id]
+    for _ in range(3):
+        jobs.append(dead_letters.requeue(letter.id).job_id)
+        assert work_off() == 1
+    assert not dead_letters.get(letter.id).has_more
+    monkeypatch.setattr("stoker.dead_letters.service.NEWEST", 2)
+    story = dead_letters.get(letter.id)
+    assert [one.job_id for one in story.attempts] == jobs[-2:]
+    assert [one.job_id for one in story.requeues] == jobs[-2:]
+    assert story.has_more
+    call_command("stoker", "dead", "show", str(letter.id))
+    assert "Older attempts or requeues are not shown." in capsys.readouterr().out
 
 
 def test_second_requeue_returns_the_pending_job() -> None:

@@ -169,6 +169,7 @@ class DeadLetterAdmin(StoreAdmin):
             "job_url": visit.at("job_change", letter.job_id),
             "successor_url": letter.successor_id and visit.at("job_change", letter.successor_id),
             "attempts": list(reversed(story.attempts)),
+            "has_more": story.has_more,
             "requeues": [
                 {"is": one, "url": visit.at("job_change", one.job_id)}
                 for one in reversed(story.requeues)

@@ -263,12 +263,14 @@ class RequeueShape(Shape):
 
 
 class StoryShape(Shape):
-    """A dead letter with its attempts and requeues."""
+    """A dead letter with its newest attempts and requeues."""
 
     letter: LetterShape
     traceback: str
     attempts: list[AttemptShape]
     requeues: list[RequeueShape]
+    has_more: bool
+    """Whether there are older attempts or requeues."""
     args: list[Any] | None
     """Positional arguments; null = the package cannot be opened here."""
     kwargs: dict[str, Any] | None

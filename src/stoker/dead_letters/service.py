@@ -14,6 +14,7 @@ halted sequence goes on when its dead letter is discarded or purged.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Unpack
@@ -37,6 +38,8 @@ from .undoing import take_back
 
 Answer = LetterAnswer
 Fate = LetterFate
+NEWEST = 100
+"""Maximum number of attempts, and of requeues, in a ``Story``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,11 @@ class Story:
 
     letter: DeadLetter
     attempts: Sequence[Attempt]
-    """Attempts of all its jobs with their errors, oldest first."""
+    """The newest 100 attempts of all its jobs with their errors, oldest first."""
     requeues: Sequence[Requeue]
-    """Requeues, oldest first."""
+    """The newest 100 requeues, oldest first."""
+    has_more: bool
+    """Whether there are older attempts or requeues."""
     args: Sequence[Any] | None
     """Arguments of the last failed job; None = the package cannot be opened."""
     kwargs: Mapping[str, Any] | None
@@ -94,7 +99,7 @@ def stats(*, groups: int = 10, backend: str = "default", **filters: Unpack[Lette
 
 
 def get(dead_letter_id: UUID | str, *, backend: str = "default") -> Story:
-    """Return one dead letter with the error of every attempt.
+    """Return one dead letter with the errors of its newest attempts.
 
     Args:
         dead_letter_id: its id, or that of the job that failed last.
@@ -108,19 +113,26 @@ def get(dead_letter_id: UUID | str, *, backend: str = "default") -> Story:
         requeues = list(
             Requeue.objects.using(settings.database)
             .filter(identity=letter.identity)
-            .order_by("requeued_at", "pk")
+            .order_by("-requeued_at", "-pk")[: NEWEST + 1]
         )
         jobs = {letter.job_id, *(one.from_job_id for one in requeues)}
         attempts = list(
             Attempt.objects.using(settings.database)
             .filter(job_id__in=jobs)
-            .order_by("finished_at", "number")
+            .order_by("-finished_at", "-number")[: NEWEST + 1]
         )
-    try:
+    args, kwargs = None, None
+    with suppress(PackageError):
         package = sealer_for(settings).open(bytes(letter.package))
-    except PackageError:
-        return Story(letter, attempts, requeues, None, None)
-    return Story(letter, attempts, requeues, package.args, package.kwargs)
+        args, kwargs = package.args, package.kwargs
+    return Story(
+        letter,
+        attempts[:NEWEST][::-1],
+        requeues[:NEWEST][::-1],
+        has_more=max(len(attempts), len(requeues)) > NEWEST,
+        args=args,
+        kwargs=kwargs,
+    )
 
 
 def letter_of(settings: Settings, dead_letter_id: UUID | str) -> DeadLetter:

@@ -143,12 +143,14 @@ class ListLetters(Subcommand):
 
 
 class ShowLetter(Subcommand):
-    """Show one dead letter with the error of every attempt.
+    """Show one dead letter with the errors of its attempts.
 
-    Show one dead letter: its job, arguments, error, all attempts, and who requeued it and why.
+    Show one dead letter: its job, arguments, error, the newest 100 attempts, and who requeued it
+    and why (the newest 100 requeues).
 
     --json writes one object: letter (as `dead list`, with traceback), args, kwargs (each value as
-    text; null if the package cannot be opened), attempts[], requeues[].
+    text; null if the package cannot be opened), attempts[], requeues[], has_more (there are older
+    ones).
 
     Examples:
       manage.py stoker dead show 01a1fead-623a-79c2-8aa5-667b5b8d6a38
@@ -175,6 +177,7 @@ class ShowLetter(Subcommand):
             **call_as_plain(call),
             "attempts": [operations.columns(one, operations.ATTEMPT) for one in story.attempts],
             "requeues": [operations.columns(one, operations.REQUEUED) for one in story.requeues],
+            "has_more": story.has_more,
         }
         lines = letter_lines(story, call, all_tracebacks=options["all_tracebacks"])
         self.answer(options, plain, lines)

@@ -66,6 +66,8 @@ def letter_lines(
     """Return the details of a dead letter as lines."""
     yield f"dead letter   {story.letter.pk} ({story.letter.state})"
     yield from lines_of([*operations.facts_of(story.letter), call_fact(call)])
+    if story.has_more:
+        yield "Older attempts or requeues are not shown."
     if story.requeues:
         yield heading("Requeues")
         yield from (f"  {operations.requeue_text(one)}" for one in story.requeues)

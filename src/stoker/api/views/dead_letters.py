@@ -130,8 +130,8 @@ def purge_dead_letters(request: HttpRequest, body: Purging, backend: Backend = N
 
 @routes.show("/dead-letters/{letter_id}", "stoker.view_deadletter", StoryShape)
 def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = None) -> Any:
-    """Show one dead letter, with the error of every attempt and all requeues. The id is that of the
-    dead letter or of the job that failed last."""
+    """Show one dead letter, with the errors of its newest 100 attempts, and its newest 100
+    requeues. The id is that of the dead letter or of the job that failed last."""
     settings = settings_of(backend)
     story = dead_letters.get(letter_id, backend=settings.alias)
     call = opened_call(settings, bytes(story.letter.package), reveal=may_reveal(request))
@@ -140,6 +140,7 @@ def get_dead_letter(request: HttpRequest, letter_id: UUID, backend: Backend = No
         "traceback": plain(story.letter.traceback),
         "attempts": list(story.attempts),
         "requeues": list(story.requeues),
+        "has_more": story.has_more,
         **call_fields(call),
     }
 

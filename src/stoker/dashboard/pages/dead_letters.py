@@ -77,7 +77,7 @@ def show(visit: DashboardContext) -> PageContent:
 
 @page("stoker.view_deadletter")
 def show_one(visit: DashboardContext, letter_id: UUID) -> PageContent:
-    """Return one dead letter, with the error of every attempt and all requeues."""
+    """Return one dead letter, with the errors of its newest attempts and its newest requeues."""
     story = dead_letters.get(letter_id, backend=visit.alias)
     attempts = list(reversed(story.attempts))
     shown = fitting([one.traceback for one in attempts])
@@ -89,6 +89,7 @@ def show_one(visit: DashboardContext, letter_id: UUID) -> PageContent:
         "attempts": attempts,
         "with_traceback": attempts if shows_all else attempts[:shown],
         "requeues": story.requeues,
+        "has_more": story.has_more,
         **call_of(
             opened_call(visit.settings, bytes(story.letter.package), reveal=visit.may(REVEAL))
         ),
