@@ -75,6 +75,14 @@ def hook(task: Any) -> None:
     done.append((task.id, task.name, task.success, task.result))
 
 
+def hook_whole(task: Any) -> None:
+    done.append(task)
+
+
+def repeat(text: str, count: int) -> str:
+    return text * count
+
+
 def try_in_sync(path: str) -> str:
     try:
         return async_task(path, sync=True)

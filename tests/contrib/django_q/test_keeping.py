@@ -32,6 +32,7 @@ from stoker.contrib.django_q.tasks import (
 )
 from stoker.jobs.package import sealer_for
 from stoker.models import Job
+from stoker.operations.details import opened_call
 from stoker.signals import call_project_with
 from stoker.tasks.arguments import HIDDEN, hidden_pattern, shown_call
 from stoker.tasks.registry import task_of
@@ -40,6 +41,7 @@ from stoker.values.pickles import nothing_unpickled
 
 from tests.contrib.django_q import functions
 from tests.contrib.django_q.test_schedules import fire
+from tests.integration.work import work_off
 
 pytestmark = pytest.mark.django_db(databases="__all__")
 HERE = "tests.contrib.django_q.functions"
@@ -232,6 +234,46 @@ def test_save_limit_per_group_counts_each_group() -> None:
     assert sorted(row.result for row in Task.objects.all()) == [4, 5]
 
 
+def run_without_hooks() -> None:
+    """Run the waiting tasks but not their hooks, and delete what upkeep may prune meanwhile."""
+    work_off(conf.settings())
+    Task.objects.all().delete()
+    Job.objects.using(conf.database()).exclude(status=None).delete()
+
+
+@override_settings(Q_CLUSTER={"name": "default", "save_limit": 1})
+@pytest.mark.usefixtures("each_serializer")
+def test_hooks_get_the_task_after_its_row_and_job_were_pruned() -> None:
+    ids = [async_task(f"{HERE}.add", n, two=0.5, hook=f"{HERE}.hook_whole") for n in (1, 2)]
+    run_without_hooks()
+    drain()
+    found = {row.id: (row.args, row.kwargs, row.result, row.success) for row in functions.done}
+    assert found == {
+        ids[0]: ([1], {"two": 0.5}, 1.5, True),
+        ids[1]: ([2], {"two": 0.5}, 2.5, True),
+    }
+    assert all(row.func == f"{HERE}.add" and row.time_taken() >= 0 for row in functions.done)
+
+
+def test_hook_of_a_result_that_is_too_large_for_its_package_reads_the_row() -> None:
+    async_task(f"{HERE}.repeat", "x", 1 << 20, hook=f"{HERE}.hook", save=True)
+    drain()
+    assert [len(one[3]) for one in functions.done] == [1 << 20]
+
+
+@pytest.mark.usefixtures("each_serializer")
+def test_package_of_a_hook_shows_neither_arguments_nor_result() -> None:
+    async_task(f"{HERE}.sign_in", "ben", "correct horse", token="battery", hook=f"{HERE}.hook")
+    run_without_hooks()
+    (job,) = Job.objects.using(conf.database())
+    shown = opened_call(conf.settings(), bytes(job.package))
+    assert shown is not None
+    hidden = {name for name, value in shown.args[2].items() if value == HIDDEN}
+    assert hidden == {"args", "kwargs", "result"}
+    assert "correct horse" not in str(shown)
+    assert "battery" not in str(shown)
+
+
 @override_settings(Q_CLUSTER={"name": "default", "save_limit": -1})
 def test_negative_save_limit_keeps_no_success() -> None:
     async_task(f"{HERE}.add", 1)
@@ -261,6 +303,12 @@ def pickled() -> Iterator[None]:
     tasks["default"]["OPTIONS"] = {**tasks["default"]["OPTIONS"], "SERIALIZER": "pickle"}
     with override_settings(TASKS=tasks):
         yield
+
+
+@pytest.fixture(params=["json", "pickle"])
+def each_serializer(request: pytest.FixtureRequest) -> None:
+    if request.param == "pickle":
+        request.getfixturevalue("pickled")
 
 
 @pytest.mark.usefixtures("pickled")

@@ -27,7 +27,7 @@ from . import conf
 from .inline import inline
 from .instances import as_references, read_rows
 from .signals import SENDER, post_execute_in_worker, pre_execute
-from .spec import CallingTask, Spec, as_dict, function_at, unpacked
+from .spec import SEALED, CallingTask, Spec, as_dict, function_at, unpacked
 
 RECORD = "stoker.contrib.django_q.recording.record"
 
@@ -127,14 +127,21 @@ def collect(found: list[Any], spec: Spec, arguments: Any) -> list[Any]:
     return [one[0] for one in found]
 
 
-def run_hook(hook: str, task_id: str) -> None:
-    """Call the hook at this path with the Task of the finished job."""
-    call_hook(_function_of_job(hook), task_id)
+def run_hook(hook: str, task_id: str, columns: dict[str, Any] | None = None) -> None:
+    """Call the hook at this path with the Task of the finished job.
+
+    Args:
+        columns: those of the Task, because its row and the job may be deleted before the hook runs.
+            None = they were too large, or an earlier version enqueued the hook.
+    """
+    call_hook(_function_of_job(hook), task_id, columns)
 
 
-def call_hook(function: Callable[..., Any], task_id: str) -> None:
+def call_hook(
+    function: Callable[..., Any], task_id: str, columns: dict[str, Any] | None = None
+) -> None:
     """Call this hook with the Task of the finished job."""
-    function(_model("Task").of_job(task_id))
+    function(_model("Task").of_job(task_id, columns))
 
 
 def _model(name: str) -> Any:
@@ -152,4 +159,4 @@ def _task(function: Any, kind: type[CallingTask] = RecordedTask, **options: Any)
 call_task = _task(call)
 item_task = _task(call_item, CallingTask)
 collect_task = _task(collect, give_up_on=ItemsFailed)
-hook_task = _task(run_hook, CallingTask)
+hook_task = _task(run_hook, CallingTask, redact=SEALED)

@@ -19,6 +19,7 @@ from django.db.models import Count
 from django.db.models.signals import post_save
 
 from stoker.conf import Settings
+from stoker.exceptions import PackageTooLarge
 from stoker.jobs.package import sealer_for
 from stoker.signals import call_project
 from stoker.store.transactions import after_commit
@@ -77,9 +78,7 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
         # Otherwise an editor of the arguments may have chosen the hook.
         is_own = bool(package.options.via) and spec["func"] == package.task
         if spec.get("hook") and is_own and not spec.get("sync"):
-            limits = conf.limits_of(package.queue, {})
-            task = hook_task.under(spec["hook"]).using(queue_name=package.queue, **limits)
-            task.enqueue(spec["hook"], row.pk)
+            _enqueue_hook(spec["hook"], row, package.queue)
     Task.objects.using(alias).bulk_create(saved, ignore_conflicts=True)
     due = [one for one in told if "cached" in one[0] or _is_announced(one[0], one[2])]
     announce = partial(_announce, due)
@@ -88,6 +87,15 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
         run.announcements.append(announce)
     else:
         after_commit(alias, announce)
+
+
+def _enqueue_hook(hook: str, row: Task, queue: str) -> None:
+    """Enqueue the hook with the columns of the row, which may be pruned before the hook runs."""
+    task = hook_task.under(hook).using(queue_name=queue, **conf.limits_of(queue, {}))
+    try:
+        task.enqueue(hook, row.pk, row.sealed_columns())
+    except PackageTooLarge:  # the hook then needs the row or the job
+        task.enqueue(hook, row.pk)
 
 
 def _is_announced(spec: dict[str, Any], is_saved: bool) -> bool:

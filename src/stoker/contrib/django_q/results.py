@@ -28,6 +28,7 @@ from stoker.jobs.results import pauses
 
 from . import conf
 from .models import Task
+from .models.task import COLUMNS
 
 LONGEST_PAUSE_SECONDS = 0.25
 Found = TypeVar("Found")
@@ -212,10 +213,6 @@ def _seen(look: Callable[[], Found | None], wait: int) -> Found | None:
     return found
 
 
-FIELDS = (
-    "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started",
-    "stopped", "success", "attempt_count",
-)  # fmt: skip
 GONE = ""
 """Content of a slot whose result was deleted. Later slots of the group are still read."""
 
@@ -224,7 +221,7 @@ def keep(row: Task, seconds: float) -> None:
     """Put a result into the cache."""
     cache = _cache()
     row.open_values()
-    cache.set(_key(row.pk), {name: getattr(row, name) for name in FIELDS}, seconds)
+    cache.set(_key(row.pk), {name: getattr(row, name) for name in COLUMNS}, seconds)
     cache.set(_key("name", row.name), row.pk, seconds)
     if row.group:
         slot = 0

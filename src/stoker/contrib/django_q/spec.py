@@ -36,6 +36,8 @@ OPTIONS = (
     "broker", "cluster", "timeout", "task_name",
 )  # fmt: skip
 """Keyword arguments of ``async_task`` that are not passed to the function."""
+SEALED = ("args", "kwargs", "result")
+"""Columns of ``Task`` with sealed values. They may contain secrets."""
 LONGEST_FUNCTION = 256
 LONGEST = 100
 

@@ -7,6 +7,7 @@ user deletes it.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, ClassVar, Self
 from uuid import UUID, uuid4
@@ -16,7 +17,7 @@ from django.utils import timezone
 
 from stoker.conf import Settings
 from stoker.contrib.django_q import conf
-from stoker.contrib.django_q.spec import name_of
+from stoker.contrib.django_q.spec import SEALED, name_of
 from stoker.exceptions import PackageError
 from stoker.jobs.package import Package, sealer_for
 from stoker.models import Attempt, Job
@@ -26,6 +27,10 @@ from stoker.workflows.deliver import Ended
 from .sealed import Raw, SealedField
 
 LONGEST_ID = 32
+COLUMNS = (
+    "id", "name", "func", "hook", "args", "kwargs", "result", "group", "cluster", "started",
+    "stopped", "success", "attempt_count",
+)  # fmt: skip
 
 
 def new_id() -> str:
@@ -163,11 +168,14 @@ class Task(models.Model):
         return rows.delete() if objects else rows.update(group=None)
 
     @classmethod
-    def of_job(cls, job_id: str) -> Self:
+    def of_job(cls, job_id: str, columns: Mapping[str, Any] | None = None) -> Self:
         """Return the Task of a finished job, built from the job if no row of it is kept.
 
+        Args:
+            columns: those of ``sealed_columns``, for the case that the job is not kept either.
+
         Raises:
-            Task.DoesNotExist: neither the row nor the job is kept.
+            Task.DoesNotExist: neither the row nor the job is kept, and there are no columns.
         """
         row: Self | None = cls.objects.filter(pk=job_id).first()
         if row is not None:
@@ -175,17 +183,29 @@ class Task(models.Model):
         jobs = Job.objects.using(conf.database())
         job = jobs.filter(pk=UUID(job_id)).exclude(status=None).first()
         if job is None:
-            raise cls.DoesNotExist(f"There is no task {job_id} (any more).")
+            if columns is None:
+                raise cls.DoesNotExist(f"There is no task {job_id} (any more).")
+            sealed = {name: Raw(columns[name]) for name in SEALED}
+            return cls(**{**columns, **sealed}).open_values()
         value = None if job.value is None else bytes(job.value)
         ended = Ended(job.pk, str(job.status), job.attempts, value, "", job.reason)
         settings = conf.settings()
         package = sealer_for(settings).open(bytes(job.package))
         return task_row(settings, ended, package).open_values()  # type: ignore[return-value] # no subclass is asked
 
+    def sealed_columns(self) -> dict[str, Any]:
+        """Return the columns of this row, those with sealed values as bytes."""
+        sealer = sealer_for(conf.settings())
+        columns = {name: getattr(self, name) for name in COLUMNS}
+        for name in SEALED:
+            value = columns[name]
+            columns[name] = bytes(value) if isinstance(value, Raw) else sealer.seal_value(value)
+        return columns
+
     def open_values(self) -> Self:
         """Replace the sealed values of this row by their contents, and return the row."""
         sealer = sealer_for(conf.settings())
-        for name in ("args", "kwargs", "result"):
+        for name in SEALED:
             value = getattr(self, name)
             if isinstance(value, Raw):
                 try:
