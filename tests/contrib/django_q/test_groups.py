@@ -1,12 +1,16 @@
 """Groups, chains and iterations of tasks."""
 
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
+from django.core.cache import caches
+from django.test import override_settings
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
+from stoker.contrib.django_q import results
 from stoker.contrib.django_q.models import Task
 from stoker.contrib.django_q.tasks import (
     Chain,
@@ -106,6 +110,71 @@ def test_cached_group_is_read_and_deleted() -> None:
     assert delete_group_cached("cached") == 2
     assert count_group_cached("cached") is None
     assert fetch_cached(ids[1]) is None
+
+
+@pytest.fixture
+def large_cache() -> Iterator[None]:
+    backend = "django.core.cache.backends.locmem.LocMemCache"
+    with override_settings(
+        CACHES={"default": {"BACKEND": backend, "OPTIONS": {"MAX_ENTRIES": 10_000}}}
+    ):
+        yield
+        caches["default"].clear()
+
+
+def keep_in_group(numbers: Iterable[int]) -> None:
+    for number in numbers:
+        row = Task(name=f"{number}", func="f", group="g", result=number, args=[], kwargs={})
+        results.keep(row, 60)
+
+
+@pytest.mark.usefixtures("large_cache")
+def test_number_of_cache_calls_does_not_grow_with_the_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    class CountingCache:
+        def __getattr__(self, name: str) -> Any:
+            calls.append(name)
+            return getattr(caches["default"], name)
+
+    monkeypatch.setattr(results, "_cache", CountingCache)
+    keep_in_group(range(200))
+    assert len(calls) < 2000
+    calls.clear()
+    assert sorted(result_group_cached("g") or []) == [*range(200)]
+    assert len(calls) < 50
+
+
+@pytest.mark.usefixtures("large_cache")
+def test_expired_slots_of_a_cached_group_do_not_hide_later_ones() -> None:
+    keep_in_group(range(210))
+    expired = [results._slot("g", slot) for slot in (0, *range(5, 205))]
+    caches["default"].delete_many(expired)
+    assert sorted(result_group_cached("g") or []) == [1, 2, 3, 4, 205, 206, 207, 208, 209]
+    assert delete_group_cached("g") == 9
+    assert count_group_cached("g") is None
+
+
+@pytest.mark.usefixtures("large_cache")
+def test_cached_group_of_an_earlier_version_is_read_and_continued() -> None:
+    """It took the slots from 0 on, and had no counter."""
+    keep_in_group(range(150))
+    caches["default"].delete(results._counter("g"))
+    assert count_group_cached("g") == 150
+    keep_in_group([150])
+    caches["default"].set(results._counter("g"), 149, 60)  # it still runs, and has taken two slots
+    keep_in_group([151])
+    assert sorted(result_group_cached("g") or []) == [*range(152)]
+
+
+def test_group_in_a_cache_that_keeps_nothing_is_empty(caplog: pytest.LogCaptureFixture) -> None:
+    dummy = {"default": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}}
+    with override_settings(CACHES=dummy):
+        keep_in_group([1])
+        assert count_group_cached("g") is None
+    assert "could not be added to its group 'g'" in caplog.text
 
 
 def test_chain_runs_its_steps_in_order() -> None:

@@ -7,14 +7,17 @@
 
     django_q:NAME:ID                 a Task, as a dict
     django_q:NAME:name:TASK_NAME     its id
-    django_q:NAME:group:GROUP:3      the id of the group's third finished task
+    django_q:NAME:group:GROUP:3      the id of a finished task of the group, in its slot 3
+    django_q:NAME:group:GROUP:count  the number of slots that were taken
 
-Each finished task takes a slot of its group with the atomic ``cache.add``. So no member is lost
-when several end at the same time.
+Each finished task takes the next slot of its group with ``cache.add``, because ``cache.incr`` is
+not atomic in some caches. So no member is lost when several end at the same time, except in
+``FileBasedCache``, whose ``add`` is not atomic either.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -29,6 +32,8 @@ from stoker.jobs.results import pauses
 from . import conf
 from .models import Task
 from .models.task import COLUMNS
+
+logger = logging.getLogger("stoker")
 
 LONGEST_PAUSE_SECONDS = 0.25
 Found = TypeVar("Found")
@@ -152,7 +157,7 @@ def count_group(group_id: str, failures: bool = False, cached: Any = None) -> in
     None = the cache has no such group.
     """
     if _is_cached(cached):
-        if next(_members(group_id), None) is None:
+        if next(_slots(group_id), None) is None:
             return None
         rows = look_up_group(group_id)
         return sum(not row.success for row in rows) if failures else len(rows)
@@ -213,8 +218,9 @@ def _seen(look: Callable[[], Found | None], wait: int) -> Found | None:
     return found
 
 
-GONE = ""
-"""Content of a slot whose result was deleted. Later slots of the group are still read."""
+PAGE = 100
+"""Number of slots that are read together."""
+MOST_TRIES = 100
 
 
 def keep(row: Task, seconds: float) -> None:
@@ -224,9 +230,7 @@ def keep(row: Task, seconds: float) -> None:
     cache.set(_key(row.pk), {name: getattr(row, name) for name in COLUMNS}, seconds)
     cache.set(_key("name", row.name), row.pk, seconds)
     if row.group:
-        slot = 0
-        while not cache.add(_key("group", row.group, str(slot)), row.pk, seconds):
-            slot += 1
+        _join(row.group, row.pk, seconds)
 
 
 def look_up(task_id: str) -> Task | None:
@@ -234,15 +238,17 @@ def look_up(task_id: str) -> Task | None:
     cache = _cache()
     found = cache.get(_key(_id(task_id)))
     if found is None:
-        found = cache.get(_key(str(cache.get(_key("name", task_id), GONE))))
+        named = cache.get(_key("name", task_id))
+        found = None if named is None else cache.get(_key(named))
     return None if found is None else Task(**found)
 
 
 def look_up_group(group_id: str) -> list[Task]:
     """Return the cached results of a group, sorted by the end of their tasks."""
-    found = _cache().get_many([_key(one) for one in _members(group_id) if one != GONE])
-    rows = [Task(**values) for values in found.values()]
-    return sorted(rows, key=lambda row: row.stopped)
+    found: dict[str, Any] = {}
+    for slots in _slots(group_id):
+        found |= _cache().get_many([_key(task_id) for task_id in slots.values()])
+    return sorted((Task(**values) for values in found.values()), key=lambda row: row.stopped)
 
 
 def forget(task_id: str) -> bool:
@@ -253,18 +259,52 @@ def forget(task_id: str) -> bool:
 
 def forget_group(group_id: str) -> int:
     """Delete the cached results of a group. Return their number."""
-    members = [one for one in _members(group_id) if one != GONE]
-    count = len(_cache().get_many([_key(one) for one in members]))
-    _cache().delete_many([_key(one) for one in members])
-    _cache().delete_many([_key("group", group_id, str(slot)) for slot in range(len(members))])
+    cache, count = _cache(), 0
+    for slots in _slots(group_id):
+        results = [_key(task_id) for task_id in slots.values()]
+        count += len(cache.get_many(results))
+        cache.delete_many([*results, *slots])
+    cache.delete(_counter(group_id))
     return count
 
 
-def _members(group_id: str) -> Iterator[str]:
-    cache, slot = _cache(), 0
-    while (found := cache.get(_key("group", group_id, str(slot)))) is not None:
-        yield str(found)
-        slot += 1
+def _join(group_id: str, task_id: str, seconds: float) -> None:
+    """Put a task into a free slot of its group. The counter is kept as long as this slot."""
+    cache, counter = _cache(), _counter(group_id)
+    for _ in range(MOST_TRIES):
+        try:
+            slot = cache.incr(counter) - 1
+        except ValueError:  # it is not there, or has just expired
+            taken = sum(map(len, _slots(group_id)))  # earlier versions had no counter
+            cache.add(counter, taken, seconds)
+        else:
+            if cache.add(_slot(group_id, slot), task_id, seconds):
+                cache.touch(counter, seconds)
+                return
+    logger.warning("Task %s could not be added to its group %r in the cache.", task_id, group_id)
+
+
+def _slots(group_id: str) -> Iterator[dict[str, str]]:
+    """Yield key -> task id of a group's slots, in pages, without expired ones."""
+    cache, start = _cache(), 0
+    count = cache.get(_counter(group_id), 0)
+    while True:
+        page = range(start, start + PAGE)
+        found = cache.get_many([_slot(group_id, slot) for slot in page])
+        if found:
+            yield found
+        start += PAGE
+        # Slots beyond the counter were taken by earlier versions, one after another.
+        if start >= count and len(found) < PAGE:
+            return
+
+
+def _counter(group_id: str) -> str:
+    return _key("group", group_id, "count")
+
+
+def _slot(group_id: str, slot: int) -> str:
+    return _key("group", group_id, str(slot))
 
 
 def _id(task_id: str) -> str:
