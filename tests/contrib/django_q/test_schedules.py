@@ -1,5 +1,7 @@
 """``schedule()`` and rows of ``Schedule``."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -7,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from django.core.exceptions import ValidationError
-from django.db import IntegrityError
+from django.db import IntegrityError, connection, connections, transaction
 from django.db.models import F
 from django.test import override_settings
 from django.utils import timezone
@@ -143,6 +145,39 @@ def test_duplicate_name_raises_integrity_error() -> None:
     schedule(f"{HERE}.note", name="tidy", next_run=FUTURE)
     with pytest.raises(IntegrityError, match="tidy"):
         schedule(f"{HERE}.note", name="tidy")
+
+
+@pytest.mark.postgres
+@pytest.mark.mariadb
+@pytest.mark.django_db(databases="__all__", transaction=True)
+def test_name_that_another_transaction_takes_meanwhile_raises_integrity_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found_none, save = threading.Event(), Schedule.save
+
+    def note_and_save(row: Schedule) -> None:
+        found_none.set()
+        save(row)
+
+    def create_another() -> None:
+        try:
+            if connection.vendor == "mysql":
+                with connection.cursor() as cursor:
+                    cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            schedule(f"{HERE}.note", name="tidy", next_run=FUTURE)
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        with transaction.atomic(using=conf.database()):
+            schedule(f"{HERE}.note", name="tidy", next_run=FUTURE)
+            monkeypatch.setattr(Schedule, "save", note_and_save)
+            another = pool.submit(create_another)
+            assert found_none.wait(60)
+        with pytest.raises(IntegrityError, match="tidy"):
+            another.result()
+    assert [row.name for row in Schedule.objects.all()] == ["tidy"]
+    assert [row.name for row in OwnSchedule.objects.using(conf.database())] == ["tidy"]
 
 
 def test_task_gets_arguments_hook_and_group() -> None:

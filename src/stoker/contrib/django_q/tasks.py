@@ -12,6 +12,7 @@ from uuid import uuid4
 from django.db import IntegrityError, transaction
 
 from stoker.models import Step
+from stoker.schedules import service as schedules
 from stoker.tasks.signatures import chain as stoker_chain
 from stoker.tasks.signatures import chord, group
 
@@ -398,11 +399,25 @@ def schedule(func: Any, *args: Any, **kwargs: Any) -> Schedule:
     row.args = repr(tuple(args)) if args else None
     row.kwargs = repr(kwargs) if kwargs else None
     row.clean_fields(exclude=["args", "kwargs"])
+    refusal = f"There is a schedule {name!r} already."
     with transaction.atomic(using=conf.database()):
         if name and Schedule.objects.filter(name=name).exists():
-            raise IntegrityError(f"There is a schedule {name!r} already.")
+            raise IntegrityError(refusal)
         row.save()
+        if name and _was_created_twice(row):
+            raise IntegrityError(refusal)
     return row
+
+
+def _was_created_twice(row: Schedule) -> bool:
+    """Return whether another transaction has created a schedule of the same name at the same time.
+    Then Stoker's schedule of this row has got another name."""
+    own = schedules.find(backend=conf.alias())
+    if row.own_id is None or own.filter(pk=row.own_id, name=row.name).exists():
+        return False
+    others = Schedule.objects.filter(name=row.name).exclude(pk=row.pk)
+    # At REPEATABLE READ on MySQL, only a locking read sees the other row.
+    return others.exists() or bool(others.select_for_update().exists())
 
 
 __all__ = [
