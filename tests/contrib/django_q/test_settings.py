@@ -1,5 +1,6 @@
 """``Q_CLUSTER``: translation into TASKS, checks and warnings."""
 
+import ssl
 import subprocess
 import sys
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from django.core.checks import CheckMessage
 from django.test import override_settings
 from django.utils import timezone
+from redis import Redis
 
 from stoker.brokers.adapters import broker_for
 from stoker.conf import problems as problems_of_tasks
@@ -16,7 +18,7 @@ from stoker.contrib.django_q.apps import check_q_cluster
 from stoker.contrib.django_q.conf import Conf, logger
 from stoker.contrib.django_q.exceptions import TimeoutException
 from stoker.contrib.django_q.status import Stat
-from stoker.contrib.django_q.translation import entry_of, problems, read_cluster
+from stoker.contrib.django_q.translation import broker_url, entry_of, problems, read_cluster
 from stoker.inspect.stats import ClusterState, ProcessState
 from stoker.jobs.package import JobOptions, Package, sealer_for
 from stoker.values.ids import new_job_id
@@ -194,6 +196,27 @@ def test_broker_settings_become_a_url(given: dict[str, Any], url: str) -> None:
     assert not problems_of_tasks("default", entry)
     if not url.startswith("orm://"):  # a broker connects at its first use
         broker_for(read_settings("default", entry)).close()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ssl.CERT_REQUIRED),
+        ({"ssl_cert_reqs": None}, ssl.CERT_NONE),
+        ({"ssl_cert_reqs": "none"}, ssl.CERT_NONE),
+        ({"ssl_cert_reqs": ssl.CERT_NONE}, ssl.CERT_NONE),
+        ({"ssl_cert_reqs": ssl.CERT_OPTIONAL}, ssl.CERT_OPTIONAL),
+        ({"ssl_cert_reqs": ssl.CERT_REQUIRED}, ssl.CERT_REQUIRED),
+    ],
+    ids=str,
+)
+def test_certificate_of_redis_is_checked_as_configured(
+    given: dict[str, Any], expected: ssl.VerifyMode
+) -> None:
+    url = broker_url({"redis": {"host": "h", "ssl": True, **given}})
+    assert Redis.from_url(url).connection_pool.make_connection().cert_reqs == expected
+    without_tls = broker_url({"redis": {"host": "h", "ssl": False, **given}})
+    assert without_tls == "redis://h:6379/0"
 
 
 def test_sqs_credentials_cause_a_warning() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -28,6 +29,13 @@ REDIS_OWN = {
 }  # fmt: skip
 """Arguments of the Redis client that Stoker sets itself."""
 REDIS_READ = {"host", "port", "db", "username", "password", "ssl", "unix_socket_path"}
+CERT_REQS = {
+    None: "none",
+    ssl.CERT_NONE: "none",
+    ssl.CERT_OPTIONAL: "optional",
+    ssl.CERT_REQUIRED: "required",
+}
+"""``ssl_cert_reqs`` of the Redis client -> its text in a URL."""
 MONGO_READ = {"host", "port", "username", "password"}
 IRON_READ = {"host", "port", "protocol", "project_id", "token", "api_version"}
 SQS_READ = {"aws_region", "endpoint_url", "receive_message_wait_time_seconds"}
@@ -157,10 +165,13 @@ def _redis(given: Mapping[str, Any]) -> str:
     database = int(terms.get("db") or 0)
     if path := terms.get("unix_socket_path"):
         return f"unix://{_login(terms)}{quote(str(path))}?db={database}"
-    scheme = "rediss" if terms.get("ssl") else "redis"
     host = f"{terms.get('host') or 'localhost'}:{terms.get('port') or REDIS_PORT}"
+    if not terms.get("ssl"):
+        return f"redis://{_login(terms)}{host}/{database}"
+    if "ssl_cert_reqs" in secure:
+        secure["ssl_cert_reqs"] = CERT_REQS.get(secure["ssl_cert_reqs"], secure["ssl_cert_reqs"])
     query = urlencode({key: _plain(value) for key, value in secure.items() if value is not None})
-    return f"{scheme}://{_login(terms)}{host}/{database}" + (f"?{query}" if query else "")
+    return f"rediss://{_login(terms)}{host}/{database}" + (f"?{query}" if query else "")
 
 
 TRANSLATIONS: dict[str, Callable[[Mapping[str, Any]], str]] = {
