@@ -71,9 +71,9 @@ def monitor_config(schedule: Schedule) -> dict[str, Any] | None:
 
 def slug_of(name: str) -> str:
     """Return the monitor's slug: at most 50 of a-z, 0-9, _ and -. If the name loses more than its
-    case and single spaces, a digest keeps the slug unique."""
+    case, spaces and dots, a digest keeps the slug unique."""
     slug = re.sub(r"[^a-z0-9_-]+", "-", name.lower()).strip("-")
-    if slug == name.lower().replace(" ", "-") and 0 < len(slug) <= LONGEST_SLUG:
+    if slug == re.sub(r"[ .]", "-", name.lower()) and 0 < len(slug) <= LONGEST_SLUG:
         return slug
     digest = hashlib.sha256(name.encode()).hexdigest()[:8]
     return f"{slug[: LONGEST_SLUG - 9]}-{digest}".strip("-")
