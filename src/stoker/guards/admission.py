@@ -128,6 +128,8 @@ class _Admission:
 
     _locked: Collection[str] = ()
     """Names of the keys that other transactions have locked."""
+    _has_unseen_lines: Collection[UUID] = ()
+    """Keys of rates that also block jobs of queues that this claim does not serve."""
 
     def __init__(
         self,
@@ -156,8 +158,6 @@ class _Admission:
         """Key of a sequence -> its oldest job."""
         self._heads: dict[UUID, dict[str, tuple[int, UUID]]] = {}
         """Key -> queue -> rank and id of the first job in that line."""
-        self._has_unseen_lines: set[UUID] = set()
-        """Keys of rates that also block jobs of queues that this claim does not serve."""
         self._now_us = 0
         self._waited_seconds = time.monotonic() - terms.asked_at
         self._look()
@@ -180,10 +180,7 @@ class _Admission:
         self._fences: dict[UUID, int] = {}
         """Need -> its fencing number, for the admitted jobs."""
         self._next_fence = {key_id: key.fence for key_id, key in self._keys.items()}
-        for key in learn(self._keys, stated):
-            self._changed[key.pk] = key
-            self._drawn_on.add(key.pk)
-            self._passed_over[key.pk] = key.room  # the limit may have been raised
+        self._learn(stated)
 
     def decide(self, room: int, leasing: Leasing) -> AdmissionResult:
         admitted: list[Admitted] = []
@@ -215,6 +212,13 @@ class _Admission:
         called = self._call_passed_over()  # this may include jobs that were just blocked
         turned_away = decided + len(self._kept_out) - len(admitted)
         return AdmissionResult(claims, turned_away, bool(called), self._locked)
+
+    def _learn(self, stated: Iterable[StatedNeed]) -> None:
+        """Take over the numbers of the newest jobs."""
+        for key in learn(self._keys, stated):
+            self._changed[key.pk] = key
+            self._drawn_on.add(key.pk)
+            self._passed_over[key.pk] = key.room  # the limit may have been raised
 
     def _look(self) -> None:
         """Lock the keys and read the data that the decisions need."""
