@@ -163,6 +163,20 @@ def test_requeue_with_a_hidden_value_that_is_not_known_is_refused(
     assert not Ready.objects.exists()
 
 
+def test_requeue_without_an_element_of_a_list_with_hidden_values_is_refused() -> None:
+    """Otherwise the next element would get the hidden value of the one that was removed."""
+    accounts = [{"id": 1, "token": "token of 1"}, {"id": 2, "token": "token of 2"}]
+    letter = dead(frail.keep, "order 1", note=accounts)
+    answer = dead_letters.requeue(letter.id, kwargs={"note": [{"id": 2, "token": HIDDEN}]})
+    assert (answer.fate, answer.because) == (
+        Fate.REFUSED,
+        "elements of a list were added, removed or moved: write their values instead of [withheld]",
+    )
+    assert dead_letters.get(letter.id).kwargs == {"note": accounts}
+    answer = dead_letters.requeue(letter.id, kwargs={"note": [{"id": 2, "token": "token of 2"}]})
+    assert answer.fate is Fate.REQUEUED
+
+
 def test_requeued_job_keeps_its_options() -> None:
     frail.broken.add("order 1")
     result = frail.charge.using(max_attempts=2, queue_name="mail", priority=7).enqueue("order 1")

@@ -103,6 +103,8 @@ def test_label_of_a_secret_is_hidden() -> None:
             {"a": {"token": TOKEN, "b": 2}},
         ),
         ([8], (7, IBAN), [8]),
+        ([[[8, HIDDEN], [7, HIDDEN]]], ([(6, IBAN), (7, "DE1")],), [[[8, IBAN], [7, "DE1"]]]),
+        ([{"id": 2, "token": "new"}], [{"id": 1, "token": TOKEN}], [{"id": 2, "token": "new"}]),
     ],
 )
 def test_hidden_values_are_restored_in_their_places(edited: Any, before: Any, wanted: Any) -> None:
@@ -110,11 +112,37 @@ def test_hidden_values_are_restored_in_their_places(edited: Any, before: Any, wa
 
 
 @pytest.mark.parametrize(
-    ("edited", "before"), [([1, 2, HIDDEN], (7, IBAN)), ({"order": HIDDEN}, {"token": TOKEN})]
+    ("edited", "before"), [([HIDDEN], ()), ({"order": HIDDEN}, {"token": TOKEN})]
 )
 def test_hidden_value_in_another_place_is_refused(edited: Any, before: Any) -> None:
     with pytest.raises(ValueError, match="write a value instead of"):
         restored(edited, before)
+
+
+def account(number: int, token: str = HIDDEN) -> dict[str, Any]:
+    return {"id": number, "cards": [{"token": token}]}
+
+
+@pytest.mark.parametrize(
+    "edited",
+    [
+        [account(2)],
+        [account(3, "new"), account(1), account(2)],
+        [account(2), account(1)],
+        [account(2), account(3, "new")],
+    ],
+    ids=["removed", "inserted", "swapped", "replaced"],
+)
+def test_hidden_value_of_a_moved_element_is_refused(edited: list[Any]) -> None:
+    before = [account(1, "token of 1"), account(2, "token of 2")]
+    with pytest.raises(ValueError, match="added, removed or moved"):
+        restored([{"accounts": edited}], ({"accounts": before},))
+
+
+@pytest.mark.parametrize("edited", [[[8, HIDDEN]], [[8, HIDDEN], [7, HIDDEN]]])
+def test_hidden_value_of_a_moved_call_of_a_starmap_is_refused(edited: list[Any]) -> None:
+    with pytest.raises(ValueError, match="added, removed or moved"):
+        restored([edited], ([(7, IBAN), [8, "DE1"]],))
 
 
 @pytest.mark.parametrize("wrong", ["{nobody}", "{order_id", "{}", 7])
