@@ -11,7 +11,7 @@ from uuid import UUID
 import pytest
 from django.db import connections, transaction
 
-from stoker import Lock, Unique
+from stoker import JobCancelled, JobState, Lock, Unique
 from stoker.brokers.dispatch import Dispatch
 from stoker.compat import InvalidTask, task_signals
 from stoker.conf import settings_for
@@ -19,6 +19,7 @@ from stoker.exceptions import InvalidTaskOption, UnknownTask
 from stoker.jobs.relay import Relay, relay_from
 from stoker.models import Deferred, Job, Outgoing, UniqueKey
 from stoker.store.written import moment
+from stoker.testing import drain
 
 from tests.app.tasks import add
 
@@ -60,6 +61,24 @@ def test_result_shows_after_the_commit_whether_it_is_a_duplicate(announced: list
     assert (again.id, again.was_duplicate) == (new.id, True)
     assert announced == [there.id, new.id]
     assert Job.objects.using("queue").count() == 2
+
+
+@pytest.mark.parametrize("has_outbox", [True, False])
+def test_duplicate_of_an_ended_job_has_its_outcome_after_the_commit(
+    has_outbox: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_outbox:
+        monkeypatch.setattr("stoker.jobs.enqueue.has_outbox", lambda *_: False)
+    task = add.using(unique=Unique("{first}", within=3600))
+    done, cancelled = task.enqueue_many([((1, 1), {}), ((2, 1), {})])
+    assert cancelled.cancel()
+    drain().check()
+    with transaction.atomic(using="default"):
+        kept, late = task.enqueue_many([((1, 2), {}), ((2, 2), {})])
+    assert (kept.id, kept.was_duplicate, kept.wait(1)) == (done.id, True, 2)
+    assert (late.id, late.state) == (cancelled.id, JobState.CANCELLED)
+    with pytest.raises(JobCancelled):
+        late.wait(1)
 
 
 def test_rolled_back_enqueue_takes_no_key() -> None:

@@ -467,8 +467,8 @@ class _Intake:
 
 
 def _become(given: Result[Any], result: Result[Any]) -> None:
-    for one in fields(result):
-        object.__setattr__(given, one.name, getattr(result, one.name))
+    for name in (*(one.name for one in fields(result)), "_progress"):
+        object.__setattr__(given, name, getattr(result, name))
 
 
 def open_transaction(store: str) -> str | None:
