@@ -1,11 +1,16 @@
 """Retry one step of a workflow."""
 
+import time
+from datetime import timedelta
 from uuid import uuid4
 
 import pytest
+from django.utils import timezone
 
 from stoker import WorkflowResult, chain, current_workflow, dead_letters, group, task
-from stoker.models import DeadLetter, Requeue, Step, Workflow
+from stoker.conf import settings_for
+from stoker.jobs.package import sealer_for
+from stoker.models import DeadLetter, Job, Requeue, Step, Workflow
 from stoker.testing import drain
 
 from tests.workflows.tasks import DONE, FAILING, note
@@ -16,6 +21,11 @@ pytestmark = pytest.mark.django_db(transaction=True)
 @task(max_attempts=1)
 def add_failing_step() -> None:
     current_workflow().add(note.si("added"))
+
+
+@task(max_attempts=1, expires=3600)
+def note_in_time(name: str) -> None:
+    DONE.append(name)
 
 
 def failed(workflow: WorkflowResult, label: str = "") -> Step:
@@ -109,6 +119,26 @@ def test_discarded_dead_letter_does_not_prevent_a_retry() -> None:
     drain()
     workflow.refresh()
     assert workflow.status == "SUCCESSFUL"
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_step_that_is_retried_after_its_expiry_gets_a_new_one(is_cancelled: bool) -> None:
+    """Otherwise it would expire again after each retry."""
+    an_hour_ago = timezone.now() - timedelta(hours=1)
+    workflow = chain(note_in_time.using(expires=an_hour_ago).si("a"), note.si("b")).enqueue()
+    if is_cancelled:
+        workflow.cancel()
+    else:
+        drain()
+        dead_letters.discard(DeadLetter.objects.get(reason="expired").pk)
+        workflow.refresh()
+    assert workflow.retry() == 1
+    job = Job.objects.get(status=None)
+    expires_at = sealer_for(settings_for()).open(bytes(job.package)).options.expires_at
+    assert expires_at == pytest.approx(time.time() + 3600, abs=600)
+    drain()
+    workflow.refresh()
+    assert (DONE, workflow.status) == (["a", "b"], "SUCCESSFUL")
 
 
 def test_requeued_callback_leaves_the_failed_chain_to_be_retried() -> None:

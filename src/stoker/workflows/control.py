@@ -28,6 +28,7 @@ from stoker.store.engines.sessions import explained
 from stoker.store.statements import deciding, with_keys
 from stoker.store.transactions import after_commit, is_in_transaction, repeat_if_aborted
 from stoker.store.written import database_moment
+from stoker.tasks.options import expires_at
 from stoker.tasks.registry import task_of
 from stoker.values.ids import following_job_id
 from stoker.values.text import first_line_of
@@ -367,19 +368,20 @@ def _enqueue_again(
 
 
 def _same_job(settings: Settings, job: Job) -> Message:
-    """Return a new job like this one, which was cancelled or whose dead letter is closed."""
+    """Return a new job like this one, which was cancelled or whose dead letter is closed. As in
+    a requeue, the ``expires`` of the task counts from now."""
     package = sealer_for(settings).open(bytes(job.package))
-    job_id = following_job_id(job.pk)
-    data = sealer_for(settings).seal(changed(package, job_id=job_id))
-    options = package.options
+    task, now, job_id = task_of(package), time.time(), following_job_id(job.pk)
+    options = changed(package.options, expires_at=expires_at(task, now))
+    data = sealer_for(settings).seal(changed(package, job_id=job_id, options=options))
     return Message(
         job_id=job_id,
         task=job.task,
         queue=job.queue,
         priority=job.priority,
         package=data,
-        enqueued_at=time.time(),
-        needs=needs_of_step(task_of(package), package.args, package.kwargs, options.receives),
+        enqueued_at=now,
+        needs=needs_of_step(task, package.args, package.kwargs, options.receives),
         stays_in_store=True,  # a part of this transaction, whatever the broker is
     )
 
