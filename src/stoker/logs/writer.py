@@ -14,7 +14,7 @@ from django.utils import timezone
 from stoker.conf import Settings
 from stoker.models import LogChunk
 from stoker.signals import tell
-from stoker.store.transactions import is_text_refused, may_pass
+from stoker.store.transactions import is_text_refused, may_be_too_large, may_pass
 
 from .lines import Chunk, chunk_in_ascii
 
@@ -38,6 +38,8 @@ class LogWriter:
         self._chunks: deque[Chunk] = deque()
         self._characters = 0
         self._dropped = 0
+        self._most = BATCH
+        """Maximum number of chunks in the next batch."""
         self._due_at = self._try_at = 0.0
 
     @property
@@ -83,12 +85,14 @@ class LogWriter:
             LogChunk.objects.using(self._alias).bulk_create(rows)
         except (DatabaseError, InterfaceError) as error:
             self._note_failure(error, batch)
+        else:
+            self._most = min(self._most + 1, BATCH)
 
     def _batch(self) -> list[Chunk]:
         """Remove and return the chunks to write next."""
         batch: list[Chunk] = []
         size = 0
-        while self._chunks and len(batch) < BATCH and size < BATCH_CHARACTERS:
+        while self._chunks and len(batch) < self._most and size < BATCH_CHARACTERS:
             batch.append(self._chunks.popleft())
             size += len(batch[-1][2])
         self._characters -= size
@@ -99,10 +103,14 @@ class LogWriter:
             self._put_back([chunk_in_ascii(chunk) for chunk in batch])
             return
         self._due_at = self._try_at = time.monotonic() + PAUSE_SECONDS
-        if may_pass(error) and not is_text_refused(error):
+        # A lost connection may have another reason than the size, so one chunk is tried twice.
+        is_too_large = may_be_too_large(error) and self._most == 1
+        if may_pass(error) and not is_text_refused(error) and not is_too_large:
             self._put_back(batch)
         else:  # they will never be taken
             self._dropped += len(batch)
+        if may_be_too_large(error):
+            self._most = max(1, len(batch) // 2)
         tell("logs_not_written", error=error, count=self._dropped)
         connections[self._alias].close_if_unusable_or_obsolete()
 

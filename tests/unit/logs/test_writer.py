@@ -23,10 +23,14 @@ class Table:
     def __init__(self) -> None:
         self.rows: list[Any] = []
         self.error: Exception | None = None
+        self.most_rows = BATCH
+        """Maximum number of rows that fit into one statement."""
 
     def bulk_create(self, rows: list[Any]) -> None:
         if self.error is not None:
             raise self.error
+        if len(rows) > self.most_rows:
+            raise OperationalError(1153, "Got a packet bigger than 'max_allowed_packet' bytes")
         self.rows += rows
 
 
@@ -131,6 +135,36 @@ def test_chunk_that_is_refused_in_ascii_too_is_dropped(
     writer.add([(uuid4().bytes, 1, '["\N{FIRE}"]')])
     writer.write()
     assert not told, "it is written again in ASCII"
+    writer.write()
+    assert (told[-1]["count"], writer.has_waiting) == (1, False)
+
+
+@pytest.mark.parametrize("most_rows", [1, 100])
+def test_batch_that_is_too_large_is_written_in_smaller_ones(
+    most_rows: int, writer: LogWriter, table: Table, told: list[dict[str, Any]]
+) -> None:
+    table.most_rows = most_rows
+    sent = chunks(BATCH)
+    writer.add(sent)
+    writer.write_all()
+    assert [row.job_id.bytes for row in table.rows] == [job_id for job_id, *_ in sent]
+    assert told[-1]["count"] == 0, "nothing is dropped"
+    table.most_rows = BATCH
+    for _ in range(BATCH):
+        writer.add(chunks(1))
+        writer.write()
+    writer.add(chunks(BATCH))
+    writer.write()
+    assert not writer.has_waiting, "the batches have grown again"
+
+
+def test_chunk_that_is_too_large_alone_is_dropped(
+    writer: LogWriter, table: Table, told: list[dict[str, Any]]
+) -> None:
+    table.most_rows = 0
+    writer.add(chunks(1))
+    writer.write()
+    assert writer.has_waiting, "the connection may have been lost for another reason"
     writer.write()
     assert (told[-1]["count"], writer.has_waiting) == (1, False)
 
