@@ -32,7 +32,7 @@ from stoker.compat import (
 )
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable, JobCancelled, JobFailed, ResultTimeout, UnknownTask
-from stoker.jobs.cancel import sweep_requests
+from stoker.jobs.cancel import cancel, sweep_requests
 from stoker.jobs.execute import Executor
 from stoker.jobs.results import Result, WaitState, fetch, fetch_many
 from stoker.jobs.states import JobState
@@ -596,6 +596,24 @@ class TestCancelling:
         assert Cancellation.objects.page(None) == {uuid.UUID(result.id): "not wanted"}
         assert Claimed.objects.count() == 1
         assert fetched(result).state is JobState.RUNNING
+
+    def test_cancel_of_a_job_that_is_deleted_meanwhile_returns_true(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """With ``KEEP_RESULTS: False`` its row is deleted when it ends."""
+
+        def cancel_and_end(*args: Any) -> bool:
+            is_cancelled = cancel(*args)
+            Claimed.objects.all().delete()
+            Job.objects.all().delete()
+            return is_cancelled
+
+        result = add.enqueue(1, 2)
+        claim()
+        monkeypatch.setattr("stoker.jobs.results.cancel", cancel_and_end)
+        assert result.cancel() is True
+        with pytest.raises(TaskResultDoesNotExist):
+            result.refresh()
 
     def test_blocked_job_is_cancelled_and_leaves_its_line(self) -> None:
         """Its needs are deleted."""

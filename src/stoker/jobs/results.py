@@ -226,7 +226,8 @@ class Result(_Seen, Generic[R]):  # type: ignore[misc] # frozen at run time
         )
         is_cancelled = cancel(settings_for(self.backend), unstored, reason)
         if is_cancelled:
-            self.refresh()
+            with suppress(TaskResultDoesNotExist):  # it has just ended, and its row was deleted
+                self.refresh()
         return is_cancelled
 
     async def acancel(self, reason: str = "") -> bool:
