@@ -15,7 +15,6 @@ from stoker.tasks.arguments import (
     hidden_pattern,
     hidden_texts,
     is_secret,
-    restored,
     shown_arguments,
     shown_call,
 )
@@ -91,58 +90,6 @@ def test_label_of_a_call_that_does_not_fit_is_empty() -> None:
 
 def test_label_of_a_secret_is_hidden() -> None:
     assert shown_arguments(call_provider, ("abc",), {}, SECRETS).label == "key [withheld]"
-
-
-@pytest.mark.parametrize(
-    ("edited", "before", "wanted"),
-    [
-        ([8, HIDDEN], (7, IBAN), [8, IBAN]),
-        (
-            {"a": {"token": HIDDEN, "b": 2}},
-            {"a": {"token": TOKEN, "b": 1}},
-            {"a": {"token": TOKEN, "b": 2}},
-        ),
-        ([8], (7, IBAN), [8]),
-        ([[[8, HIDDEN], [7, HIDDEN]]], ([(6, IBAN), (7, "DE1")],), [[[8, IBAN], [7, "DE1"]]]),
-        ([{"id": 2, "token": "new"}], [{"id": 1, "token": TOKEN}], [{"id": 2, "token": "new"}]),
-    ],
-)
-def test_hidden_values_are_restored_in_their_places(edited: Any, before: Any, wanted: Any) -> None:
-    assert restored(edited, before) == wanted
-
-
-@pytest.mark.parametrize(
-    ("edited", "before"), [([HIDDEN], ()), ({"order": HIDDEN}, {"token": TOKEN})]
-)
-def test_hidden_value_in_another_place_is_refused(edited: Any, before: Any) -> None:
-    with pytest.raises(ValueError, match="write a value instead of"):
-        restored(edited, before)
-
-
-def account(number: int, token: str = HIDDEN) -> dict[str, Any]:
-    return {"id": number, "cards": [{"token": token}]}
-
-
-@pytest.mark.parametrize(
-    "edited",
-    [
-        [account(2)],
-        [account(3, "new"), account(1), account(2)],
-        [account(2), account(1)],
-        [account(2), account(3, "new")],
-    ],
-    ids=["removed", "inserted", "swapped", "replaced"],
-)
-def test_hidden_value_of_a_moved_element_is_refused(edited: list[Any]) -> None:
-    before = [account(1, "token of 1"), account(2, "token of 2")]
-    with pytest.raises(ValueError, match="added, removed or moved"):
-        restored([{"accounts": edited}], ({"accounts": before},))
-
-
-@pytest.mark.parametrize("edited", [[[8, HIDDEN]], [[8, HIDDEN], [7, HIDDEN]]])
-def test_hidden_value_of_a_moved_call_of_a_starmap_is_refused(edited: list[Any]) -> None:
-    with pytest.raises(ValueError, match="added, removed or moved"):
-        restored([edited], ([(7, IBAN), [8, "DE1"]],))
 
 
 @pytest.mark.parametrize("wrong", ["{nobody}", "{order_id", "{}", 7])

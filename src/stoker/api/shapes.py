@@ -14,9 +14,8 @@ from stoker.inspect.guards import Crowded
 from stoker.inspect.stats import ClusterState, DeadLetterCounts, FinishedCounts
 from stoker.inspect.waits import WaitCause
 from stoker.queues import QueueDepth
+from stoker.values.text import plain
 from stoker.why import Kind
-
-from .values import plain
 
 PlainText = Annotated[str, AfterValidator(lambda text: str(plain(text)))]
 """Text of an error, without characters that JSON cannot represent."""

@@ -14,10 +14,10 @@ from stoker.exceptions import ConfigurationError
 from stoker.tasks.arguments import ShownCall
 from stoker.tasks.decorator import own_backends
 from stoker.values.marks import project_moment
+from stoker.values.text import plain
 
 from .problems import CallRefused
 
-LONGEST_WHOLE_BITS = 4000
 SALT = "stoker.api.cursor"
 
 
@@ -107,31 +107,3 @@ def call_fields(call: ShownCall | None) -> dict[str, Any]:
     if call is None:
         return {"label": "", "args": None, "kwargs": None}
     return {"label": call.label, "args": plain(call.args), "kwargs": plain(call.kwargs)}
-
-
-def plain(value: Any) -> Any:
-    """Return a value that can be written as JSON. Values that JSON cannot represent become text."""
-    if value is None or isinstance(value, bool | str):
-        return _text(value) if isinstance(value, str) else value
-    if isinstance(value, int):
-        fits = value.bit_length() < LONGEST_WHOLE_BITS
-        return int(value) if fits else f"a number of {value.bit_length()} bits"
-    if isinstance(value, float):
-        return value if value - value == 0 else str(value)
-    if isinstance(value, dict):
-        return {_text(str(key)): plain(one) for key, one in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(one) for one in value]
-    if isinstance(value, datetime):
-        return value.isoformat()
-    if isinstance(value, bytes | bytearray):
-        return base64.b64encode(value).decode()
-    try:
-        return _text(str(value))
-    except Exception:  # noqa: BLE001 - anybody's own class
-        return f"a {type(value).__name__}"
-
-
-def _text(text: str) -> str:
-    """Replace lone surrogates, which JSON forbids, by question marks."""
-    return text.encode("utf-8", "replace").decode()

@@ -39,7 +39,7 @@ from stoker.signals import tell
 from stoker.store.engines.sessions import explained
 from stoker.store.statements import delete_by_key, with_keys
 from stoker.store.transactions import TRIES, after_commit, is_conflict, pause_before_retry
-from stoker.tasks.arguments import restored
+from stoker.tasks.edited_arguments import restored
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.ids import LINKED, following_job_id
 from stoker.values.text import stored_text

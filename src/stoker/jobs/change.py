@@ -35,7 +35,8 @@ from stoker.store.statements import deciding
 from stoker.store.transactions import after_commit
 from stoker.store.waiting import Held
 from stoker.store.written import MICROSECONDS, database_now_us, microseconds
-from stoker.tasks.arguments import changed_call, restored
+from stoker.tasks.arguments import changed_call
+from stoker.tasks.edited_arguments import restored
 from stoker.tasks.registry import task_of
 from stoker.values import codec
 from stoker.values.marks import refuse_far_moment

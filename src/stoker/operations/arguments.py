@@ -13,7 +13,8 @@ from stoker.exceptions import PackageError, UnknownTask
 from stoker.jobs.package import Package, sealer_for
 from stoker.jobs.sealing import NOT_YET_KNOWN, calls_of
 from stoker.models import DeadLetter, Job
-from stoker.tasks.arguments import ShownCall, mismatch_of, restored, shown_call
+from stoker.tasks.arguments import ShownCall, mismatch_of, shown_call
+from stoker.tasks.edited_arguments import restored
 from stoker.tasks.guards import signature_of_call
 from stoker.tasks.registry import find_task
 from stoker.values import codec

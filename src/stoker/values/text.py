@@ -1,8 +1,11 @@
-"""Texts that every database accepts, and that fit a line."""
+"""Texts that databases, terminals and JSON accept, and values as such texts."""
 
 from __future__ import annotations
 
+import base64
 import re
+from datetime import datetime
+from typing import Any
 
 UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
@@ -12,6 +15,9 @@ UNSAFE = re.compile(
 SHOWN = re.compile(r'(<textarea\b[^>]*>[^<]*)|>[^<]+|\b(?:title|aria-label)="[^"]*"')
 """Pattern of the texts that a page shows. The group matches the text of a text area, which is left
 as it is because the form sends it back."""
+
+LONGEST_WHOLE_BITS = 4000
+"""A longer whole number is shown as its length."""
 
 
 def shown_text(text: str) -> str:
@@ -52,6 +58,36 @@ def stored_text(text: str | None, most: int) -> str:
     """
     clean = str("" if text is None else text).replace("\x00", "\\x00")
     return clean.encode("utf-8", "backslashreplace").decode("utf-8")[:most]
+
+
+def plain(value: Any) -> Any:
+    """Return a value that can be written as JSON. Values that JSON cannot represent become text."""
+    if value is None or isinstance(value, bool | str):
+        return _encodable(value) if isinstance(value, str) else value
+    if isinstance(value, int):
+        fits = value.bit_length() < LONGEST_WHOLE_BITS
+        return int(value) if fits else f"a number of {value.bit_length()} bits"
+    if isinstance(value, float):
+        return value if value - value == 0 else str(value)
+    if isinstance(value, dict):
+        return {_encodable(str(key)): plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, set | frozenset):  # each process iterates over it in its own order
+        return sorted(map(plain, value), key=repr)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, bytes | bytearray):
+        return base64.b64encode(value).decode()
+    try:
+        return _encodable(str(value))
+    except Exception:  # noqa: BLE001 - anybody's own class
+        return f"a {type(value).__name__}"
+
+
+def _encodable(text: str) -> str:
+    """Replace lone surrogates, which JSON forbids, by question marks."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def first_line_of(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from stoker.api.shapes import (
     LetterShape,
     StoryShape,
 )
-from stoker.api.values import Backend, call_fields, cursor_of, mark_of, plain, settings_of
+from stoker.api.values import Backend, call_fields, cursor_of, mark_of, settings_of
 from stoker.dead_letters import service as dead_letters
 from stoker.dead_letters.closing import Bulk
 from stoker.dead_letters.search import Stats
@@ -38,6 +38,7 @@ from stoker.operations.bulk import permissions_to_search
 from stoker.operations.dead_letters import DISCARD, REQUEUE, UNDO, call_in_list, perform_many, purge
 from stoker.operations.details import opened_call
 from stoker.tasks.arguments import ShownCall
+from stoker.values.text import plain
 
 routes = Routes(tags=["dead letters"])
 

@@ -46,7 +46,6 @@ from stoker.api.values import (
     call_fields,
     cursor_of,
     mark_of,
-    plain,
     settings_of,
     unnamed_backend,
 )
@@ -66,7 +65,7 @@ from stoker.store.engines.sessions import explained
 from stoker.tasks.arguments import mismatch_of, shown_call
 from stoker.tasks.guards import Unique, signature_of_call
 from stoker.tasks.registry import exposed_task, exposed_tasks
-from stoker.values.text import first_line_of
+from stoker.values.text import first_line_of, plain
 from stoker.why import Kind, why
 
 
