@@ -9,6 +9,10 @@ from stoker.values.text import plain
 
 from .arguments import HIDDEN
 
+MOST_PATH_SETS = 20
+"""Maximum number of different sets of hidden paths among the changed elements of a list. All
+changed elements are compared once for each of them."""
+
 
 def restored(value: Any, before: Any) -> Any:
     """Put the hidden values back into an edited value.
@@ -18,7 +22,7 @@ def restored(value: Any, before: Any) -> Any:
 
     Raises:
         ValueError: ``HIDDEN`` is at a place where there was no value before, or in a list whose
-            elements may have moved.
+            elements may have been added, removed or moved.
     """
     if isinstance(value, str) and value == HIDDEN:
         if before is ...:
@@ -29,10 +33,10 @@ def restored(value: Any, before: Any) -> Any:
         return {key: restored(one, known.get(key, ...)) for key, one in value.items()}
     if type(value) in (list, tuple):
         old = before if isinstance(before, list | tuple) else ()
-        if old and _may_have_moved(plain(value), plain(old)):
+        if _may_have_moved(plain(value), plain(old)):
             raise ValueError(
-                "elements of a list were added, removed or moved: write their values instead of "
-                f"{HIDDEN}"
+                "elements of a list or the arguments may have been added, removed or moved: write "
+                f"their values instead of {HIDDEN}, or leave the elements in their places"
             )
         return type(value)(
             restored(one, old[place] if place < len(old) else ...)
@@ -42,24 +46,33 @@ def restored(value: Any, before: Any) -> Any:
 
 
 def _may_have_moved(edited: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Return whether the elements of an edited list that have hidden values may have had other
-    places before: the length has changed, or one of them has the visible parts of another old
-    element instead of those in its own place.
+    """Return whether hidden values may belong to elements that have left their places.
+
+    Return True if the list is shorter than before; if it is longer and an old element has changed;
+    or if a changed element has the visible parts of an old one that is no longer in its own place.
 
     Args:
         edited, before: in the form that the HTTP API shows, in which they may have been edited.
     """
-    hidden = {place: frozenset(_hidden_paths(one)) for place, one in enumerate(edited)}
-    hidden = {place: paths for place, paths in hidden.items() if paths}
-    if len(edited) != len(before):
-        return bool(hidden)
-    # Most elements have the same hidden paths, so each old element is read about once.
-    old = {paths: [_visible(one, paths) for one in before] for paths in set(hidden.values())}
-    known = {paths: set(parts) for paths, parts in old.items()}
-    new = {place: _visible(edited[place], paths) for place, paths in hidden.items()}
+    hidden = [frozenset(_hidden_paths(one)) for one in edited]
+    if not any(hidden):
+        return False
+    if len(edited) < len(before):
+        return True
+    changed = [
+        place
+        for place, old in enumerate(before)
+        if _visible(edited[place], hidden[place]) != _visible(old, hidden[place])
+    ]
+    if len(edited) > len(before):
+        return bool(changed)
+    path_sets = {hidden[place] for place in changed if hidden[place]}
+    if len(path_sets) > MOST_PATH_SETS:
+        return True
+    gone = {paths: {_visible(before[place], paths) for place in changed} for paths in path_sets}
     return any(
-        new[place] != old[paths][place] and new[place] in known[paths]
-        for place, paths in hidden.items()
+        hidden[place] and _visible(edited[place], hidden[place]) in gone[hidden[place]]
+        for place in changed
     )
 
 
