@@ -14,7 +14,8 @@ from django.utils import timezone
 from stoker.conf import Settings
 from stoker.models import LogChunk
 from stoker.signals import tell
-from stoker.store.transactions import is_text_refused, may_be_too_large, may_pass
+from stoker.store.engines import LARGE_BYTES
+from stoker.store.transactions import is_text_refused, is_too_large, may_be_too_large, may_pass
 
 from .lines import Chunk, chunk_in_ascii
 
@@ -22,6 +23,9 @@ BATCH = 500
 BATCH_CHARACTERS = 1 << 20
 MOST_CHARACTERS = 8 << 20
 """Maximum number of characters that wait while the store is unavailable."""
+GROWTH_WRITES = 10
+"""Number of writes after which batches that were too large may grow by one chunk. Each time that
+they are too large again costs ``PAUSE_SECONDS``."""
 WRITE_SECONDS = 0.25
 """Maximum time in seconds that a chunk waits for other chunks, to be written together with them."""
 PAUSE_SECONDS = 10.0
@@ -40,6 +44,7 @@ class LogWriter:
         self._dropped = 0
         self._most = BATCH
         """Maximum number of chunks in the next batch."""
+        self._writes = 0
         self._due_at = self._try_at = 0.0
 
     @property
@@ -86,7 +91,9 @@ class LogWriter:
         except (DatabaseError, InterfaceError) as error:
             self._note_failure(error, batch)
         else:
-            self._most = min(self._most + 1, BATCH)
+            self._writes += 1
+            if self._writes % GROWTH_WRITES == 0:
+                self._most = min(self._most + 1, BATCH)
 
     def _batch(self) -> list[Chunk]:
         """Remove and return the chunks to write next."""
@@ -103,9 +110,12 @@ class LogWriter:
             self._put_back([chunk_in_ascii(chunk) for chunk in batch])
             return
         self._due_at = self._try_at = time.monotonic() + PAUSE_SECONDS
-        # A lost connection may have another reason than the size, so one chunk is tried twice.
-        is_too_large = may_be_too_large(error) and self._most == 1
-        if may_pass(error) and not is_text_refused(error) and not is_too_large:
+        # A lost connection may have another reason than the size. So one chunk is tried twice, and
+        # dropped only if it is large.
+        is_size_refused = self._most == 1 and (
+            is_too_large(error) or (may_be_too_large(error) and _is_large(batch[0]))
+        )
+        if may_pass(error) and not is_text_refused(error) and not is_size_refused:
             self._put_back(batch)
         else:  # they will never be taken
             self._dropped += len(batch)
@@ -117,3 +127,8 @@ class LogWriter:
     def _put_back(self, batch: Sequence[Chunk]) -> None:
         self._chunks.extendleft(reversed(batch))
         self._characters += sum(len(lines) for _, _, lines in batch)
+
+
+def _is_large(chunk: Chunk) -> bool:
+    """Return whether the store may refuse the chunk for its size."""
+    return len(chunk[2].encode()) >= LARGE_BYTES

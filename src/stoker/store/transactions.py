@@ -44,10 +44,11 @@ MYSQL_TEXT = {1267, 1271, 1366, 3988}
 ER_CANT_AGGREGATE_NCOLLATIONS, ER_TRUNCATED_WRONG_VALUE_FOR_FIELD, ER_IMPOSSIBLE_STRING_CONVERSION.
 Drivers report them as OperationalError."""
 
-MYSQL_PACKET = {1153, 2006, 2013}
-"""Codes with which MariaDB and MySQL answer a packet above ``max_allowed_packet``:
-ER_NET_PACKET_TOO_LARGE, CR_SERVER_GONE_ERROR, CR_SERVER_LOST. The last two may have another reason,
-too."""
+MYSQL_TOO_LARGE = {1153}
+"""Code of a packet above ``max_allowed_packet``: ER_NET_PACKET_TOO_LARGE."""
+MYSQL_PACKET = {*MYSQL_TOO_LARGE, 2006, 2013}
+"""Codes with which MariaDB and MySQL answer such a packet: also CR_SERVER_GONE_ERROR and
+CR_SERVER_LOST, which may have another reason."""
 
 
 def is_conflict(error: BaseException | None) -> bool:
@@ -121,6 +122,11 @@ def may_be_too_large(error: BaseException | None) -> bool:
     """Return whether the reason for the error, or one of its causes, may be the size of the
     statement."""
     return _has_code(error, (), MYSQL_PACKET)
+
+
+def is_too_large(error: BaseException | None) -> bool:
+    """Return whether the error, or one of its causes, says that the statement is too large."""
+    return _has_code(error, (), MYSQL_TOO_LARGE)
 
 
 def _has_code(

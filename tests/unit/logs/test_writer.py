@@ -10,9 +10,10 @@ from django.db import DataError, OperationalError
 from stoker.conf import read_settings
 from stoker.logs import writer as writer_module
 from stoker.logs.lines import Chunk
-from stoker.logs.writer import BATCH, LogWriter
+from stoker.logs.writer import BATCH, GROWTH_WRITES, LogWriter
 from stoker.models.log_chunk import LogChunkQuerySet
 from stoker.signals import event
+from stoker.store.engines import LARGE_BYTES
 
 pytestmark = pytest.mark.unit
 
@@ -150,7 +151,7 @@ def test_batch_that_is_too_large_is_written_in_smaller_ones(
     assert [row.job_id.bytes for row in table.rows] == [job_id for job_id, *_ in sent]
     assert told[-1]["count"] == 0, "nothing is dropped"
     table.most_rows = BATCH
-    for _ in range(BATCH):
+    for _ in range(BATCH * GROWTH_WRITES):
         writer.add(chunks(1))
         writer.write()
     writer.add(chunks(BATCH))
@@ -158,15 +159,44 @@ def test_batch_that_is_too_large_is_written_in_smaller_ones(
     assert not writer.has_waiting, "the batches have grown again"
 
 
-def test_chunk_that_is_too_large_alone_is_dropped(
+def test_batch_that_was_too_large_grows_slowly(
     writer: LogWriter, table: Table, told: list[dict[str, Any]]
 ) -> None:
-    table.most_rows = 0
-    writer.add(chunks(1))
+    """Otherwise every second write would fail if only one chunk fits."""
+    table.most_rows = 1
+    writer.add(chunks(BATCH))
+    writer.write_all()
+    told.clear()
+    writer.add(chunks(BATCH))
+    writer.write_all()
+    assert len(told) <= BATCH / GROWTH_WRITES
+    assert len(table.rows) == 2 * BATCH
+
+
+@pytest.mark.parametrize(("code", "size"), [(1153, 1), (2006, LARGE_BYTES), (2013, LARGE_BYTES)])
+def test_chunk_that_is_too_large_alone_is_dropped(
+    code: int, size: int, writer: LogWriter, table: Table, told: list[dict[str, Any]]
+) -> None:
+    table.error = OperationalError(code, "too large, or a lost connection")
+    writer.add([(uuid4().bytes, 1, "x" * size)])
     writer.write()
     assert writer.has_waiting, "the connection may have been lost for another reason"
     writer.write()
     assert (told[-1]["count"], writer.has_waiting) == (1, False)
+
+
+@pytest.mark.parametrize("code", [2006, 2013])
+def test_small_chunks_wait_until_a_lost_connection_is_back(
+    code: int, writer: LogWriter, table: Table, told: list[dict[str, Any]]
+) -> None:
+    table.error = OperationalError(code, "Lost connection to server")
+    writer.add(chunks(3))
+    for _ in range(5):
+        writer.write()
+    assert told[-1]["count"] == 0, "nothing is dropped"
+    table.error = None
+    writer.write_all()
+    assert len(table.rows) == 3
 
 
 def test_batches_and_backlog_are_bounded_by_characters(
