@@ -123,7 +123,7 @@ def test_discarded_dead_letter_does_not_prevent_a_retry() -> None:
 
 @pytest.mark.parametrize("is_cancelled", [True, False])
 def test_step_that_is_retried_after_its_expiry_gets_a_new_one(is_cancelled: bool) -> None:
-    """Otherwise it would expire again after each retry."""
+    """Otherwise the first retry would expire at once."""
     an_hour_ago = timezone.now() - timedelta(hours=1)
     workflow = chain(note_in_time.using(expires=an_hour_ago).si("a"), note.si("b")).enqueue()
     if is_cancelled:
