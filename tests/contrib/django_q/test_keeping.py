@@ -1,6 +1,7 @@
 """What is kept of tasks: rows, signals, save limits, pickles."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -259,6 +260,30 @@ def test_hook_of_a_result_that_is_too_large_for_its_package_reads_the_row() -> N
     async_task(f"{HERE}.repeat", "x", 1 << 20, hook=f"{HERE}.hook", save=True)
     drain()
     assert [len(one[3]) for one in functions.done] == [1 << 20]
+
+
+@pytest.mark.parametrize("length", [1, 1 << 20])
+def test_hook_that_runs_late_gets_the_time_of_its_unsaved_task(
+    monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    """The long result is not in the package of the hook, which then reads the job."""
+    async_task(f"{HERE}.repeat", "x", length, hook=f"{HERE}.hook_whole", save=False)
+    work_off(conf.settings())
+    an_hour_later = SimpleNamespace(time=lambda: time.time() + 3600)
+    monkeypatch.setattr("stoker.contrib.django_q.models.task.time", an_hour_later)
+    drain()
+    (row,) = functions.done
+    assert len(row.result) == length
+    assert 0 <= row.time_taken() < 600
+
+
+def test_hook_of_an_unsaved_task_does_not_need_the_package_of_its_job() -> None:
+    async_task(f"{HERE}.add", 1, hook=f"{HERE}.hook_whole", save=False)
+    work_off(conf.settings())
+    ended = Job.objects.using(conf.database()).exclude(status=None)
+    ended.update(package=b"signed with a key that was removed")
+    drain()
+    assert [row.result for row in functions.done] == [1]
 
 
 @pytest.mark.usefixtures("each_serializer")

@@ -131,8 +131,8 @@ def run_hook(hook: str, task_id: str, columns: dict[str, Any] | None = None) -> 
     """Call the hook at this path with the Task of the finished job.
 
     Args:
-        columns: those of the Task, because its row and the job may be deleted before the hook runs.
-            None = they were too large, or an earlier version enqueued the hook.
+        columns: those of the Task, used if no row of it is kept. None = they were too large, or an
+            earlier version enqueued the hook: then the Task is built from the job.
     """
     call_hook(_function_of_job(hook), task_id, columns)
 

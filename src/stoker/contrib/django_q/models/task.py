@@ -169,29 +169,32 @@ class Task(models.Model):
 
     @classmethod
     def of_job(cls, job_id: str, columns: Mapping[str, Any] | None = None) -> Self:
-        """Return the Task of a finished job, built from the job if no row of it is kept.
+        """Return the Task of a finished job. If no row of it is kept, build it from the columns,
+        or from the job if there are none.
 
         Args:
-            columns: those of ``sealed_columns``, for the case that the job is not kept either.
+            columns: those of ``sealed_columns`` at the end of the job.
 
         Raises:
-            Task.DoesNotExist: neither the row nor the job is kept, and there are no columns.
+            Task.DoesNotExist: there are no columns, and neither the row nor the job is kept.
         """
         row: Self | None = cls.objects.filter(pk=job_id).first()
         if row is not None:
             return row
+        if columns is not None:
+            sealed = {name: Raw(columns[name]) for name in SEALED}
+            return cls(**{**columns, **sealed}).open_values()
         jobs = Job.objects.using(conf.database())
         job = jobs.filter(pk=UUID(job_id)).exclude(status=None).first()
         if job is None:
-            if columns is None:
-                raise cls.DoesNotExist(f"There is no task {job_id} (any more).")
-            sealed = {name: Raw(columns[name]) for name in SEALED}
-            return cls(**{**columns, **sealed}).open_values()
+            raise cls.DoesNotExist(f"There is no task {job_id} (any more).")
         value = None if job.value is None else bytes(job.value)
         ended = Ended(job.pk, str(job.status), job.attempts, value, "", job.reason)
         settings = conf.settings()
         package = sealer_for(settings).open(bytes(job.package))
-        return task_row(settings, ended, package).open_values()  # type: ignore[return-value] # no subclass is asked
+        built = task_row(settings, ended, package).open_values()
+        built.stopped = job.finished_at or built.stopped
+        return built  # type: ignore[return-value] # no subclass is asked
 
     def sealed_columns(self) -> dict[str, Any]:
         """Return the columns of this row, those with sealed values as bytes."""
