@@ -1,11 +1,12 @@
 """Groups, chains and iterations of tasks."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 from django.core.cache import caches
+from django.core.cache.backends.locmem import LocMemCache
 from django.test import override_settings
 
 from stoker.brokers.adapters import broker_for
@@ -122,16 +123,8 @@ def large_cache() -> Iterator[None]:
         caches["default"].clear()
 
 
-def keep_in_group(numbers: Iterable[int]) -> None:
-    for number in numbers:
-        row = Task(name=f"{number}", func="f", group="g", result=number, args=[], kwargs={})
-        results.keep(row, 60)
-
-
-@pytest.mark.usefixtures("large_cache")
-def test_number_of_cache_calls_does_not_grow_with_the_group(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.fixture
+def cache_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     calls: list[str] = []
 
     class CountingCache:
@@ -140,11 +133,87 @@ def test_number_of_cache_calls_does_not_grow_with_the_group(
             return getattr(caches["default"], name)
 
     monkeypatch.setattr(results, "_cache", CountingCache)
+    return calls
+
+
+@pytest.fixture
+def pass_seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Return a function that moves the clock of the cache on."""
+    now = [time.time()]
+    monkeypatch.setattr(time, "time", lambda: sum(now))
+    return now.append
+
+
+def keep_in_group(numbers: Iterable[int], seconds: float = 60) -> None:
+    for number in numbers:
+        row = Task(name=f"{number}", func="f", group="g", result=number, args=[], kwargs={})
+        results.keep(row, seconds)
+
+
+@pytest.mark.usefixtures("large_cache")
+def test_number_of_cache_calls_does_not_grow_with_the_group(cache_calls: list[str]) -> None:
     keep_in_group(range(200))
-    assert len(calls) < 2000
-    calls.clear()
+    assert len(cache_calls) < 2000
+    cache_calls.clear()
     assert sorted(result_group_cached("g") or []) == [*range(200)]
-    assert len(calls) < 50
+    assert len(cache_calls) < 50
+
+
+@pytest.mark.usefixtures("large_cache")
+def test_number_of_cache_calls_does_not_grow_with_the_expired_slots(
+    monkeypatch: pytest.MonkeyPatch,
+    cache_calls: list[str],
+    pass_seconds: Callable[[float], None],
+) -> None:
+    monkeypatch.setattr(results, "PAGE", 5)
+    for number in range(200):
+        keep_in_group([number], 60)
+        pass_seconds(10)
+    assert len(cache_calls) < 2000
+    cache_calls.clear()
+    assert sorted(result_group_cached("g") or []) == [195, 196, 197, 198, 199]
+    assert len(cache_calls) < 20
+    assert delete_group_cached("g") == 5
+    keep_in_group([200])
+    assert result_group_cached("g") == [200]
+
+
+@pytest.mark.usefixtures("large_cache")
+def test_members_of_a_cached_group_outlive_the_expiry_of_shorter_ones(
+    pass_seconds: Callable[[float], None],
+) -> None:
+    day = 86_400
+    keep_in_group(range(120), 60)
+    keep_in_group(range(120, 240), 7 * day)
+    keep_in_group([240], 60)
+    pass_seconds(3 * day)
+    assert sorted(result_group_cached("g") or []) == [*range(120, 240)]
+    keep_in_group([241], 60)
+    pass_seconds(3 * day)
+    assert sorted(result_group_cached("g") or []) == [*range(120, 240)]
+
+
+@pytest.mark.usefixtures("large_cache")
+def test_lost_counter_of_a_cached_group_is_made_anew_behind_its_members() -> None:
+    keep_in_group(range(350))
+    expired = [results._slot("g", slot) for slot in range(150)]
+    caches["default"].delete_many([*expired[:50], *expired[51:], results._counter("g")])
+    keep_in_group([350])
+    assert sorted(result_group_cached("g") or []) == [50, *range(150, 351)]
+
+
+@pytest.mark.usefixtures("large_cache")
+def test_start_of_a_cached_group_remains_valid_without_its_counter(
+    monkeypatch: pytest.MonkeyPatch, pass_seconds: Callable[[float], None]
+) -> None:
+    monkeypatch.setattr(results, "PAGE", 5)
+    for number in range(40):
+        keep_in_group([number], 60)
+        pass_seconds(10)
+    pass_seconds(60)
+    caches["default"].delete(results._counter("g"))
+    keep_in_group([40])
+    assert result_group_cached("g") == [40]
 
 
 @pytest.mark.usefixtures("large_cache")
@@ -161,7 +230,7 @@ def test_expired_slots_of_a_cached_group_do_not_hide_later_ones() -> None:
 def test_cached_group_of_an_earlier_version_is_read_and_continued() -> None:
     """It took the slots from 0 on, and had no counter."""
     keep_in_group(range(150))
-    caches["default"].delete(results._counter("g"))
+    caches["default"].delete_many([results._counter("g"), results._start("g")])
     assert count_group_cached("g") == 150
     keep_in_group([150])
     caches["default"].set(results._counter("g"), 149, 60)  # it still runs, and has taken two slots
@@ -169,11 +238,23 @@ def test_cached_group_of_an_earlier_version_is_read_and_continued() -> None:
     assert sorted(result_group_cached("g") or []) == [*range(152)]
 
 
-def test_group_in_a_cache_that_keeps_nothing_is_empty(caplog: pytest.LogCaptureFixture) -> None:
+def test_group_in_a_cache_that_keeps_nothing_is_empty(
+    caplog: pytest.LogCaptureFixture, cache_calls: list[str]
+) -> None:
     dummy = {"default": {"BACKEND": "django.core.cache.backends.dummy.DummyCache"}}
     with override_settings(CACHES=dummy):
         keep_in_group([1])
+        assert len(cache_calls) < 15
         assert count_group_cached("g") is None
+    assert "could not be added" not in caplog.text
+
+
+def test_group_in_a_cache_without_its_server_is_given_up_at_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cache_calls: list[str]
+) -> None:
+    monkeypatch.setattr(LocMemCache, "incr", lambda *_args: None)
+    keep_in_group([1])
+    assert cache_calls.count("incr") == 1
     assert "could not be added to its group 'g'" in caplog.text
 
 

@@ -9,10 +9,12 @@
     django_q:NAME:name:TASK_NAME     its id
     django_q:NAME:group:GROUP:3      the id of a finished task of the group, in its slot 3
     django_q:NAME:group:GROUP:count  the number of slots that were taken
+    django_q:NAME:group:GROUP:start  the first slot to read, and the longest duration of a member
 
 Each finished task takes the next slot of its group with ``cache.add``, because ``cache.incr`` is
 not atomic in some caches. So no member is lost when several end at the same time, except in
-``FileBasedCache``, whose ``add`` is not atomic either.
+``FileBasedCache``, whose ``add`` is not atomic either. Whenever a new page of slots begins, the
+start moves past the pages whose slots have all expired, so that readers skip them.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from stoker.jobs.results import pauses
 from . import conf
 from .models import Task
 from .models.task import COLUMNS
+from .translation import CACHED_SECONDS
 
 logger = logging.getLogger("stoker")
 
@@ -263,40 +266,82 @@ def forget_group(group_id: str) -> int:
     for slots in _slots(group_id):
         results = [_key(task_id) for task_id in slots.values()]
         count += len(cache.get_many(results))
-        cache.delete_many([*results, *slots])
+        cache.delete_many([*results, *(_slot(group_id, slot) for slot in slots)])
     cache.delete(_counter(group_id))
+    cache.delete(_start(group_id))  # a counter that is made meanwhile begins behind it
     return count
 
 
 def _join(group_id: str, task_id: str, seconds: float) -> None:
-    """Put a task into a free slot of its group. The counter is kept as long as this slot."""
+    """Put a task into a free slot of its group."""
     cache, counter = _cache(), _counter(group_id)
     for _ in range(MOST_TRIES):
         try:
-            slot = cache.incr(counter) - 1
+            taken = cache.incr(counter)
         except ValueError:  # it is not there, or has just expired
-            taken = sum(map(len, _slots(group_id)))  # earlier versions had no counter
-            cache.add(counter, taken, seconds)
-        else:
-            if cache.add(_slot(group_id, slot), task_id, seconds):
-                cache.touch(counter, seconds)
+            cache.add(counter, _end(group_id), max(seconds, CACHED_SECONDS))
+            if cache.get(counter) is None:
+                logger.debug("The cache does not keep group %r.", group_id)
                 return
+            continue
+        if taken is None:  # some caches return None if their server does not answer
+            break
+        if cache.add(_slot(group_id, taken - 1), task_id, seconds):
+            _extend(group_id, taken - 1, seconds)
+            return
     logger.warning("Task %s could not be added to its group %r in the cache.", task_id, group_id)
 
 
-def _slots(group_id: str) -> Iterator[dict[str, str]]:
-    """Yield key -> task id of a group's slots, in pages, without expired ones."""
-    cache, start = _cache(), 0
-    count = cache.get(_counter(group_id), 0)
+def _extend(group_id: str, slot: int, seconds: float) -> None:
+    """Keep the counter and the start of a group at least as long as its members. If this slot
+    begins a page, move the start past pages without members."""
+    cache, key = _cache(), _start(group_id)
+    before = start, longest = _start_and_longest(group_id)
+    longest = max(longest, seconds)
+    if slot % PAGE == 0:
+        # Not past the previous page: tasks may have taken slots of it that they have yet to fill.
+        while start < slot - PAGE and not _page(group_id, start):
+            start += PAGE
+    if (start, longest) != before or not cache.touch(key, longest):
+        cache.set(key, (start, longest), longest)
+    cache.touch(_counter(group_id), longest)
+
+
+def _end(group_id: str) -> int:
+    """Return the slot behind the last one with a member."""
+    start, _ = _start_and_longest(group_id)
+    return max([start, *(max(slots) + 1 for slots in _slots(group_id))])
+
+
+def _slots(group_id: str) -> Iterator[dict[int, str]]:
+    """Yield slot -> task id of a group, in pages, without expired slots."""
+    start, _ = _start_and_longest(group_id)
+    count = _cache().get(_counter(group_id))
+    # Slots beyond the counter were taken by earlier versions, one after another. If the counter is
+    # lost, some before them may have expired.
+    fewest = 1 if count is None else PAGE
     while True:
-        page = range(start, start + PAGE)
-        found = cache.get_many([_slot(group_id, slot) for slot in page])
+        found = _page(group_id, start)
         if found:
             yield found
         start += PAGE
-        # Slots beyond the counter were taken by earlier versions, one after another.
-        if start >= count and len(found) < PAGE:
+        if start >= (count or 0) and len(found) < fewest:
             return
+
+
+def _page(group_id: str, start: int) -> dict[int, str]:
+    slots = {_slot(group_id, slot): slot for slot in range(start, start + PAGE)}
+    return {slots[key]: task_id for key, task_id in _cache().get_many(list(slots)).items()}
+
+
+def _start_and_longest(group_id: str) -> tuple[int, float]:
+    """Return the first slot to read, and how long the counter and the start are kept (seconds)."""
+    start, longest = _cache().get(_start(group_id), (0, CACHED_SECONDS))
+    return start, longest
+
+
+def _start(group_id: str) -> str:
+    return _key("group", group_id, "start")
 
 
 def _counter(group_id: str) -> str:
