@@ -48,8 +48,6 @@ class Project:
         return {
             "DJANGO_SETTINGS_MODULE": "project_settings",
             "PYTHONPATH": os.pathsep.join(map(str, (self.folder, SOURCE, ROOT))),
-            # Python would not notice a file that changes twice within a second.
-            "PYTHONDONTWRITEBYTECODE": "1",
         }
 
     @property
@@ -62,8 +60,9 @@ class Project:
         }
 
     def write(self, version: int) -> None:
-        """Change the code."""
-        self._write(CODE.format(version=version))
+        """Change the code, and the size of its file: Python would load the compiled file of the
+        version before if that had the same size and was written in the same second."""
+        self._write(CODE.format(version=version) + "\n" * version)
 
     def spoil(self) -> None:
         """Replace the code by a syntax error."""
