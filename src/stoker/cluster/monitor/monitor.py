@@ -53,7 +53,7 @@ from stoker.values.ids import id_of
 
 from .unsettled import Unsettled
 
-BATCH = 400
+BATCH = 1000
 LINGER_SECONDS = 0.004
 """How long a batch waits for more outcomes while the monitor is busy and workers have jobs."""
 BUSY_BATCH = 20

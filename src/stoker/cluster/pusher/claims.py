@@ -33,7 +33,7 @@ from stoker.signals import tell
 from stoker.store.engines.sessions import CallResult, Patience
 from stoker.store.locked_jobs import locked_jobs
 
-CLAIM_AT_ONCE = 500
+CLAIM_AT_ONCE = 1000
 MUCH_BYTES = CLAIM_BYTES // 4
 """After a claim with this many bytes of packages, the next one waits until workers need jobs."""
 RELEASED_AT_ONCE = 500
