@@ -136,7 +136,7 @@ def get(dead_letter_id: UUID | str, *, backend: str = "default") -> Story:
 
 
 def letter_of(settings: Settings, dead_letter_id: UUID | str) -> DeadLetter:
-    """Return a dead letter without its history. Arguments, Raises: as ``get``."""
+    """Return a dead letter without its history. The arguments and errors are those of ``get``."""
     wanted = parse_job_id(str(dead_letter_id))
     letters = DeadLetter.objects.using(settings.database)
     if wanted is not None:

@@ -174,7 +174,7 @@ class _Admission:
         self._next_weight: dict[UUID, int] = {}
         """Key of a rate -> weight of the first job in its line, if this claim has refused it."""
         self._drawn_on: set[UUID] = set()
-        """Keys of rates whose numbers have changed, or under which a job has had its turn."""
+        """Keys whose numbers have changed, or under which a job has had its turn."""
         self._changed: dict[UUID, LockedKey] = {}
         """The keys to write."""
         self._fences: dict[UUID, int] = {}
