@@ -1,18 +1,27 @@
 """The fast path for one job, which bypasses Django's cursors, behaves like the ORM."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from enum import Enum
 from typing import Any
 
 import pytest
-from django.db import Error, IntegrityError, connection, connections, transaction
+from django.db import (
+    Error,
+    IntegrityError,
+    ProgrammingError,
+    connection,
+    connections,
+    transaction,
+)
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.transaction import TransactionManagementError
 from django.test.utils import CaptureQueriesContext
 
+from stoker.exceptions import BrokerUnavailable
 from stoker.jobs import sealing
 from stoker.models import Deferred, Job, Ready
+from stoker.store import past_cursor, prepared
 from stoker.store import wake as orm_wake
 from stoker.values import ids
 
@@ -21,7 +30,7 @@ from tests.app.tasks import add
 pytestmark = pytest.mark.django_db(transaction=True)
 
 
-@pytest.fixture(params=["by itself", "watched", "bound by the server"])
+@pytest.fixture(params=["by itself", "prepared", "watched", "bound by the server"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Choose how the statement reaches the server."""
     if request.param == "bound by the server":
@@ -29,11 +38,31 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
             pytest.skip("an option of PostgreSQL's driver")
         options = {**connection.settings_dict["OPTIONS"], "server_side_binding": True}
         monkeypatch.setitem(connection.settings_dict, "OPTIONS", options)
+    if request.param == "prepared":
+        prepare(monkeypatch)
     if request.param == "watched":
         with CaptureQueriesContext(connection):
             yield request.param
     else:
         yield request.param
+
+
+def prepare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let this connection prepare its next insert of a job outside a transaction."""
+    if connection.vendor != "postgresql":
+        pytest.skip("Only PostgreSQL has prepared statements.")
+    connection.ensure_connection()
+    past_cursor._used.add(connection.connection)
+    monkeypatch.delitem(connection.settings_dict, prepared.KEPT_KEY, raising=False)
+
+
+def prepared_inserts() -> int:
+    """Return how many inserts of jobs this session has prepared."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(*) FROM pg_prepared_statements WHERE statement LIKE '%INTO stoker_job%'"
+        )
+        return int(cursor.fetchone()[0])
 
 
 class Queue(str, Enum):  # noqa: UP042 - as projects have written it for years
@@ -203,13 +232,146 @@ def test_driver_error_is_raised_as_django_error() -> None:
     assert Job.objects.count() == 1
 
 
+@contextmanager
+def trigger(body: str, *, at_commit: bool = False) -> Iterator[None]:
+    """Let the database run this code for each job that is inserted."""
+    kind, moment = ("CONSTRAINT ", "DEFERRABLE INITIALLY DEFERRED") if at_commit else ("", "")
+    with connection.cursor() as cursor:
+        cursor.execute(
+            f"CREATE FUNCTION trouble() RETURNS trigger AS $$ BEGIN {body}; RETURN NULL; END $$ "
+            f"LANGUAGE plpgsql; CREATE {kind}TRIGGER trouble AFTER INSERT ON stoker_job {moment} "
+            "FOR EACH ROW EXECUTE FUNCTION trouble()"
+        )
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute("DROP FUNCTION trouble() CASCADE")
+
+
 @pytest.mark.postgres
+class TestPrepared:
+    """An insert that the session keeps prepared."""
+
+    @pytest.fixture(autouse=True, params=[True, False], ids=["with notice", "without"])
+    def _notice(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Send a notification with each job, or with none."""
+        monkeypatch.setattr(orm_wake, "may_notify", lambda _: request.param)
+        connection.close()
+        monkeypatch.delitem(connection.settings_dict, prepared.KEPT_KEY, raising=False)
+
+    def test_insert_is_prepared_from_its_second_use_on(self) -> None:
+        for number in range(4):
+            add.enqueue(number, 0)
+            assert prepared_inserts() == min(number, 1)
+        with transaction.atomic():
+            add.enqueue(4, 0)
+        assert Job.objects.count() == Ready.objects.count() == 5
+
+    def test_insert_in_a_transaction_is_not_prepared(self) -> None:
+        for number in range(3):
+            with transaction.atomic():
+                add.enqueue(number, 0)
+            with connection.cursor() as cursor:
+                cursor.execute("BEGIN")
+                add.enqueue(number, 1)
+                cursor.execute("COMMIT")
+        assert prepared_inserts() == 0
+        assert Job.objects.count() == 6
+
+    def test_nothing_is_prepared_behind_a_declared_pooler(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(connection.settings_dict, "DISABLE_SERVER_SIDE_CURSORS", True)
+        for number in range(3):
+            add.enqueue(number, 0)
+        assert prepared_inserts() == 0
+        assert Job.objects.count() == 3
+
+    @pytest.mark.parametrize("is_known", [True, False])
+    def test_job_is_added_in_a_session_that_lost_or_has_the_statement(
+        self, *, is_known: bool
+    ) -> None:
+        """This happens behind a pooler that the settings do not declare."""
+        for number in range(3):
+            add.enqueue(number, 0)
+        if is_known:
+            with connection.cursor() as cursor:
+                cursor.execute("DISCARD ALL")
+        else:
+            prepared.names_known_to(connection.connection).clear()
+        for number in range(3):
+            add.enqueue(number, 1)
+        assert Job.objects.count() == Ready.objects.count() == 6
+        assert connection.settings_dict[prepared.KEPT_KEY] is False
+        with transaction.atomic():
+            add.enqueue(1, 2)
+        assert Job.objects.count() == 7
+
+    @pytest.mark.parametrize("use", [1, 2, 3])
+    @pytest.mark.parametrize("at_commit", [True, False])
+    def test_failed_insert_or_commit_is_raised(self, use: int, *, at_commit: bool) -> None:
+        for number in range(use - 1):
+            add.enqueue(number, 0)
+        message = "this task is not wanted here"
+        with (
+            trigger(f"RAISE EXCEPTION '{message}'", at_commit=at_commit),
+            pytest.raises(ProgrammingError, match=message),
+        ):
+            add.enqueue(1, 2)
+        driver = connection.connection
+        assert Job.objects.count() == Ready.objects.count() == use - 1
+        add.enqueue(3, 4)
+        assert Job.objects.count() == Ready.objects.count() == use
+        assert connection.connection is driver
+
+    @pytest.mark.parametrize("use", [2, 3])
+    @pytest.mark.parametrize("at_commit", [True, False])
+    def test_lost_session_is_an_error_and_the_next_enqueue_opens_another(
+        self, use: int, *, at_commit: bool
+    ) -> None:
+        for number in range(use - 1):
+            add.enqueue(number, 0)
+        end = "PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(60)"
+        with trigger(end, at_commit=at_commit), pytest.raises(BrokerUnavailable):
+            add.enqueue(1, 2)
+        assert Job.objects.count() == use - 1
+        add.enqueue(3, 4)
+        assert Job.objects.count() == Ready.objects.count() == use
+
+    @pytest.mark.parametrize("use", [2, 3])
+    def test_interrupted_enqueue_leaves_a_connection_that_can_be_used(
+        self, monkeypatch: pytest.MonkeyPatch, use: int
+    ) -> None:
+        for number in range(use - 1):
+            add.enqueue(number, 0)
+        driver = connection.connection
+        wait = driver.wait
+
+        def wait_in_vain(generator: Any, *arguments: Any, **options: Any) -> Any:
+            next(generator)
+            raise KeyboardInterrupt
+
+        with trigger("PERFORM pg_sleep(0.2)"):
+            driver.wait = wait_in_vain
+            with pytest.raises(KeyboardInterrupt):
+                add.enqueue(1, 2)
+            driver.wait = wait
+            add.enqueue(3, 4)
+        assert Job.objects.count() == Ready.objects.count()
+        assert add.get_result(add.enqueue(5, 6).id).args == [5, 6]
+
+
+@pytest.mark.postgres
+@pytest.mark.parametrize("is_prepared", [True, False])
 class TestNotices:
     """The notification that is sent with the job to wake pushers."""
 
     @pytest.fixture(autouse=True)
-    def _notification_is_due(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def _notification_is_due(self, monkeypatch: pytest.MonkeyPatch, *, is_prepared: bool) -> None:
         monkeypatch.setattr(orm_wake, "_last_notified", {})
+        if is_prepared:
+            prepare(monkeypatch)
 
     def test_failing_notification_is_ignored(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(orm_wake, "NOTICE", "SELECT 1 / 0")

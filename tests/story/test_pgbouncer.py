@@ -13,7 +13,7 @@ from django.db import OperationalError, connection, transaction
 from django.db.backends.signals import connection_created
 
 from stoker.conf import settings_for
-from stoker.models import Job
+from stoker.models import Job, Ready
 from stoker.store.engines import engine_of
 from stoker.store.statements import set_deadlines
 
@@ -73,6 +73,37 @@ def connected_through(pooler: PrivatePgbouncer, **database: Any) -> Iterator[Non
         connection.execute_wrappers[:] = wrappers
         connection_created.receivers = receivers
         connection_created.sender_receivers_cache.clear()
+
+
+def test_jobs_enqueued_through_an_undeclared_pooler_are_all_added(
+    pooler: PrivatePgbouncer,
+) -> None:
+    """Each enqueue may get another session of the server, which has not prepared its statement."""
+    with connected_through(pooler):
+        first = connection.copy()
+        try:
+            sessions = set()
+            for _ in range(4):
+                nothing.enqueue()
+                sessions.add(session_of(connection))
+            with first.cursor() as cursor:
+                cursor.execute("BEGIN")  # keeps the session that has been used so far
+                sessions.add(session_of(first))
+                for _ in range(4):
+                    nothing.enqueue()
+                    sessions.add(session_of(connection))
+                cursor.execute("COMMIT")
+        finally:
+            first.close()
+    assert len(sessions) > 1
+    assert Job.objects.count() == Ready.objects.count() == 8
+
+
+def session_of(through: Any) -> int:
+    """Return the id of the server's process that answers now."""
+    with through.cursor() as cursor:
+        cursor.execute("SELECT pg_backend_pid()")
+        return int(cursor.fetchone()[0])
 
 
 def test_every_call_through_the_pooler_has_a_deadline(pooler: PrivatePgbouncer) -> None:

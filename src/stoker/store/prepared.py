@@ -16,7 +16,6 @@ from weakref import WeakKeyDictionary
 from django.db import DataError, OperationalError, connections, models
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.signals import connection_created
-from django.db.transaction import mark_for_rollback_on_error
 
 from stoker.store.written import array_literal
 
@@ -99,13 +98,12 @@ def fetch_kept(connection: Any, text: str, parameters: dict[str, Any]) -> list[t
     """
     from psycopg.adapt import Transformer
 
-    name, command, order = _numbered(text)
-    values = [_written(parameters[one]) for one in order]
+    name, command, values = kept_form(text, parameters)
     with connection.wrap_database_errors:
         driver = connection.connection
         try:
-            result = _run(driver, name, command, values)
-        except _not_kept() as error:
+            result = run_kept(driver, name, command, values)
+        except not_kept() as error:
             connection.settings_dict[KEPT_KEY] = False
             raise OperationalError(str(error)) from error
         rows = Transformer(driver)
@@ -114,7 +112,7 @@ def fetch_kept(connection: Any, text: str, parameters: dict[str, Any]) -> list[t
         return found
 
 
-def _run(driver: Any, name: bytes, command: bytes, values: list[bytes | None]) -> Any:
+def run_kept(driver: Any, name: bytes, command: bytes, values: list[bytes | None]) -> Any:
     """Run the statement in the open transaction, or begin one if the session does not autocommit.
 
     The driver waits for the answers, because libpq's own waiting functions have no deadline.
@@ -123,13 +121,18 @@ def _run(driver: Any, name: bytes, command: bytes, values: list[bytes | None]) -
     if not driver.autocommit and session.transaction_status == IDLE:
         session.send_query(b"BEGIN")
         _answer(driver)
-    known = _known.setdefault(driver, set())
+    known = names_known_to(driver)
     if name not in known:
         session.send_prepare(name, command)
         _answer(driver)
         known.add(name)
     session.send_query_prepared(name, values, result_format=BINARY)
     return _answer(driver)
+
+
+def names_known_to(driver: Any) -> set[bytes]:
+    """Return the names of the statements that are prepared in the session."""
+    return _known.setdefault(driver, set())
 
 
 def _answer(driver: Any) -> Any:
@@ -152,7 +155,8 @@ def checked(session: Any, result: Any) -> Any:
 
 
 @cache
-def _not_kept() -> tuple[type[Exception], ...]:
+def not_kept() -> tuple[type[Exception], ...]:
+    """Return the errors of a session that does not keep statements, as behind a pooler."""
     from psycopg import errors
 
     return (
@@ -160,6 +164,17 @@ def _not_kept() -> tuple[type[Exception], ...]:
         errors.DuplicatePreparedStatement,
         errors.FeatureNotSupported,
     )
+
+
+def kept_form(text: str, parameters: Mapping[str, Any]) -> tuple[bytes, bytes, list[bytes | None]]:
+    """Return a name for the statement, the statement with numbers for its parameters, and their
+    values in the order of the numbers.
+
+    Raises:
+        DataError: a value contains a NUL character.
+    """
+    name, command, order = _numbered(text)
+    return name, command, [_written(parameters[one]) for one in order]
 
 
 @cache
@@ -184,81 +199,6 @@ def _written(value: Any) -> bytes | None:
     if b"\0" in written:
         raise DataError("PostgreSQL cannot store text that contains a NUL character.")
     return written
-
-
-PLAIN = re.compile(r"[\w.:/ -]*", re.ASCII)
-"""Text without characters that quoting could change, whatever the session's settings."""
-BEFORE_NOTICE = 4
-"""Number of results of BEGIN, two inserts and COMMIT."""
-
-
-def send_past_cursor(connection: Any, sql: str, parameters: dict[str, Any], notice: str) -> bool:
-    """Send a short statement without Django's cursor, if nothing depends on the cursor: it takes
-    several times as long as the server.
-
-    Args:
-        connection: Django's connection.
-        sql: SQL with ``%(name)s`` for each parameter.
-        parameters: values by name.
-        notice: a statement to run after the commit. It may fail.
-
-    Returns:
-        Whether the notice was sent. It is not sent if the caller's transaction is still open.
-
-    Raises:
-        DatabaseError: the statement failed. An open transaction must be rolled back.
-    """
-    with mark_for_rollback_on_error(connection.alias):
-        return _send_past_cursor(connection, sql, parameters, notice)
-
-
-def _send_past_cursor(connection: Any, sql: str, parameters: dict[str, Any], notice: str) -> bool:
-    connection.close_if_health_check_failed()
-    cursor_class = getattr(connection.Database, "ClientCursor", None)
-    if cursor_class is None or not needs_no_cursor(connection):
-        with connection.cursor() as cursor:
-            cursor.execute(sql, parameters)
-        return False
-    connection.validate_thread_sharing()
-    connection.validate_no_broken_transaction()
-    with connection.wrap_database_errors:
-        driver = connection.connection
-        is_begun = driver.autocommit or driver.pgconn.transaction_status != IDLE
-        if is_begun and PLAIN.fullmatch(parameters["task"] + parameters["queue"]):
-            written = {name: _literal(value) for name, value in parameters.items()}
-            return _send_text(connection, sql % written, notice)
-        cursor_class(driver).execute(sql, parameters)
-        return False
-
-
-def _send_text(connection: Any, sql: str, notice: str) -> bool:
-    """Send the text without the driver's cursor. The notice is outside the transaction, because
-    PostgreSQL serialises the commits of transactions that notify."""
-    driver, execute = connection.connection, connection.Database.generators.execute
-    session = driver.pgconn
-    tells = bool(notice) and session.transaction_status == IDLE
-    text = f"BEGIN;{sql};COMMIT;{notice}" if tells else sql
-    try:
-        with driver.lock:
-            session.send_query(text.encode())
-            results = driver.wait(execute(session))
-        for result in results[:BEFORE_NOTICE]:
-            checked(session, result)
-    except BaseException:
-        if tells:
-            with suppress(Exception):  # the first error is raised below
-                driver.rollback()
-        raise
-    return tells
-
-
-def _literal(value: Any) -> str:
-    """Return a value as an SQL literal."""
-    if isinstance(value, UUID):
-        return f"'{value.hex}'"
-    if isinstance(value, bytes):
-        return f"E'\\\\x{value.hex()}'"
-    return f"'{value}'" if isinstance(value, str) else str(value)
 
 
 SECONDS_KEY = "STOKER_SECONDS"

@@ -316,6 +316,29 @@ MISTAKES = (
         database="postgres",
     ),
     Mistake(
+        "the insert of a job is prepared inside the caller's transaction",
+        [
+            Change(
+                "store.past_cursor:send_past_cursor",
+                replace("driver.autocommit and is_idle and _", "_keeps_inserts(connection)"),
+            )
+        ],
+        "tests/integration/test_fresh.py",
+        "in_a_transaction",
+        database="postgres",
+    ),
+    Mistake(
+        "an enqueue does not notice that its commit has failed",
+        [
+            Change(
+                "store.past_cursor:_results_of_first", replace("return first", "return first[:1]")
+            )
+        ],
+        "tests/integration/test_fresh.py",
+        "failed_insert_or_commit",
+        database="postgres",
+    ),
+    Mistake(
         "a cached query plan reads a whole table",
         [Text("store/prepared.py", "-c enable_seqscan=off ", "")],
         "tests/conformance/test_plans.py",

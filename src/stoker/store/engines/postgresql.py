@@ -16,7 +16,7 @@ from django.db.backends.signals import connection_created
 from stoker.conf import Settings
 from stoker.store import prepared, wake
 from stoker.store.copy import insert_arrays
-from stoker.store.prepared import send_past_cursor
+from stoker.store.past_cursor import Insert, send_past_cursor
 from stoker.store.transactions import is_locked_out
 from stoker.store.written import (
     NOW_ON_POSTGRESQL,
@@ -275,7 +275,8 @@ class PostgreSQL(Engine):
             "rank": -job.priority,
         }
         notice = wake.NOTICE if wake.may_notify(self.alias) else ""
-        if send_past_cursor(connection, statement("job_add_fresh"), parameters, notice):
+        insert = Insert(statement("job_add_fresh"), kept=statement("job_add_kept"))
+        if send_past_cursor(connection, insert, parameters, notice):
             wake.note_notice(self.alias)
 
     inserts_ended = True
