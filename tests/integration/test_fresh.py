@@ -324,6 +324,7 @@ class TestPrepared:
         add.enqueue(3, 4)
         assert Job.objects.count() == Ready.objects.count() == use
         assert connection.connection is driver
+        assert prepared.KEPT_KEY not in connection.settings_dict
 
     @pytest.mark.parametrize("use", [2, 3])
     @pytest.mark.parametrize("at_commit", [True, False])
@@ -338,6 +339,41 @@ class TestPrepared:
         assert Job.objects.count() == use - 1
         add.enqueue(3, 4)
         assert Job.objects.count() == Ready.objects.count() == use
+
+    @pytest.mark.parametrize("use", [1, 2, 3])
+    def test_enqueue_of_a_session_that_ends_after_the_commit_succeeds(
+        self, monkeypatch: pytest.MonkeyPatch, use: int
+    ) -> None:
+        """An error would say that the job was not added, and the caller would add it again."""
+        notice = "SELECT pg_terminate_backend(pg_backend_pid()), pg_sleep(60)"
+        for number in range(use - 1):
+            add.enqueue(number, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(orm_wake, "NOTICE", notice)
+            add.enqueue(1, 2)
+        if use == 1:  # its text is sent without the driver's knowledge of the transaction
+            connection.close()
+        add.enqueue(3, 4)
+        assert Job.objects.count() == Ready.objects.count() == use + 1
+
+    def test_text_is_stored_as_it_is_in_a_session_with_another_encoding(self) -> None:
+        for number in range(3):
+            add.enqueue(number, 0)
+        with connection.cursor() as cursor:
+            cursor.execute("SET client_encoding = 'LATIN1'")
+        try:
+            add.using(queue_name="größe").enqueue(1, 2)
+        finally:
+            connection.close()
+        assert Job.objects.filter(queue="größe").count() == 1
+
+    def test_enqueue_in_a_pipeline_of_the_driver_is_an_error(self) -> None:
+        for number in range(3):
+            add.enqueue(number, 0)
+        with connection.connection.pipeline(), pytest.raises(BrokerUnavailable):
+            add.enqueue(1, 2)
+        add.enqueue(3, 4)
+        assert Job.objects.count() == 4
 
     @pytest.mark.parametrize("use", [2, 3])
     def test_interrupted_enqueue_leaves_a_connection_that_can_be_used(

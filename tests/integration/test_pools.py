@@ -7,13 +7,15 @@ from uuid import uuid4
 import pytest
 from django.db import connection, transaction
 from django.test import override_settings
+from psycopg import generators
 
 from stoker.cluster.worker.clean_up import WorkerAftercare
 from stoker.exceptions import TaskTimeout
 from stoker.locks.stores.contract import LockClaim
 from stoker.locks.stores.database import DatabaseLocks
-from stoker.models import Outgoing
+from stoker.models import Job, Outgoing
 from stoker.models.outbox import forget_tables
+from stoker.store import past_cursor, prepared, wake
 from stoker.store.transactions import roll_back
 
 from tests.app.tasks import nothing
@@ -42,6 +44,7 @@ class Pool:
         return raw
 
     def putconn(self, raw: Any) -> None:
+        assert raw.closed or not raw.pgconn.pipeline_status
         raw._pool = None
         raw.close()
         self.taken -= 1
@@ -106,3 +109,31 @@ def test_lock_is_renewed_on_a_connection_outside_the_pool(pool: Pool) -> None:
     with session() as renewal:
         renewal.do(lambda: store.give_up_after(5))
         assert renewal.do(lambda: store.renew("one", owner, 30.0))
+
+
+@pytest.mark.parametrize("notifies", [True, False])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, TaskTimeout])
+def test_connection_of_an_interrupted_enqueue_is_not_lent_again(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], *, notifies: bool
+) -> None:
+    """psycopg ends the statement, but not its pipeline."""
+    monkeypatch.setattr(wake, "may_notify", lambda _: notifies)
+    monkeypatch.delitem(connection.settings_dict, prepared.KEPT_KEY, raising=False)
+    connection.ensure_connection()
+    past_cursor._used.add(connection.connection)
+    execute = generators.execute
+
+    def execute_interrupted(session: Any) -> Any:
+        waiting = execute(session)
+        yield next(waiting)
+        yield from waiting
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(generators, "execute", execute_interrupted)
+        with pytest.raises(error):
+            nothing.enqueue()
+    assert connection.connection is None
+    assert pool.taken == 0
+    nothing.enqueue()
+    assert Job.objects.filter(status=None).count() >= 1

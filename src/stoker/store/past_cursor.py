@@ -32,8 +32,9 @@ END = 10
 """libpq's status of the result that follows the last one of a transaction in a pipeline."""
 
 _used: WeakSet[Any] = WeakSet()
-"""Connections that have run a statement alone. The second one is prepared: many connections are
-opened for one request, which enqueues one job."""
+"""Connections of the driver that have added a job in a transaction of its own. The next insert of
+such a connection is prepared. The first is not, because many connections are opened for one
+request, which adds one job."""
 
 
 class Insert(NamedTuple):
@@ -50,7 +51,7 @@ def send_past_cursor(
 ) -> bool:
     """Send an insert without Django's cursor, if nothing depends on the cursor.
 
-    In a transaction of its own it is prepared from its second use in a session on, because the
+    In a transaction of its own it is prepared from the second one of a session on, because the
     server takes longer to read and plan it than to run it. In the caller's transaction it is not:
     behind a pooler that the settings do not declare, its error would end that transaction.
 
@@ -76,14 +77,15 @@ def send_past_cursor(
         connection.validate_no_broken_transaction()
         with connection.wrap_database_errors:
             driver = connection.connection
-            is_idle = driver.pgconn.transaction_status == IDLE
-            if driver.autocommit and is_idle and _keeps_inserts(connection):
+            session = driver.pgconn
+            is_idle = session.transaction_status == IDLE and not session.pipeline_status
+            is_plain = PLAIN.fullmatch(parameters["task"] + parameters["queue"])
+            if driver.autocommit and is_idle and is_plain and _keeps_inserts(connection):
                 try:
                     return _send_kept(connection, insert.kept, parameters, notice)
                 except not_kept():  # nothing was added
                     connection.settings_dict[KEPT_KEY] = False
-            is_begun = driver.autocommit or not is_idle
-            if is_begun and PLAIN.fullmatch(parameters["task"] + parameters["queue"]):
+            if is_plain and (driver.autocommit or not is_idle):
                 written = {name: _literal(value) for name, value in parameters.items()}
                 return _send_text(connection, insert.text % written, notice)
             cursor_class(driver).execute(insert.text, parameters)
@@ -121,14 +123,15 @@ def _send_kept(connection: Any, text: str, parameters: Mapping[str, Any], notice
                 run_kept(driver, name, command, values)
             else:
                 preparing = None if name in known else command
-                results = _send_together(driver, name, preparing, values, notice)
-                for result in results:
+                for result in _send_together(driver, name, preparing, values, notice):
                     checked(driver.pgconn, result)
-                known.add(name)
-    except BaseException:
+                    known.add(name)  # the first result is that of the preparation
+    finally:
         if driver.pgconn.transaction_status != IDLE or driver.pgconn.pipeline_status:
-            connection.close()  # the next statement would get the answers to this one
-        raise
+            # Interrupted or lost: the next statement would get the answers to this one. A pool
+            # would lend an open connection again.
+            driver.close()
+            connection.close()
     return bool(notice)
 
 
@@ -147,16 +150,20 @@ def _send_together(
         session.send_query_params(notice.encode(), [])
         session.pipeline_sync()
     results: list[Any] = driver.wait(_results_of_first(session, 2 if notice else 1))
-    session.exit_pipeline_mode()
+    if session.transaction_status == IDLE:
+        session.exit_pipeline_mode()
     return results
 
 
 def _results_of_first(session: Any, transactions: int) -> Generator[Any, Any, list[Any]]:
-    """Wait until all transactions have ended. Return the results of the first. The last of them
-    may be the error of its commit."""
+    """Wait until all transactions have ended, or the session has. Return the results of the first
+    transaction. The last of them may be the error of its commit.
+
+    Raises:
+        OperationalError: the session ended before the first transaction did.
+    """
     from psycopg import OperationalError
-    from psycopg.generators import execute, fetch_many
-    from psycopg.pq import ConnStatus
+    from psycopg.generators import execute
 
     first: list[Any] = []
     ended = 0
@@ -169,9 +176,28 @@ def _results_of_first(session: Any, transactions: int) -> Generator[Any, Any, li
                 first.append(result)
         if ended == transactions:
             return first
-        if session.status != ConnStatus.OK:
-            raise OperationalError(session.error_message.decode("utf-8", "replace"))
-        results = yield from fetch_many(session)
+        try:
+            results = yield from _next_results(session)
+        except OperationalError:
+            if ended:  # the job was added, and the pushers poll
+                return first
+            raise
+
+
+def _next_results(session: Any) -> Generator[Any, Any, list[Any]]:
+    """Wait for further results of a pipeline.
+
+    Raises:
+        OperationalError: the session has ended.
+    """
+    from psycopg import OperationalError
+    from psycopg.generators import fetch_many
+    from psycopg.pq import ConnStatus
+
+    if session.status != ConnStatus.OK:
+        raise OperationalError(session.error_message.decode("utf-8", "replace"))
+    results: list[Any] = yield from fetch_many(session)
+    return results
 
 
 def _send_text(connection: Any, sql: str, notice: str) -> bool:

@@ -30,7 +30,8 @@ BINARY, COMMAND, TUPLES, IDLE = 1, 1, 2, 0
 """libpq's constants: binary format, two result statuses, and the idle transaction status."""
 
 KEPT_KEY = "STOKER_KEEPS_STATEMENTS"
-"""Key in ``settings_dict`` of connections that use prepared statements."""
+"""Key in ``settings_dict``: True for connections that keep the statements of a cluster prepared,
+False after an error of a prepared statement. Without it, the insert of a single job is prepared."""
 _known: WeakKeyDictionary[Any, set[bytes]] = WeakKeyDictionary()
 """Connection -> names of the statements prepared in its session."""
 _isolation: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

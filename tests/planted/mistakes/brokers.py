@@ -320,7 +320,7 @@ MISTAKES = (
         [
             Change(
                 "store.past_cursor:send_past_cursor",
-                replace("driver.autocommit and is_idle and _", "_keeps_inserts(connection)"),
+                replace("driver.autocommit and is_idle and _ and _", "_keeps_inserts(connection)"),
             )
         ],
         "tests/integration/test_fresh.py",
@@ -331,7 +331,8 @@ MISTAKES = (
         "an enqueue does not notice that its commit has failed",
         [
             Change(
-                "store.past_cursor:_results_of_first", replace("return first", "return first[:1]")
+                "store.past_cursor:_results_of_first",
+                replace("first.append(result)", "first[:] = first or [result]"),
             )
         ],
         "tests/integration/test_fresh.py",
