@@ -180,7 +180,7 @@ class Settings:
     )  # fmt: skip
     scheduler: bool = option("SCHEDULER", True, flag, "Whether clusters fire schedules.")
     prefetch: int = option(
-        "PREFETCH", 250, whole(0, 10_000),
+        "PREFETCH", 500, whole(0, 10_000),
         "Maximum number of jobs of short tasks that wait inside one worker. Jobs of long or "
         "unknown tasks are sent to idle workers only.",
     )  # fmt: skip

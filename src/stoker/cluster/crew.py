@@ -253,7 +253,9 @@ def share_code(plan: Plan) -> None:
     for module in (*ENTRANCES.values(), *USED_LATER):
         import_module(module)
     adapter_class(plan.settings)
-    connections[plan.settings.database].ops.compiler("SQLCompiler")  # Django imports it when used
+    connection = connections[plan.settings.database]
+    connection.ops.compiler("SQLCompiler")  # Django imports it when used
+    connection.get_connection_params()  # makes the driver's adapters, which all connections share
     sealer_for(plan.settings)
     for model in apps.get_app_config("stoker").get_models():
         # Django registers a model's fields, relations and lookups when it is first filtered.
