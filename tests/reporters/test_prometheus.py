@@ -178,6 +178,28 @@ def test_two_backends_of_one_store_are_counted_once() -> None:
     assert b'stoker_up{backend="other"} 1.0' in text
 
 
+def test_queues_of_two_clusters_at_one_redis_are_both_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    depth = QueueDepth("default", 3, 0, 0, 0, True, None)
+    monkeypatch.setattr(prometheus, "queues", lambda settings: [depth])
+    entries = {
+        alias: {
+            "BACKEND": "stoker.backend.StokerBackend",
+            "OPTIONS": {
+                "BROKER": "redis://127.0.0.1:1",
+                "CLUSTER": cluster,
+                "REPORTERS": ["prometheus"],
+            },
+        }
+        for alias, cluster in (("default", "shop"), ("same", "shop"), ("other", "news"))
+    }
+    with override_settings(TASKS=entries):
+        text, _ = prometheus.scrape("")
+    told = re.findall(rb'stoker_queue_jobs{backend="(\w+)",queue="default",state="ready"}', text)
+    assert told == [b"default", b"other"]
+
+
 def test_frequent_scrapes_read_the_store_once(django_assert_num_queries: Any) -> None:
     with mock.patch.object(prometheus, "FRESH_SECONDS", 60.0):
         scrape()

@@ -26,6 +26,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from stoker.brokers.adapters import place_of
 from stoker.conf import Settings, settings_for
 from stoker.exceptions import ConfigurationError, StokerError
 from stoker.inspect.queue_depths import STATES, queues
@@ -197,7 +198,7 @@ def _running(settings: Settings) -> Iterator[Sample]:
 SOURCES = (
     MetricSource(_counted, lambda settings: ("counted", settings.database)),
     MetricSource(_recent, lambda settings: ("recent", settings.database)),
-    MetricSource(_waiting, lambda settings: ("waiting", settings.database, settings.broker)),
+    MetricSource(_waiting, lambda settings: ("waiting", settings.database, *place_of(settings))),
     MetricSource(_dead, lambda settings: ("dead", settings.database)),
     MetricSource(_running, lambda settings: ("running", settings.alias)),
 )
