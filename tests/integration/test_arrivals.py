@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext, suppress
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +24,7 @@ from django.db import (
 )
 from django.db.transaction import TransactionManagementError
 from django.test import override_settings
+from django.utils import timezone
 
 from stoker import chain, queues
 from stoker.brokers.adapters import ADAPTERS, broker_for
@@ -33,8 +36,9 @@ from stoker.brokers.transport import Line, as_body, as_message, in_turn, lines_o
 from stoker.compat import TaskResultMismatch
 from stoker.conf import settings_for
 from stoker.exceptions import BrokerUnavailable, PackageTooLarge
+from stoker.jobs.relay import relay_from
 from stoker.jobs.states import JobState
-from stoker.models import Job, Ready, Relayed
+from stoker.models import Deferred, Job, Outgoing, Ready, Relayed
 from stoker.models.need import NewNeed
 from stoker.operations.operation import Operator
 from stoker.operations.queues import CLEAR
@@ -81,6 +85,13 @@ def _messages_in_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def clock_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a second pass with each look at the clock."""
+    start, seconds = time.time(), itertools.count()
+    monkeypatch.setattr(time, "time", lambda: start + next(seconds))
+
+
 @pytest.mark.usefixtures("_messages_in_memory")
 class TestOfProject:
     def test_message_that_has_not_arrived_counts_as_a_job_of_any_task(self) -> None:
@@ -92,6 +103,30 @@ class TestOfProject:
         assert add.get_result(result.id).args == [1, 2]
         with pytest.raises(TaskResultMismatch):
             echo.get_result(result.id)
+
+    def test_job_beyond_the_longest_delay_stays_in_the_store_though_time_passes(
+        self, clock_that_runs: None
+    ) -> None:
+        """Several steps ask where a job waits. Once, the first said the store, and the next one
+        sent the job to the server inside the transaction."""
+        late = add.using(run_after=timezone.now() + timedelta(seconds=3603))
+        with transaction.atomic():
+            late.enqueue(1, 2)
+            late.enqueue_many([((1, 2), {})] * 60)
+            assert Deferred.objects.count() == 61
+            transaction.set_rollback(True)
+        assert broker_for(settings_for()).sizes() == {}
+
+    def test_relayed_job_beyond_the_longest_delay_is_not_lost_though_time_passes(
+        self, clock_that_runs: None
+    ) -> None:
+        """Once, its id was recorded as that of a stored job, and then it was sent to the server, so
+        that it was dropped on its arrival."""
+        now = time.time()
+        late = replace(message(), run_after=now + 3603, enqueued_at=now)
+        Outgoing.of_message("default", late).save()
+        assert relay_from(settings_for(), "default", lambda: None) == 1
+        assert Deferred.objects.filter(pk=late.job_id).exists()
 
     def test_clear_keeps_received_jobs_and_counts_the_deleted_messages(self) -> None:
         received = add.enqueue(1, 2)

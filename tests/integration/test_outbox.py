@@ -28,10 +28,11 @@ from stoker.jobs import relay as outbox
 from stoker.jobs.relay import RelayRefused, relay_from
 from stoker.jobs.states import JobState
 from stoker.models import Job, Outgoing
+from stoker.models import outbox as outbox_table
 from stoker.models.outbox import forget_tables
 from stoker.store.statements import insert_with_packages, with_keys
 
-from tests.app.tasks import add
+from tests.app.tasks import add, echo
 from tests.guards.sessions import PATIENCE_SECONDS, session
 from tests.integration.work import another_database, work_off
 
@@ -285,6 +286,22 @@ class TestTooLarge:
         assert (waiting(), Outgoing.objects.count()) == (1, 1)
 
 
+@pytest.mark.usefixtures("nobody_relays")
+def test_large_packages_are_read_in_several_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL ends a statement that does not send its rows in time, and so would the next."""
+    monkeypatch.setattr(outbox_table, "PAGE_BYTES", 3000)
+    with transaction.atomic():
+        for length in (10, 10, 5000, 2000, 10):
+            echo.enqueue("a" * length)
+    pages, after = [], None
+    with transaction.atomic():
+        while page := Outgoing.objects.lock_first("default", 500, after):
+            pages.append(len(page))
+            after = page[-1].pk
+    assert pages == [2, 1, 2]
+    assert (relay(), waiting()) == (5, 5)
+
+
 class TestRefusals:
     """The broker refuses some jobs, which does not delay the others."""
 
@@ -359,6 +376,19 @@ class TestRefusals:
         with pytest.raises(ProgrammingError, match="permission denied"):
             relay()
         assert given == [3, 1, 1, 1, 3, 1, 3, 1, 1]
+
+    def test_good_jobs_behind_many_refused_ones_leave_the_outbox(
+        self, given: list[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(outbox, "MANY_REFUSALS", 2)
+        monkeypatch.setattr(broker_for(settings_for()), "relay_batch", 20)
+        first = list(Outgoing.objects.order_by("pk").values_list("pk", flat=True)[:5])
+        Outgoing.objects.update(priority=0)
+        Outgoing.objects.filter(pk__in=first).update(priority=9)
+        for _ in range(100):
+            with suppress(RelayRefused, BrokerUnavailable):
+                relay()
+        assert (waiting(), Outgoing.objects.count()) == (5, 5)
 
     def test_queue_whose_jobs_are_all_refused_delays_no_other_queue(
         self, given: list[int], monkeypatch: pytest.MonkeyPatch

@@ -59,15 +59,16 @@ class Capabilities:
     max_delay_seconds: float | None = None
 
     def allow(self, message: Message) -> bool:
-        """Return whether a broker with these capabilities supports everything that the job
-        needs."""
+        """Return whether a broker with these capabilities supports everything that the job needs.
+        The answer for a job never changes: a delay counts from the job's enqueue, because several
+        steps ask, and must not disagree about where the job waits."""
         if message.stays_in_store or (message.needs and not self.guards):
             return False
         if self.max_payload_bytes is not None and len(message.package) > self.max_payload_bytes:
             return False
         if message.run_after is None:
             return True
-        most, delay_seconds = self.max_delay_seconds, message.run_after - time.time()
+        most, delay_seconds = self.max_delay_seconds, message.run_after - message.enqueued_at
         return most is None or delay_seconds <= most
 
 

@@ -63,7 +63,8 @@ def posted(message: Message) -> dict[str, Any]:
     """Return the message as IronMQ's API expects it."""
     what: dict[str, Any] = {"body": b64encode(as_body(message)).decode()}
     if message.run_after is not None:
-        what["delay"] = max(0, math.ceil(message.run_after - time.time()))
+        delay_seconds = math.ceil(message.run_after - time.time())
+        what["delay"] = min(max(0, delay_seconds), LONGEST_DELAY_SECONDS)
     return what
 
 
@@ -235,6 +236,7 @@ MESSAGE_BYTES = 64 << 10
 """IronMQ's limit of bytes per message on every plan."""
 KEPT_SECONDS = 30 * 86_400
 """Longest time that IronMQ keeps a message."""
+LONGEST_DELAY_SECONDS = 86_400.0
 LINES_SECONDS = 2.0
 """How long a list of queue names is used."""
 LONGEST_WAIT_SECONDS = 30
@@ -262,7 +264,7 @@ class IronmqTransport(Transport):
         priority=False,
         look_up=False,
         max_payload_bytes=MESSAGE_BYTES * 3 // 4 - HEAD_BYTES,
-        max_delay_seconds=86_400.0,
+        max_delay_seconds=LONGEST_DELAY_SECONDS,
     )
 
     def __init__(self, settings: Settings) -> None:

@@ -15,6 +15,7 @@ process relays at once. Every scheduler relays the remaining rows, once a second
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -175,9 +176,12 @@ class _Sweep:
 
     def _one_by_one(self, error: Exception) -> int:
         """Relay the rows of a page separately. Of a queue of which many rows in a row were refused,
-        try only one."""
+        try only one. Begin with another row in each sweep: good rows may be behind many bad ones,
+        which stay."""
         count, tried = 0, set[str]()
-        for row in self._page if len(self._page) > 1 else ():
+        start = random.randrange(len(self._page))  # noqa: S311 - no secret
+        rows = [*self._page[start:], *self._page[:start]]
+        for row in rows if len(rows) > 1 else ():
             if self._refused[row.queue] >= MANY_REFUSALS and row.queue in tried:
                 continue
             tried.add(row.queue)

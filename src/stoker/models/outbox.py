@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
+from operator import itemgetter
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -21,11 +22,13 @@ from uuid import UUID
 
 from django.core.signals import setting_changed
 from django.db import connections, models, router, transaction
+from django.db.models.functions import Length
 from django.utils import timezone
 
 from stoker.exceptions import BrokerUnavailable
 from stoker.store.engines import engine_of
 from stoker.store.statements import delete_by_key, with_keys
+from stoker.store.written import parts_of
 
 from .job import Message
 from .need import NewNeed
@@ -38,6 +41,8 @@ T = TypeVar("T")
 LOOK_FOR_TABLE_SECONDS = 60.0
 SILENT_SECONDS = 30.0
 """Pause in seconds before a database that did not answer is queried again."""
+PAGE_BYTES = 16 << 20
+"""Limit of the packages that are read from an outbox together."""
 RELAYED_SECONDS = 7 * 24 * 3600.0
 """How long relayed ids are kept, in seconds. Relays and deliveries are repeated as soon as any
 cluster runs, so this must exceed the longest time without a cluster."""
@@ -197,11 +202,14 @@ def _silent(alias: str) -> BrokerUnavailable:
 class OutgoingQuerySet(models.QuerySet["Outgoing"]):
     def lock_first(self, backend: str, limit: int, after: UUID | None = None) -> list[Outgoing]:
         """Lock up to ``limit`` rows that are not being relayed, oldest first, after the given
-        id."""
+        id. Return the first of them whose packages have up to ``PAGE_BYTES`` together, at least
+        one: more would not come within the deadline of a call, however often it is repeated."""
         rows = self.filter(backend=backend)
         if after is not None:
             rows = rows.filter(job_id__gt=after)
-        return list(rows._lockable()[:limit])
+        sizes = list(rows._lockable().values_list("pk", Length("package"))[:limit])
+        first: list[tuple[UUID, int]] = next(parts_of(sizes, limit, PAGE_BYTES, itemgetter(1)), [])
+        return self.lock_these([pk for pk, _ in first])
 
     def lock_these(self, job_ids: Collection[UUID]) -> list[Outgoing]:
         """Lock the given rows that exist and are not being relayed."""
