@@ -363,3 +363,23 @@ def test_adoption_does_not_wait_for_new_workers(
     adoption.close_when_complete()
     assert len(flights.to_release()) == 1
     assert uuid4() not in flights.orphans
+
+
+def test_greeting_with_many_recalled_jobs_reads_the_finished_ones_once(
+    adoption: Adoption,
+    board: Board,
+    deliveries: Make,
+    arrive: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With many workers, one read takes a second: then the new pusher would count as hung."""
+    recalled = deliveries(9)
+    adoption.take(recalled, 1.0)
+    adoption.expect([(0, 1)])
+    arrive(0)
+    board.set_worker(0, place.RECALLED_THROUGH, 9)
+    reads, read = [], Board.finished
+    monkeypatch.setattr(Board, "finished", lambda self: reads.append(1) or read(self))
+    jobs = [job(number, one) for number, one in enumerate(recalled, 1)]
+    assert adoption.hello(0, [(one, None) for one in jobs]) == ([], [])
+    assert len(reads) == 1

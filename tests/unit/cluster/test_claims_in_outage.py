@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -14,10 +15,12 @@ from stoker.cluster.plan import Plan
 from stoker.cluster.pusher.claims import (
     CLAIM_AT_ONCE,
     CLEAN_UP_LOOK_SECONDS,
+    RELEASED_AT_ONCE,
     Claims,
     Drain,
 )
 from stoker.cluster.pusher.flights import Flight, Flights
+from stoker.cluster.pusher.pusher import Pusher as WholePusher
 from stoker.cluster.pusher.requests import Requests
 from stoker.cluster.pusher.roster import Recall
 from stoker.exceptions import BrokerUnavailable
@@ -244,3 +247,37 @@ def test_failed_claims_from_the_broker_do_not_make_claims_from_the_store_smaller
     claims = pusher.claims
     assert claims._most[claims.of_store] == CLAIM_AT_ONCE
     assert claims._most[pusher.patience] == ROOM // 2
+
+
+def test_jobs_that_one_call_did_not_release_are_due_at_once(pusher: Pusher, clock: Clock) -> None:
+    """The pusher must not sleep meanwhile."""
+    assert pusher.claims.next_release == float("inf")
+    held = [Delivery(new_job_id(), n, b"", "default", 0, 1) for n in range(RELEASED_AT_ONCE + 1)]
+    pusher.flights.release_leases(held, clock.now)
+    pusher.claims._release = lambda flights, calls: pusher.flights.forget_released(flights)  # type: ignore[method-assign]
+    for left in (1, 0):
+        assert pusher.claims.next_release <= clock.now
+        pusher.claims.release()
+        assert len(pusher.flights.to_release()) == left
+    assert pusher.claims.next_release == float("inf")
+
+
+def test_jobs_are_not_released_while_the_store_is_away(pusher: Pusher, clock: Clock) -> None:
+    """It is asked first which of them are to be cancelled, so the pusher would not sleep at all."""
+    held = [Delivery(new_job_id(), 1, b"", "default", 0, 1)]
+    pusher.flights.release_leases(held, clock.now)
+    pusher.claims.of_store.try_at = clock.now + 5
+    assert pusher.claims.next_release == clock.now + 5
+
+
+def test_pusher_wakes_up_for_jobs_to_release() -> None:
+    forever = float("inf")
+    parts = mock.MagicMock()
+    parts.claims.leases.next_check = parts.heartbeat.next_beat = forever
+    parts.requests.next_look.return_value = parts.recall.next_look.return_value = forever
+    parts.flights.permits_end_at.return_value = parts.flights.keep_until.return_value = forever
+    parts.adoption.closes_at = forever
+    parts.patience.is_waiting = parts.of_store.is_waiting = False
+    parts._may_claim.return_value = False
+    parts.claims.next_release = 7.0
+    assert WholePusher._awake_at(parts) == 7.0

@@ -209,6 +209,20 @@ class Claims:
             if not calls.is_waiting:
                 self._release(some[:RELEASED_AT_ONCE], calls)
 
+    @property
+    def next_release(self) -> float:
+        """Time of the next call of ``release`` that can release a job, in monotonic seconds.
+        Infinity: none waits for it."""
+        times = []
+        flights = [one for one in self._flights.to_release() if not one.is_unanswered]
+        for some, calls in by_lessor(flights, self._patience, self.of_store):
+            # The store is asked first which of the jobs are to be cancelled.
+            due = max(calls.try_at, self.of_store.try_at)
+            if all(one.delivery.job_id in self._locked for one in some):
+                due = max(due, self._look_at_locked)
+            times.append(due)
+        return min(times, default=float("inf"))
+
     def _release(self, flights: Sequence[Flight], calls: Patience) -> None:
         flights = self._requests.cancels.end_unstarted(self.of_store, flights)
         if not flights:

@@ -199,10 +199,13 @@ class Adoption:
         link = self._roster.links[worker]
         link.has_said_hello = True
         reported, unknown, listed = [], [], set()
+        jobs = list(jobs)
+        unreported = [job[0] for job, report in jobs if report is None]
+        taken_back = self._recall.taken_back(worker, unreported)
         for job, report in jobs:
             number = job[0]
             listed.add(number)
-            if report is None and self._recall.has_taken_back(worker, number):
+            if report is None and number in taken_back:
                 continue  # another worker may have received it meanwhile, under the same lease
             flight = self._adopt(worker, number, open_job(job), permit_of(job))
             if flight is None and report is None:

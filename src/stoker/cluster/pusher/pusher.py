@@ -334,7 +334,7 @@ class Pusher:
         if self._may_claim() and self._room() > 0:
             until.append(self.claims.next_claim)
         until += [self.recall.next_look(time.monotonic()), self.adoption.closes_at]
-        return min(*until, *of_store)
+        return min(*until, *of_store, self.claims.next_release)
 
     def _leave(self) -> None:
         self.wake.close()

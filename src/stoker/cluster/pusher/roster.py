@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -461,19 +461,22 @@ class Recall:
         is_there = link and link.incarnation == self._board.worker(worker, place.INCARNATION)
         return not is_there or number <= last_started
 
-    def has_taken_back(self, worker: int, number: int) -> bool:
-        """Return whether a worker will skip this job, because it was recalled before it began.
-        Its slot may still show the job for a moment, so call this again later."""
-        if number > self._board.worker(worker, place.RECALLED_THROUGH):
-            return False
-        if self._is_in_slot(worker, number):
+    def taken_back(self, worker: int, numbers: Collection[int]) -> set[int]:
+        """Return which of these jobs a worker will skip, because they were recalled before they
+        began. Its slot may still show one for a moment, so call this again later. The list of
+        finished jobs is long, so it is read once, and after the slots: a job is listed before its
+        slot is vacated."""
+        through = self._board.worker(worker, place.RECALLED_THROUGH)
+        recalled = {number for number in numbers if number <= through}
+        if not recalled:
+            return recalled
+        if not recalled.isdisjoint(self._in_slots(worker)):
             time.sleep(SETTLES_SECONDS)
-        return not self._is_in_slot(worker, number) and not any(
-            one.delivery == number for one in self._board.finished().values()
-        )
+        recalled -= self._in_slots(worker)
+        return recalled - {one.delivery for one in self._board.finished().values()}
 
-    def _is_in_slot(self, worker: int, number: int) -> bool:
-        return any(job.delivery == number for job in self._board.occupied(worker))
+    def _in_slots(self, worker: int) -> set[int]:
+        return {job.delivery for job in self._board.occupied(worker)}
 
     def next_look(self, now: float) -> float:
         """Return when a recall may be due or complete, in monotonic seconds."""
