@@ -30,7 +30,12 @@ from stoker.brokers.dispatch import Dispatch
 from stoker.brokers.outage import read_or_default
 from stoker.inspect.queue_depths import Pause, QueueDepth
 from stoker.inspect.queue_depths import queues as depths
-from stoker.jobs.cancel import cancel_those_outside, cancel_those_waiting
+from stoker.jobs.cancel import (
+    cancel_those_outgoing,
+    cancel_those_outside,
+    cancel_those_waiting,
+)
+from stoker.models.outbox import count_outgoing, outgoing_in
 from stoker.store.engines.sessions import explained
 from stoker.store.places import PLACES
 from stoker.store.transactions import after_commit, commits_by_hand, is_in_transaction
@@ -180,6 +185,7 @@ def _waiting(broker: Dispatch, queue: str) -> int:
     list it under another name."""
     sizes = [read_or_default(one.sizes, {}).get(queue, {}) for one in broker.lessors]
     count = sum(count for size in sizes for place, count in size.items() if place != "running")
+    count += sum(count_outgoing(alias, queue, broker.settings) for alias in broker.outboxes())
     if broker.arrivals is None:
         return count
     return count + read_or_default(broker.arrivals.size, 0, queue)
@@ -192,6 +198,9 @@ def _batches(settings: Settings, queue: str) -> Iterator[tuple[Cancel, Sequence[
     """Yield the waiting jobs that can be listed, in batches, each with the function that cancels
     jobs in that place."""
     broker = broker_for(settings)
+    for alias in broker.outboxes():  # first, because jobs leave it for the other places
+        for job_ids in outgoing_in(alias, queue, settings):
+            yield partial(cancel_those_outgoing, settings), job_ids
     if broker.store is not None:
         for job_ids in broker.store.waiting_in(queue):
             yield partial(cancel_those_waiting, settings), job_ids

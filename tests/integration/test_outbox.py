@@ -19,7 +19,7 @@ from django.db import (
 )
 from django.test import override_settings
 
-from stoker import chain
+from stoker import chain, queues
 from stoker.brokers import outage
 from stoker.brokers.adapters import broker_for
 from stoker.conf import settings_for
@@ -83,6 +83,22 @@ def test_outbox_row_exists_until_commit_and_job_afterwards() -> None:
     assert (Outgoing.objects.count(), waiting()) == (0, 1)
     work_off()
     assert result.wait(5) == 3
+
+
+@pytest.mark.usefixtures("nobody_relays")
+def test_clear_cancels_the_jobs_in_an_outbox(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They wait there while the broker is away."""
+    monkeypatch.setattr(outbox_table, "LISTED_AT_ONCE", 2)
+    with transaction.atomic():
+        *results, other = [add.enqueue(number, 2) for number in range(6)]
+    Outgoing.objects.filter(pk=other.id).update(queue="mail")
+    assert queues.clear("default", dry_run=True) == queues.Cleared(5, 0)
+    assert queues.clear("default", limit=3, by="alice") == queues.Cleared(3, 3)
+    assert Outgoing.objects.count() == 3
+    assert queues.clear("default", by="alice", because="too late") == queues.Cleared(2, 2)
+    for result in results:
+        assert add.get_result(result.id).state is JobState.CANCELLED
+    assert [str(pk) for pk in Outgoing.objects.values_list("pk", flat=True)] == [other.id]
 
 
 class SchemaRouter:

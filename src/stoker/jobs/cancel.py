@@ -391,6 +391,14 @@ def _cancel_waiting(settings: Settings, unstored: Job, reason: str) -> None:
         record_cancelled(settings, [unstored.pk], reason)
 
 
+def cancel_those_outgoing(settings: Settings, job_ids: Sequence[UUID], reason: str) -> int:
+    """Cancel the given jobs that are still in an outbox. Return their number."""
+    reason = stored_text(reason, LONGEST_REASON)
+    jobs = [row_in_outbox(row) for row in broker_for(settings).outgoing(job_ids)]
+    # A process that has relayed a job and then lost the outbox has left its row there.
+    return sum(_cancel_outgoing(settings, job, reason, keeps_request=True) for job in jobs)
+
+
 def _cancel_outgoing(
     settings: Settings, unstored: Job, reason: str, *, keeps_request: bool = False
 ) -> bool:

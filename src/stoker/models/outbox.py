@@ -41,6 +41,7 @@ T = TypeVar("T")
 LOOK_FOR_TABLE_SECONDS = 60.0
 SILENT_SECONDS = 30.0
 """Pause in seconds before a database that did not answer is queried again."""
+LISTED_AT_ONCE = 500
 PAGE_BYTES = 16 << 20
 """Limit of the packages that are read from an outbox together."""
 RELAYED_SECONDS = 7 * 24 * 3600.0
@@ -150,6 +151,29 @@ def find_outgoing(alias: str, job_ids: Collection[UUID], settings: Settings) -> 
     ``ask_outbox``."""
     rows = Outgoing.objects.using(alias).filter(pk__in=job_ids)
     return ask_outbox(alias, lambda: list(rows), settings) or []
+
+
+def count_outgoing(alias: str, queue: str, settings: Settings) -> int:
+    """Return how many jobs of a queue are in the outbox of this database. Raises: as
+    ``ask_outbox``."""
+    return ask_outbox(alias, _outgoing_in(alias, queue, settings).count, settings) or 0
+
+
+def outgoing_in(alias: str, queue: str, settings: Settings) -> Iterator[Sequence[UUID]]:
+    """Yield the ids of the jobs of a queue in the outbox of this database, in batches. Raises: as
+    ``ask_outbox``."""
+    rows = _outgoing_in(alias, queue, settings).order_by("pk").values_list("pk", flat=True)
+
+    def first() -> list[UUID]:
+        return list(rows[:LISTED_AT_ONCE])
+
+    while job_ids := ask_outbox(alias, first, settings):
+        yield job_ids
+        rows = rows.filter(pk__gt=job_ids[-1])
+
+
+def _outgoing_in(alias: str, queue: str, settings: Settings) -> OutgoingQuerySet:
+    return Outgoing.objects.using(alias).filter(backend=settings.alias, queue=queue)
 
 
 def ask_outbox(alias: str, query: Callable[[], T], settings: Settings) -> T | None:
