@@ -86,3 +86,16 @@ def say(*given: Any) -> str:
     if name in FAILING:
         raise ValueError(name)
     return str(name)
+
+
+@task(max_attempts=1)
+def add_with_undo(name: str) -> str:
+    """Add a step with an undo, and a step after it."""
+    current_workflow().add(note.si("added").undo(note.si("undo added")), note.si("bad"))
+    return name
+
+
+@task(max_attempts=1)
+def tell_failure(result: Any) -> None:
+    """Append the id and the errors of a job to DONE."""
+    DONE.append((result.id, [error.exception_class_path for error in result.errors]))

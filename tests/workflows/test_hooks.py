@@ -195,3 +195,13 @@ def test_post_execute_receives_the_finished_result() -> None:
     finally:
         post_execute.disconnect(hear)
     assert heard == [("SUCCESSFUL", True, "succeeded")]
+
+
+def test_hook_is_enqueued_though_it_is_larger_than_packages_may_be(settings: Any) -> None:
+    """Otherwise its job could not be recorded. The limit may have been lowered meanwhile."""
+    FAILING.add("a")
+    note.using(on_finish=tell.si("x" * 5000)).enqueue("a")
+    options = {"MAX_PACKAGE_BYTES": 4096}
+    settings.TASKS = {"default": {**settings.TASKS["default"], "OPTIONS": options}}
+    drain()
+    assert DONE == ["a", "x" * 5000]

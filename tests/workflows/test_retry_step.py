@@ -13,7 +13,8 @@ from stoker.jobs.package import sealer_for
 from stoker.models import DeadLetter, Job, Requeue, Step, Workflow
 from stoker.testing import drain
 
-from tests.workflows.tasks import DONE, FAILING, note
+from tests.workflows.runner import StepByStep
+from tests.workflows.tasks import DONE, FAILING, note, tell_failure
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -179,3 +180,24 @@ def test_step_that_cannot_be_retried_is_refused_with_the_reason() -> None:
             workflow.retry(step=unknown)
     assert set(Workflow.objects.values_list("state", flat=True)) == {"FAILED"}
     assert not Requeue.objects.exists()
+
+
+@pytest.mark.parametrize("is_of_chain", [True, False])
+def test_on_error_receives_the_failed_job_though_its_step_was_retried_before(
+    is_of_chain: bool,
+) -> None:
+    FAILING.add("bad")
+    step = note.si("bad")
+    flow = chain(step) if is_of_chain else chain(step.on_error(tell_failure.s()))
+    workflow = (flow.on_error(tell_failure.s()) if is_of_chain else flow).enqueue()
+    hand = StepByStep()
+    hand.claim()
+    hand.end("bad")
+    job_id = str(failed(workflow).job_id)
+    FAILING.clear()
+    workflow.refresh()
+    assert workflow.retry() == 1
+    hand.claim()
+    hand.end("bad")
+    hand.run_all()
+    assert DONE[-1] == (job_id, ["builtins.ValueError"])

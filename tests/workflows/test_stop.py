@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from stoker import WorkflowResult, chain, dead_letters, get_workflow, group
+from stoker.conf import settings_for
 from stoker.jobs.outcomes import Cancelled
 from stoker.jobs.record import finish
 from stoker.models import Cancellation, Step
 from stoker.tasks.signatures import Node
-from stoker.workflows.advance import REASON
+from stoker.workflows.advance import REASON, Advance
 
 from tests.workflows.runner import StepByStep
-from tests.workflows.tasks import DONE, FAILING, note, tell_result
+from tests.workflows.tasks import DONE, FAILING, add_with_undo, note, tell_result
 
 pytestmark = pytest.mark.django_db
 
@@ -236,3 +238,30 @@ def test_retried_group_is_stopped_by_a_new_failure() -> None:
     stopped(hand, "b")
     hand.end("a")
     assert state(workflow) == "FAILED"
+
+
+def test_added_steps_are_undone_if_a_later_added_step_fails() -> None:
+    FAILING.add("bad")
+    workflow = chain(add_with_undo.si("first"), note.si("never")).enqueue()
+    StepByStep().run_all()
+    assert (get_workflow(workflow.id).status, DONE) == ("FAILED", ["added", "bad", "undo added"])
+
+
+def test_a_thousand_chains_without_an_undo_of_their_own_are_passed_over() -> None:
+    """Such a chain has ``has_undo`` because of its steps, which are not undone any more."""
+    FAILING.add("bad")
+    first = note.si("first").undo(note.si("undo first"))
+    workflow = chain(first, chain(note.si("last").undo(note.si("never"))), note.si("bad")).enqueue()
+    StepByStep().run_all()
+    assert DONE == ["first", "last", "bad", "undo first"]
+    assert get_workflow(workflow.id).status == "FAILED"
+    advance = Advance(settings_for())
+    (root,) = Step.objects.filter(pk=workflow.id)
+    Step.objects.filter(parent_id=root.pk, role="step").update(state="SUCCESSFUL")
+    chains = [
+        Step(id=uuid4(), workflow_id=root.pk, parent_id=root.pk, position=10 + number,
+             kind="chain", state="SUCCESSFUL", has_undo=True)
+        for number in range(1000)
+    ]  # fmt: skip
+    Step.objects.bulk_create(chains)
+    assert advance._next_undo(root, None) is None

@@ -121,8 +121,11 @@ class Sealer:
         self.key_ids = self._envelope.key_ids
         """Ids of the keys with which packages can be opened; the first one signs."""
 
-    def seal(self, package: Package) -> bytes:
+    def seal(self, package: Package, *, is_limited: bool = True) -> bytes:
         """Return the job as signed bytes.
+
+        Args:
+            is_limited: False for a job that was promised when another one was enqueued.
 
         Raises:
             NotSerializable: the message names the argument and says what to pass instead.
@@ -131,20 +134,23 @@ class Sealer:
         serialise = job_as_pickle if self._pickles else job_as_json
         arguments = (list(package.args), package.kwargs, package.metadata)
         body = serialise(package.task, head_of(package), arguments)
-        return self.close(package.task, body, version_of(package))
+        return self.close(package.task, body, version_of(package), is_limited=is_limited)
 
-    def close(self, task: str, body: bytes, version: int | None) -> bytes:
+    def close(
+        self, task: str, body: bytes, version: int | None, *, is_limited: bool = True
+    ) -> bytes:
         """Return the body of a job of this task as signed bytes.
 
         Args:
             version: see ``version_of``.
+            is_limited: whether ``max_bytes`` applies.
 
         Raises:
             PackageTooLarge: the package would have more than ``max_bytes``, or the database would
                 refuse it. A job at another broker would run, and then could not be recorded.
         """
         data = self._envelope.close(JOB, body, pickled=self._pickles, version=version)
-        if len(data) > self._max_bytes:
+        if is_limited and len(data) > self._max_bytes:
             raise PackageTooLarge(self._too_large(task, len(data)))
         if len(data) >= LARGE_BYTES and self._database is not None:
             engine_of(self._database).refuse_too_large(data)

@@ -271,7 +271,7 @@ def _result_of_cause(settings: Settings, job_id: UUID) -> Result[Any]:
     while node.role != Step.Role.ERROR:
         node = parent_of(steps, node)
     failed = parent_of(steps, node)
-    cause = failed.cause or failed.job_id or failed.pk
+    cause = node.cause or failed.cause or failed.job_id or failed.pk
     leaf = steps.of_jobs([cause]).first()
     cancelled = Job.Status.CANCELLED.value
     status = cancelled if leaf and leaf.state == Step.State.CANCELLED else Job.Status.FAILED.value

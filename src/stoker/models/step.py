@@ -153,7 +153,8 @@ class Step(models.Model):
     """Return value of its job, if another step receives it."""
     cause = models.UUIDField(null=True)
     """The job that caused the failure. For a HELD step that a task has added: the id of the
-    task's run, see ``run_id_of``."""
+    task's run, see ``run_id_of``. For an on_error step until it has ended: the job whose result it
+    receives."""
     is_optional = models.BooleanField(default=False)
     """Whether the parent continues if this step fails."""
     is_wanted = models.BooleanField(default=False)

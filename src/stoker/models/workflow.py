@@ -13,6 +13,7 @@ from django.db import models
 from django.db.models import F
 from django.db.models.functions import Now
 
+from stoker.store.engines import engine_of
 from stoker.store.statements import lock_by_key, update_by_key
 from stoker.store.written import InsertedAt, MomentNow
 
@@ -20,7 +21,10 @@ from stoker.store.written import InsertedAt, MomentNow
 class WorkflowQuerySet(models.QuerySet["Workflow"]):
     def lock(self, ids: Collection[UUID]) -> dict[UUID, str]:
         """Lock these workflows in the order of their ids. Return their states."""
-        return {row.id: row.state for row in lock_by_key(self, ids, "id", "state")}
+        states = {row.id: row.state for row in lock_by_key(self, ids, "id", "state")}
+        if states and engine_of(self.db).locks_by_changing:
+            update_by_key(self, list(states), state=F("state"))
+        return states
 
     def end(self, workflow_id: UUID, state: str, reason: str = "") -> None:
         """Record how a workflow ended."""

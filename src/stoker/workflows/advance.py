@@ -193,10 +193,13 @@ class Advance:
             added = added.filter(cause=run_id_of(ended.lease))
         else:
             added = added.filter(added_in__in=(ended.attempt, -ended.attempt))
-        ids = list(added.order_by("position").values_list("pk", flat=True))
+        rows = list(added.order_by("position").values_list("pk", "has_undo"))
+        ids = [pk for pk, _ in rows]
         if not ids:
             return State.SUCCESSFUL
         update_by_key(self._steps, ids, state=State.PENDING, cause=None)
+        if any(has_undo for _, has_undo in rows):
+            update_by_key(self._steps, [step.pk], has_undo=True)
         self._workflows.grow(step.workflow_id, self._steps.count_tasks(ids))
         if not may_start:
             return State.CANCELLED
@@ -378,24 +381,30 @@ class Advance:
         done = self._steps.below([chain.pk]).filter(has_undo=True, state=State.SUCCESSFUL)
         if before is not None:
             done = done.filter(position__lt=before)
-        last = done.order_by("-position").values_list("pk", flat=True).first()
-        if last is None:
-            return None
-        return self._steps.filter(
-            parent_id=last, role=Role.UNDO, state=State.PENDING
-        ).first() or self._next_undo(chain, self._steps.get(pk=last).position)
+        positions = dict(done.values_list("pk", "position"))
+        undos = self._steps.filter(
+            parent_id__in=done.values("pk"), role=Role.UNDO, state=State.PENDING
+        )
+        below = [(positions[pk], pk) for pk in undos.values_list("parent_id", flat=True) if pk]
+        return undos.get(parent_id=max(below)[1]) if below else None
 
     def _call_back(self, overs: Sequence[Over]) -> list[Over]:
         """Start ``on_error`` steps of failed or cancelled steps. The workflow does not wait.
 
         Return the empty groups, which end at once.
         """
-        failed = [
-            one.step.pk
+        causes = {
+            one.step.pk: one.cause
             for one in overs
             if one.step.has_error and one.state in (State.FAILED, State.CANCELLED)
-        ]
-        if not failed:
+        }
+        if not causes:
             return []
-        called = self._steps.filter(parent_id__in=failed, role=Role.ERROR)
-        return self._start(called.filter(state=State.PENDING))
+        called = self._steps.filter(parent_id__in=causes, role=Role.ERROR)
+        steps = list(called.filter(state=State.PENDING))
+        for step in steps:
+            assert step.parent_id is not None
+            step.cause = causes[step.parent_id]
+        # A retry may give the failed step a new job before this one runs.
+        self._steps.bulk_update(steps, ["cause"])
+        return self._start(steps)

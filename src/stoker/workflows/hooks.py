@@ -154,7 +154,9 @@ def _message(
         data = sealer.seal(own)
     except PackageTooLarge:  # the worker then reads the value from the store
         short = replace(about, value=None, message=about.message[:1000])
-        data = sealer.seal(replace(own, options=replace(job_options, about=short.as_text())))
+        own = replace(own, options=replace(job_options, about=short.as_text()))
+        # Its arguments were accepted with those of its job, which would otherwise never end.
+        data = sealer.seal(own, is_limited=False)
     stated = [NewNeed(*need) for need in needs]
     stays = _is_atomic(task)
     due = _moment(extras, "run_after", "run_after_seconds", now)

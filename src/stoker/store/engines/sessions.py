@@ -189,6 +189,13 @@ class Sessions:
             return nullcontext()
         return self.deciding()
 
+    @property
+    def locks_by_changing(self) -> bool:
+        """Whether the transactions of this session may hold rows that have changed since they
+        began: the server refuses a row that another one has changed, but not one that it has only
+        locked. Then a transaction has to change the row that it locks."""
+        return False
+
     def sees_later_commits(self, connection: Any) -> bool:
         """Return whether a later statement of a transaction sees new commits, unless that
         transaction has set its own isolation level. SQLite has no isolation levels, and never sees
