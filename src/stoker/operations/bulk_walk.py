@@ -30,9 +30,9 @@ from stoker.jobs.package import sealer_for
 from stoker.models import BulkItem, BulkOperation, DeadLetter, Job, Step, Workflow
 from stoker.store.counting import Number
 from stoker.store.engines.sessions import explained, lock_seconds
-from stoker.store.statements import deciding, with_keys
+from stoker.store.statements import INSERT_BYTES, INSERTED_AT_ONCE, deciding, with_keys
 from stoker.store.transactions import is_locked_out, repeat_if_aborted
-from stoker.store.written import MomentNow
+from stoker.store.written import MomentNow, parts_of
 from stoker.tasks.arguments import HIDDEN, changed_call, names_hidden, shown_arguments
 from stoker.tasks.registry import find_task, task_of
 from stoker.values.marks import project_moment
@@ -339,7 +339,7 @@ def _commit(
             items.filter(target__in=passed_over).delete()
         batch = [one for one in batch if known.get(one.id, LOCKED) == LOCKED]
         outcomes = act(batch) if batch else []
-        BulkItem.objects.using(alias).bulk_create(
+        done = [
             BulkItem(
                 bulk_id=row.pk,
                 target=one.id,
@@ -347,7 +347,9 @@ def _commit(
                 before=outcome.before,
             )
             for one, outcome in zip(batch, outcomes, strict=True)
-        )
+        ]
+        for part in parts_of(done, INSERTED_AT_ONCE, INSERT_BYTES, _kept_bytes):
+            BulkItem.objects.using(alias).bulk_create(part)
         refused = sum(bool(one.refusal) for one in outcomes)
         BulkOperation.objects.using(alias).filter(pk=row.pk).update(
             done=F("done") + len(batch) - refused,
@@ -355,6 +357,10 @@ def _commit(
         )
     row.cursor = cursor
     return True
+
+
+def _kept_bytes(item: BulkItem) -> int:
+    return len(item.before.get("package", ""))
 
 
 def _refuse_all(refusal: TargetOutcome, batch: Sequence[Any]) -> list[TargetOutcome]:

@@ -27,8 +27,8 @@ from .statements import deciding, lock_by_key, with_keys
 
 
 def locked_jobs(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
-    """Find jobs whose lease, guard keys, workflow or dead letter is locked by another transaction.
-    Neither wait for locks nor keep any.
+    """Find jobs whose row, lease, guard keys, workflow or dead letter is locked by another
+    transaction. Neither wait for locks nor keep any.
 
     Returns:
         Ids of the jobs found. Empty on a database that cannot skip locked rows.
@@ -43,7 +43,7 @@ def locked_jobs(alias: str, job_ids: Collection[UUID]) -> set[UUID]:
         found = _locked(Claimed, alias, job_ids) | _with_locked_letters(alias, job_ids)
         locked_keys = _locked(GuardKey, alias, {key for _, key in keyed})
         found |= {job_id for job_id, key in keyed if key in locked_keys}
-        found |= _in_locked_workflows(alias, job_ids)
+        found |= _locked(Job, alias, job_ids) | _in_locked_workflows(alias, job_ids)
         transaction.set_rollback(True, using=alias)
     return found
 

@@ -16,8 +16,9 @@ from .engines import engine_of
 from .engines.base import BLOCKED
 from .written import parts_of
 
-INSERTED_AT_ONCE, INSERT_BYTES = 500, 1 << 20
-"""Maximum number of rows with packages in one INSERT, and of bytes of their packages."""
+INSERTED_AT_ONCE, INSERT_BYTES = 500, 1 << 18
+"""Maximum number of rows with packages in one INSERT, and of bytes of their packages. MariaDB and
+MySQL may refuse statements above 1 MiB, in which bytes that are escaped count twice."""
 
 
 def with_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:
@@ -56,7 +57,7 @@ def insert_rows(
 
 def insert_with_packages(rows: models.QuerySet[Any], new: Sequence[Any], **options: Any) -> None:
     """Insert rows that have packages, see ``bulk_create``. Use several statements if there are many
-    rows, or if the packages are large: MariaDB refuses statements of 16 MiB.
+    rows, or if the packages are large: MariaDB refuses statements above ``max_allowed_packet``.
 
     Raises:
         PackageTooLarge: the database accepts no value of that size.

@@ -22,17 +22,21 @@ from stoker.conf import Settings
 from stoker.exceptions import PackageTooLarge
 from stoker.jobs.package import sealer_for
 from stoker.signals import call_project
+from stoker.store.engines import engine_of
+from stoker.store.statements import INSERT_BYTES, INSERTED_AT_ONCE
 from stoker.store.transactions import after_commit
+from stoker.store.written import parts_of
 from stoker.workflows.deliver import Ended
 
 from . import conf
 from .calls import hook_task
 from .inline import inline
 from .models import Task
+from .models.sealed import Raw
 from .models.task import spec_in, task_row
 from .results import keep
 from .signals import SENDER, post_execute
-from .spec import as_dict
+from .spec import SEALED, as_dict
 
 logger = logging.getLogger("stoker")
 
@@ -72,6 +76,8 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
         is_saved = "cached" not in spec and _is_saved(spec, ended.has_succeeded)
         told.append((spec, row, is_saved))
         if is_saved:
+            _seal(row)
+            engine_of(alias).refuse_too_large(b"".join(_sealed(row)))
             saved.append(row)
         if "id" in spec:  # it came from Django Q, which may have left its failures
             Task.objects.using(alias).filter(pk=row.pk, success=False).delete()
@@ -79,7 +85,8 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
         is_own = bool(package.options.via) and spec["func"] == package.task
         if spec.get("hook") and is_own and not spec.get("sync"):
             _enqueue_hook(spec["hook"], row, package.queue)
-    Task.objects.using(alias).bulk_create(saved, ignore_conflicts=True)
+    for part in parts_of(saved, INSERTED_AT_ONCE, INSERT_BYTES, _sealed_bytes):
+        Task.objects.using(alias).bulk_create(part, ignore_conflicts=True)
     due = [one for one in told if "cached" in one[0] or _is_announced(one[0], one[2])]
     announce = partial(_announce, due)
     run = inline.get()
@@ -87,6 +94,24 @@ def _record(settings: Settings, ends: Sequence[tuple[Ended, bytes]]) -> None:
         run.announcements.append(announce)
     else:
         after_commit(alias, announce)
+
+
+def _seal(row: Task) -> None:
+    """Seal the values of a row now, to know their size before the database refuses it. An error of
+    the database would undo the end of the job, too."""
+    sealer = sealer_for(conf.settings())
+    for name in SEALED:
+        value = getattr(row, name)
+        if value is not None and not isinstance(value, Raw):
+            setattr(row, name, Raw(sealer.seal_value(value)))
+
+
+def _sealed(row: Task) -> list[bytes]:
+    return [value for name in SEALED if isinstance(value := getattr(row, name), Raw)]
+
+
+def _sealed_bytes(row: Task) -> int:
+    return sum(map(len, _sealed(row)))
 
 
 def _enqueue_hook(hook: str, row: Task, queue: str) -> None:
