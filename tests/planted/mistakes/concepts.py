@@ -327,7 +327,7 @@ MISTAKES = (
     ),
     Mistake(
         "undo begins with the first step",
-        [Change("workflows.advance:Advance._next_undo", replace("'-position'", "'position'"))],
+        [Change("workflows.advance:Advance._next_undo", replace("max(below)", "min(below)"))],
         "tests/workflows/test_flow.py",
         "failed_chain_undoes_finished_steps_in_reverse",
     ),

@@ -152,10 +152,6 @@ class PostgreSQL(Engine):
             return super().sees_later_commits(connection)
         return is_read_committed(prepared.default_isolation(connection))
 
-    @property
-    def locks_by_changing(self) -> bool:
-        return not self.sees_later_commits(self.connection)
-
     def is_in_transaction(self, connection: Any) -> bool:
         raw = connection.connection
         return raw is not None and raw.info.transaction_status not in (prepared.IDLE, UNKNOWN)

@@ -191,10 +191,11 @@ class Sessions:
 
     @property
     def locks_by_changing(self) -> bool:
-        """Whether the transactions of this session may hold rows that have changed since they
-        began: the server refuses a row that another one has changed, but not one that it has only
-        locked. Then a transaction has to change the row that it locks."""
-        return False
+        """Whether a transaction has to change the rows that it locks. With old snapshots,
+        PostgreSQL refuses a row that another transaction has changed meanwhile, but not one that
+        it has only locked."""
+        connection = self.connection
+        return connection.vendor == "postgresql" and not self.sees_later_commits(connection)
 
     def sees_later_commits(self, connection: Any) -> bool:
         """Return whether a later statement of a transaction sees new commits, unless that
