@@ -449,7 +449,7 @@ class Recorder:
         """Record the failed attempts, dead letters and snoozes. Return the new dead letters."""
         verdicts = batch.verdicts(batch.decided)
         snoozed = [one for one in verdicts if isinstance(one.outcome, Snoozed)]
-        attempts = [as_attempt(one) for one in verdicts if one not in snoozed]
+        attempts = [as_attempt(one) for one in verdicts if not isinstance(one.outcome, Snoozed)]
         if attempts:
             Attempt.objects.using(self._alias).record(attempts)
         note_snoozes(self._alias, snoozed)
