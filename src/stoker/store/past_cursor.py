@@ -93,7 +93,7 @@ def send_past_cursor(
 
 
 def _keeps_inserts(connection: Any) -> bool:
-    """Return whether to prepare an insert in this session."""
+    """Return whether to prepare this insert. Note that the session has added a job."""
     settings = connection.settings_dict
     if settings.get("DISABLE_SERVER_SIDE_CURSORS") or not settings.get(KEPT_KEY, True):
         return False

@@ -18,7 +18,7 @@ from .written import parts_of
 
 INSERTED_AT_ONCE, INSERT_BYTES = 500, 1 << 18
 """Maximum number of rows with packages in one INSERT, and of bytes of their packages. MariaDB and
-MySQL may refuse statements above 1 MiB, in which bytes that are escaped count twice."""
+MySQL may be set to refuse statements above 1 MiB, and the driver doubles some bytes."""
 
 
 def with_keys(rows: models.QuerySet[Any], keys: Collection[UUID]) -> models.QuerySet[Any]:

@@ -191,9 +191,8 @@ class Sessions:
 
     @property
     def locks_by_changing(self) -> bool:
-        """Whether a transaction has to change the rows that it locks. With old snapshots,
-        PostgreSQL refuses a row that another transaction has changed meanwhile, but not one that
-        it has only locked."""
+        """Whether a lock must also change the row. From REPEATABLE READ on, PostgreSQL refuses to
+        lock a row that was changed after the transaction began, but not one that was locked."""
         connection = self.connection
         return connection.vendor == "postgresql" and not self.sees_later_commits(connection)
 
